@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Bundle`: a manifest in memory and content that is read, and verified, on demand."""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal, Protocol
+
+from bundler.errors import ConfigError, NotFound, UnsupportedVersion
+from bundler.format.container import Container
+from bundler.format.digest import check_digest, digest_raw, digest_text
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
+from bundler.format.file import BytesSource, FileSource, replacing
+from bundler.format.launch import TuningRecord
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.manifest import Content, Observed, content_digest
+from bundler.format.writer import write_container
+
+Keep = Literal["all", "launch"]
+
+
+class BlobSource(Protocol):
+    """Where a bundle's bytes come from."""
+
+    def read_blob(self, digest: bytes) -> bytes:
+        """Return the bytes of a blob by raw digest; raises `NotFound`."""
+
+    def close(self) -> None:
+        """Release what the source holds."""
+
+
+class MemoryBlobs:
+    """Blobs in a dictionary, by raw digest."""
+
+    def __init__(self, blobs: Mapping[bytes, bytes]) -> None:
+        self._blobs = blobs
+
+    def read_blob(self, digest: bytes) -> bytes:
+        """Return the bytes of a blob; raises `NotFound`."""
+        try:
+            return self._blobs[digest]
+        except KeyError:
+            raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest)) from None
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class FirstBlobs:
+    """Blobs of several sources; the first that has one answers."""
+
+    def __init__(self, sources: Iterable[BlobSource]) -> None:
+        self._sources = tuple(sources)
+
+    def read_blob(self, digest: bytes) -> bytes:
+        """Return the bytes of a blob; raises `NotFound`."""
+        for source in self._sources:
+            try:
+                return source.read_blob(digest)
+            except NotFound:
+                continue
+        raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest))
+
+    def close(self) -> None:
+        """The sources belong to the bundles they came from, which close them."""
+
+
+class Bundle:
+    """Kernels and their companions, addressed by the digest of what they are.
+
+    Immutable.  Safe under threads; after a fork parent and child may both go on reading.  A loaded bundle keeps its
+    file open until `close`, and the file may be unlinked or replaced meanwhile.  A bundle made from others (`select`,
+    `merge`) reads through them: keep them open until it was saved.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        observed: Observed,
+        blobs: BlobSource,
+        *,
+        content_bytes: bytes | None = None,
+        writable: bool = True,
+        variants_dropped: int = 0,
+    ) -> None:
+        self._content = content
+        self._observed = observed
+        self._blobs = blobs
+        self._content_bytes = content.encode() if content_bytes is None else content_bytes
+        self._writable = writable
+        self.variants_dropped = variants_dropped
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<64 hex>` of the content part of the manifest."""
+        return content_digest(self._content_bytes)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Kernels by target, name and key."""
+        return self._content.kernels
+
+    @property
+    def tuning_files(self) -> tuple[TuningFile, ...]:
+        """Result files of tuners."""
+        return self._content.tuning_files
+
+    @property
+    def helpers(self) -> tuple[HelperLibrary, ...]:
+        """Shared libraries that Triton built with the C compiler."""
+        return self._content.helpers
+
+    @property
+    def opaque(self) -> tuple[Opaque, ...]:
+        """Files that torch executes or unpickles."""
+        return self._content.opaque
+
+    @property
+    def tuning_records(self) -> tuple[TuningRecord, ...]:
+        """Winners that a tuner of ours found."""
+        return self._content.tuning_records
+
+    @property
+    def content(self) -> Content:
+        """All entries."""
+        return self._content
+
+    @property
+    def observed(self) -> Observed:
+        """Devices, compile times and hosts; no part of the digest."""
+        return self._observed
+
+    @property
+    def blobs(self) -> BlobSource:
+        """Where the bytes come from; for reading many at once."""
+        return self._blobs
+
+    def read(self, artifact: Artifact) -> bytes:
+        """Return the stored bytes of an artifact, verified against its digest.
+
+        Raises:
+            NotFound: the artifact is of another bundle.
+            DigestMismatch, FormatError: the stored bytes are damaged.
+        """
+        raw = digest_raw(artifact.digest)
+        data = self._blobs.read_blob(raw)
+        if not isinstance(self._blobs, Container):  # a container has verified it already
+            check_digest(data, raw, artifact.filename)
+        return data
+
+    def verify(self) -> None:
+        """Decode and check everything there is; raises the first `FormatError` or `DigestMismatch`."""
+        if isinstance(self._blobs, Container):
+            self._blobs.verify()
+        for digest, _ in self._content.blobs:
+            self._blobs.read_blob(digest)
+        for kernel in self.kernels:
+            kernel.launch.tensor_descriptors.plain()
+            if kernel.parts is not None:
+                kernel.parts.diff(kernel.parts)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], limits: Limits = DEFAULT_LIMITS) -> Bundle:
+        """Open a bundle file; only header, table of contents and manifest are read.
+
+        Raises:
+            NotFound, AccessDenied: the file cannot be opened.
+            FormatError, DigestMismatch: it is not a sound bundle.
+        """
+        return _open(FileSource(path), limits)
+
+    @staticmethod
+    def from_bytes(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Bundle:
+        """Open a bundle that is in memory; raises as `load`."""
+        return _open(BytesSource(data), limits)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a bundle file: temporary file beside it, flushed to disk, renamed.
+
+        Raises:
+            StoreFull, AccessDenied, NotFound: it could not be written; what was at `path` before stays.
+            UnsupportedVersion: this bundle has features that we can read but not write.
+        """
+        self._check_writable()
+        with replacing(path) as out:
+            write_container(out, self._content, self._content_bytes, self._observed.encode(), self._blobs.read_blob)
+
+    def to_bytes(self) -> bytes:
+        """Return what `save` would write."""
+        self._check_writable()
+        out = io.BytesIO()
+        write_container(out, self._content, self._content_bytes, self._observed.encode(), self._blobs.read_blob)
+        return out.getvalue()
+
+    def select(self, *, target: str | None = None, keep: Keep = "all", names: str | None = None) -> Bundle:
+        """Return a smaller bundle that reads through this one.
+
+        Args:
+            target: only kernels for this target, such as `cuda:90`.
+            keep: `launch` drops everything but device binary, metadata and tuning files.
+            names: only kernels and tuning files whose name matches this glob.
+
+        With `target` or `names`, helper libraries and opaque files are left out: they cannot be told apart by kernel.
+        """
+        if keep not in ("all", "launch"):
+            raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+        wanted = None if target is None else Target.parse(target)
+        kernels = [k for k in self.kernels if wanted in (None, k.target) and _matches(k.name, names)]
+        if keep == "launch":
+            kernels = [replace(k, artifacts=k.launch_set) for k in kernels]
+        entries: list[Entry] = [*kernels]
+        entries += [e for e in self.tuning_files if _matches(e.artifact.filename, names)]
+        if keep == "all" and target is None and names is None:
+            entries += [*self.helpers, *self.opaque]
+        records = [r for r in self.tuning_records if _matches(r.kernel, names)]
+        return Bundle(Content.of(entries, records), observed_of(self._observed, kernels), self._blobs,
+                      writable=self._writable)  # fmt: skip
+
+    def close(self) -> None:
+        """Release the file; closing twice is fine."""
+        self._blobs.close()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Bundle {self.digest[:19]} {len(self.kernels)} kernels>"
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise UnsupportedVersion(
+                "this bundle was written with features that this version can read but not write; upgrade triton-bundler"
+            )
+
+
+def observed_of(observed: Observed, kernels: Iterable[Kernel]) -> Observed:
+    """Return the observations of these kernels alone."""
+    keys = {kernel.key for kernel in kernels}
+    return replace(observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys})
+
+
+def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
+    try:
+        container = Container(source, limits)
+        observed = Observed.decode(container.observed_bytes, limits, newer_minor=container.newer_minor)
+    except BaseException:
+        source.close()
+        raise
+    return Bundle(
+        container.content, observed, container,
+        content_bytes=container.content_bytes, writable=not container.read_only,
+    )  # fmt: skip
+
+
+def _matches(name: str, pattern: str | None) -> bool:
+    return pattern is None or fnmatch.fnmatchcase(name, pattern)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a container: size, then digest, then parse, at every level."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import zstandard
+
+from bundler.errors import FormatError, LimitExceeded, NotFound, TruncatedBundle, UnsupportedVersion
+from bundler.format import wire
+from bundler.format.digest import check_digest, digest_text
+from bundler.format.layout import (
+    BLOB_SECTIONS,
+    CONTENT,
+    HEADER,
+    HEADER_BYTES,
+    IR,
+    LAUNCH,
+    MAGIC,
+    MAJOR,
+    MINOR,
+    OBSERVED,
+    STORED,
+    ZSTD,
+    ByteSource,
+    Section,
+    dictionary,
+)
+from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
+from bundler.format.manifest import Content
+
+CACHED_FRAMES = 6
+
+
+class Container:
+    """Reads a container lazily.
+
+    Opening reads header, table and manifest; a blob decodes its frame, and the last few frames stay decoded.
+    Safe under threads.  After a fork, child and parent share the open file without disturbing each other, since
+    reads carry their own offset.
+    """
+
+    def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._source = source
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._frames: OrderedDict[int, bytes] = OrderedDict()
+        table_offset, table = self._read_header()
+        self.sections = self._read_table(table, table_offset)
+        self.content_bytes = self._manifest(CONTENT)
+        self.observed_bytes = self._manifest(OBSERVED)
+        self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
+        self._places = self._place_blobs()
+
+    def close(self) -> None:
+        """Release the source and the decoded frames."""
+        with self._lock:
+            self._frames.clear()
+        self._source.close()
+
+    def read_blob(self, digest: bytes) -> bytes:
+        """Return the verified bytes of a blob.
+
+        Raises:
+            NotFound: the bundle has no such blob.
+            DigestMismatch, FormatError: the stored bytes are damaged.
+        """
+        place = self._places.get(digest)
+        if place is None:
+            raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
+        frame, offset, size = place
+        data = self._frame(frame)[offset : offset + size]
+        check_digest(data, digest, "blob")
+        return data
+
+    def frames_of(self, digests: Iterator[bytes]) -> set[int]:
+        """Return which frames hold these blobs, so that a caller can share out work by frame."""
+        return {self._places[digest][0] for digest in digests}
+
+    def verify(self) -> None:
+        """Decode and check every section and every blob; raises what reading it would raise."""
+        for number, section in enumerate(self.sections):
+            if section.kind in BLOB_SECTIONS:
+                self._frame(number)
+                for blob in section.blobs:
+                    self.read_blob(self.content.blobs[blob][0])
+            else:
+                self._stored(section)
+
+    def _read_exactly(self, offset: int, size: int, what: str) -> bytes:
+        data = self._source.read(offset, size)
+        if len(data) != size:
+            raise TruncatedBundle(
+                f"{what}: expected {size} bytes at offset {offset}, the file has {self._source.size} bytes; "
+                "copy or download the bundle again",
+                what=what,
+                expected=offset + size,
+                got=self._source.size,
+            )
+        return data
+
+    def _read_header(self) -> tuple[int, bytes]:
+        head = self._read_exactly(0, HEADER_BYTES, "header") if self._source.size else b""
+        if head[:8] != MAGIC:
+            raise FormatError(
+                f"not a bundle: expected it to begin with {MAGIC!r}, got {head[:8]!r}", expected=MAGIC, got=head[:8]
+            )
+        _, major, minor, incompatible, read_only, _, offset, size = HEADER.unpack_from(head)
+        if major != MAJOR or incompatible:
+            raise UnsupportedVersion(
+                f"bundle format {major}.{minor} with incompatible flags {incompatible:#x}; this version reads "
+                f"{MAJOR}.x without such flags: upgrade triton-bundler",
+                got=(major, minor, incompatible),
+                expected=(MAJOR, MINOR, 0),
+            )
+        self.newer_minor = minor > MINOR
+        self.read_only = read_only != 0
+        self._limits.check("manifest_bytes", size, "table of contents")
+        if offset < HEADER_BYTES or offset + size > self._source.size:
+            raise TruncatedBundle(
+                f"table of contents: expected the file to have {offset + size} bytes, it has {self._source.size}; "
+                "copy or download the bundle again",
+                expected=offset + size,
+                got=self._source.size,
+            )
+        if offset + size != self._source.size:
+            raise FormatError(f"{self._source.size - offset - size} bytes after the end of the bundle")
+        table = self._read_exactly(offset, size, "table of contents")
+        check_digest(head[: HEADER.size] + table, head[HEADER.size :], "header and table of contents")
+        return offset, table
+
+    def _read_table(self, table: bytes, end: int) -> list[Section]:
+        sections: list[Section] = []
+        position = HEADER_BYTES
+        for item in wire.unpack(table, "table of contents", self._limits):
+            kind, codec, offset, stored, raw, digest, blobs, prefix = wire.fields(
+                item, "section", int, int, int, int, int, bytes, list, list, open_ended=self.newer_minor
+            )
+            if offset != position:
+                raise FormatError(f"section {len(sections)} begins at {offset}, expected {position}: a hole or overlap")
+            numbers = tuple(wire.expect(n, int, "section") for n in (*blobs, *prefix))
+            section = Section(kind, codec, offset, stored, raw, digest, numbers[: len(blobs)], numbers[len(blobs) :])
+            self._check_section(section, sections)
+            sections.append(section)
+            position += stored
+        if position != end:
+            raise FormatError(f"sections end at {position}, expected {end}: a hole or overlap")
+        return sections
+
+    def _check_section(self, section: Section, before: list[Section]) -> None:
+        what = f"section {len(before)}"
+        limit = self._limits.frame_bytes if section.kind in BLOB_SECTIONS else self._limits.manifest_bytes
+        if section.raw_bytes > limit or section.stored_bytes > limit + MIB:
+            raise LimitExceeded(f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit)
+        if section.codec not in {STORED, ZSTD} or (
+            section.codec == STORED and section.raw_bytes != section.stored_bytes
+        ):
+            raise FormatError(f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}")
+        large = section.raw_bytes > self._limits.ratio_applies_above_bytes
+        if large and section.raw_bytes > self._limits.ratio * section.stored_bytes:
+            raise LimitExceeded(
+                f"{what}: {section.stored_bytes} bytes would expand to {section.raw_bytes}, more than "
+                f"{self._limits.ratio} times", limit=self._limits.ratio,
+            )  # fmt: skip
+        earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
+        if len(earlier) != len(section.prefix) or any(s.kind not in {LAUNCH, IR} or s.prefix for s in earlier):
+            raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
+        if sum(s.raw_bytes for s in earlier) > self._limits.window_bytes:
+            raise LimitExceeded(f"{what}: its prefix is over {self._limits.window_bytes} bytes")
+
+    def _manifest(self, kind: int) -> bytes:
+        found = [section for section in self.sections if section.kind == kind]
+        if len(found) != 1:
+            raise FormatError(f"expected one section of kind {kind}, got {len(found)}")
+        return self._decode(found[0])
+
+    def _place_blobs(self) -> dict[bytes, tuple[int, int, int]]:
+        blobs = self.content.blobs
+        places: dict[bytes, tuple[int, int, int]] = {}
+        for number, section in enumerate(self.sections):
+            offset = 0
+            for blob in section.blobs if section.kind in BLOB_SECTIONS else ():
+                if not 0 <= blob < len(blobs) or blobs[blob][0] in places:
+                    raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
+                digest, size = blobs[blob]
+                places[digest] = (number, offset, size)
+                offset += size
+            if section.kind in BLOB_SECTIONS and offset != section.raw_bytes:
+                raise FormatError(f"section {number}: blobs of {offset} bytes in a frame of {section.raw_bytes}")
+        if len(places) != len(blobs):
+            raise FormatError(f"{len(blobs) - len(places)} blobs of the manifest are in no section")
+        return places
+
+    def _frame(self, number: int) -> bytes:
+        with self._lock:
+            if number in self._frames:
+                self._frames.move_to_end(number)
+                return self._frames[number]
+        # Decoded outside the lock: two threads may decode the same frame, which costs time, never correctness.
+        section = self.sections[number]
+        data = self._decode(section, b"".join(self._frame(p) for p in section.prefix))
+        with self._lock:
+            self._frames[number] = data
+            while len(self._frames) > CACHED_FRAMES:
+                self._frames.popitem(last=False)
+        return data
+
+    def _stored(self, section: Section) -> bytes:
+        data = self._read_exactly(section.offset, section.stored_bytes, "section")
+        check_digest(data, section.sha256, f"section at offset {section.offset}")
+        return data
+
+    def _decode(self, section: Section, prefix: bytes = b"") -> bytes:
+        data = self._stored(section)
+        if section.codec == STORED:
+            return data
+        try:
+            frame = zstandard.get_frame_parameters(data)
+            # The decoder ignores max_output_size when a frame declares its size: compare before decoding.
+            self._limits.check("frame_bytes", frame.window_size, "zstd window")
+            if frame.content_size != section.raw_bytes or not frame.has_checksum:
+                raise FormatError(
+                    f"section at offset {section.offset}: the frame declares {frame.content_size} bytes "
+                    f"(checksum: {frame.has_checksum}), the table {section.raw_bytes}"
+                )
+            decoder = zstandard.ZstdDecompressor(dict_data=dictionary(prefix) if prefix else None)
+            raw: bytes = decoder.decompress(data, max_output_size=section.raw_bytes, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise FormatError(f"section at offset {section.offset}: {error}", offset=section.offset) from error
+        return raw

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SHA-256 digests: 32 raw bytes inside a bundle, `sha256:<64 hex>` wherever a person sees one."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from bundler.errors import DigestMismatch, FormatError
+
+DIGEST_BYTES = 32
+_TEXT = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def sha256(data: bytes | bytearray | memoryview) -> bytes:
+    """Return the raw 32-byte SHA-256 of `data`."""
+    return hashlib.sha256(data).digest()
+
+
+def digest_text(raw: bytes) -> str:
+    """Return `sha256:<hex>` for 32 raw bytes."""
+    return f"sha256:{raw.hex()}"
+
+
+def digest_raw(text: str) -> bytes:
+    """Return the raw bytes of `sha256:<hex>`.
+
+    Raises:
+        FormatError: `text` is not such a digest.
+    """
+    if not _TEXT.fullmatch(text):
+        raise FormatError(f"not a digest: {text!r}; expected sha256: and 64 lower-case hex digits", got=text)
+    return bytes.fromhex(text[7:])
+
+
+def check_digest(data: bytes | memoryview, expected: bytes, what: str) -> None:
+    """Raise `DigestMismatch` unless `data` has the digest `expected`."""
+    got = sha256(data)
+    if got != expected:
+        raise DigestMismatch(
+            f"{what}: expected {digest_text(expected)}, got {digest_text(got)}; "
+            "the bytes were damaged or changed, fetch or build the bundle again",
+            what=what,
+            expected=digest_text(expected),
+            got=digest_text(got),
+        )

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one module of this room that touches the file system: opens bundle files and replaces them atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from bundler.errors import AccessDenied, BundlerError, NotFound, StoreFull
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class FileSource:
+    """Random access to an open bundle file; the file may be unlinked or replaced while it is open.
+
+    Safe under threads and after a fork: every read carries its own offset.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with os_errors(path, "open"):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # Fails with EISDIR for a directory, which open() alone accepts.
+                os.pread(self._fd, 1, 0)
+                self.size = os.fstat(self._fd).st_size
+            except OSError:
+                self.close()
+                raise
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes at `offset`."""
+        parts: list[bytes] = []
+        while size and (part := os.pread(self._fd, size, offset)):
+            parts.append(part)
+            offset += len(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+class BytesSource:
+    """Random access to bytes in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.size = len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes at `offset`."""
+        return bytes(self._data[offset : offset + size])
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Write a file that readers see whole or not at all.
+
+    Yields a temporary file in the same directory.  When the block ends well it is flushed to disk and renamed over
+    `path`; otherwise it is removed and what was at `path` stays.
+
+    Raises:
+        StoreFull, AccessDenied, NotFound, BundlerError: the operating system refused; the cause is chained.
+    """
+    target = Path(path)
+    with os_errors(path, "write"):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", suffix=".tmp", dir=target.parent)
+        try:
+            with open(handle, "wb") as out:
+                yield out
+                out.flush()
+                os.fchmod(out.fileno(), 0o666 & ~_umask())
+                os.fsync(out.fileno())
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        _sync_directory(target.parent)
+
+
+@contextlib.contextmanager
+def os_errors(path: str | os.PathLike[str], verb: str) -> Iterator[None]:
+    """Map the operating system's errors at `path` to typed ones; `verb` says what we tried."""
+    try:
+        yield
+    except BundlerError:
+        raise
+    except OSError as error:
+        raise typed(error, path, verb) from error
+
+
+def typed(error: OSError, path: str | os.PathLike[str], verb: str) -> BundlerError:
+    """Return the typed error for an `OSError` at `path`."""
+    where, why = os.fspath(path), error.strerror or str(error)
+    if error.errno in _FULL:
+        return StoreFull(f"cannot {verb} {where}: {why}; free some space and run again", path=where)
+    if error.errno in _DENIED:
+        return AccessDenied(f"cannot {verb} {where}: {why}; check its owner and permissions", path=where)
+    if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+        return NotFound(f"cannot {verb} {where}: {why}; check the path", path=where)
+    if error.errno == errno.EISDIR:
+        return BundlerError(f"cannot {verb} {where}: it is a directory, expected a bundle file", path=where)
+    return BundlerError(f"cannot {verb} {where}: {why}", path=where)
+
+
+def _umask() -> int:
+    # There is no way to read the umask without setting it; mkstemp made the file private, so nothing leaks.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

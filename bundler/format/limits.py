@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large anything in a bundle may be.  A reader checks sizes before it allocates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bundler.errors import LimitExceeded
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Upper bounds; the defaults are far above what real caches hold.  Sizes are in bytes."""
+
+    manifest_bytes: int = 16 * MIB
+    kernels: int = 100_000
+    files_per_kernel: int = 64
+    file_bytes: int = 64 * MIB
+    kernel_bytes: int = 256 * MIB
+    raw_bytes: int = 16 * GIB
+    ratio: int = 256
+    ratio_applies_above_bytes: int = 1 * MIB
+    window_bytes: int = 32 * MIB
+    frame_bytes: int = 64 * MIB
+    depth: int = 8
+    string_bytes: int = 4 * KIB
+
+    def check(self, name: str, got: int, what: str) -> None:
+        """Raise `LimitExceeded` when `got` is over the limit called `name`."""
+        limit: int = getattr(self, name)
+        if got > limit:
+            raise LimitExceeded(
+                f"{what}: {got} is over the limit of {limit} ({name}); "
+                "if you trust this bundle, pass Limits with a larger value",
+                what=what,
+                limit=limit,
+                got=got,
+            )
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list that makes a bundle: `content`, which its digest covers, and `observed`, which it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any, TypeVar
+
+from bundler.errors import FormatError
+from bundler.format import names, wire
+from bundler.format.digest import DIGEST_BYTES, digest_raw, digest_text, sha256
+from bundler.format.entries import (
+    Artifact,
+    Entry,
+    HelperLibrary,
+    Kernel,
+    Opaque,
+    Target,
+    Toolchain,
+    TuningFile,
+    check_kernel,
+    entry_artifacts,
+)
+from bundler.format.launch import LaunchSpec, TuningRecord
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.sentinel import Span
+
+SCHEMA = 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that decides what a bundle is, in canonical order.
+
+    Build it with `Content.of`, which sorts and checks; two contents with the same entries encode to the same bytes.
+    """
+
+    kernels: tuple[Kernel, ...] = ()
+    tuning_files: tuple[TuningFile, ...] = ()
+    helpers: tuple[HelperLibrary, ...] = ()
+    opaque: tuple[Opaque, ...] = ()
+    tuning_records: tuple[TuningRecord, ...] = ()
+
+    @staticmethod
+    def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = ()) -> Content:
+        """Sort entries into canonical order; raises `FormatError` when a key or path occurs twice."""
+        kinds: dict[type, list[Any]] = {Kernel: [], TuningFile: [], HelperLibrary: [], Opaque: []}
+        for entry in entries:
+            kinds[type(entry)].append(check_kernel(entry) if isinstance(entry, Kernel) else entry)
+        records = sorted(tuning_records, key=lambda r: wire.pack(r.to_wire()))
+        content = Content(
+            tuple(sorted(kinds[Kernel], key=_kernel_order)),
+            tuple(sorted(kinds[TuningFile], key=lambda e: e.path)),
+            tuple(sorted(kinds[HelperLibrary], key=lambda e: e.path)),
+            tuple(sorted(kinds[Opaque], key=lambda e: e.path)),
+            tuple(records),
+        )
+        content.check_unique()
+        return content
+
+    def check_unique(self) -> None:
+        """Raise `FormatError` when a kernel key or a path occurs twice, or one entry's path lies in another's."""
+        _refuse_repeats("kernel key", (kernel.key for kernel in self.kernels))
+        placed: list[TuningFile | HelperLibrary | Opaque] = [*self.tuning_files, *self.helpers, *self.opaque]
+        _refuse_repeats("path", (entry.path for entry in placed))
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """Every entry: kernels, tuning files, helper libraries, opaque files."""
+        return chain(self.kernels, self.tuning_files, self.helpers, self.opaque)
+
+    @cached_property
+    def blobs(self) -> tuple[tuple[bytes, int], ...]:
+        """Raw digest and size (bytes) of every distinct blob, by digest."""
+        sizes: dict[bytes, int] = {}
+        for artifact in chain.from_iterable(map(entry_artifacts, self.entries)):
+            raw = digest_raw(artifact.digest)
+            if sizes.setdefault(raw, artifact.size) != artifact.size:
+                raise FormatError(f"{artifact.filename}: two sizes for one digest {artifact.digest}")
+        return tuple(sorted(sizes.items()))
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes, whose sha256 is the bundle's digest."""
+        index = {raw: position for position, (raw, _) in enumerate(self.blobs)}
+
+        def file(artifact: Artifact) -> list[Any]:
+            flat = [number for span in artifact.spans for number in (span.offset, span.place, span.style)]
+            return [artifact.filename, index[digest_raw(artifact.digest)], flat]
+
+        return wire.pack(
+            [
+                SCHEMA,
+                [list(blob) for blob in self.blobs],
+                [
+                    [k.key, k.name, [k.target.backend, k.target.arch, k.target.warp_size], list(map(file, k.artifacts)),
+                     k.spec.to_wire(), k.facts_bytes, k.parts_bytes,
+                     [k.toolchain.release, k.toolchain.binary, k.toolchain.ptxas]]
+                    for k in self.kernels
+                ],
+                [[e.path, file(e.artifact)] for e in self.tuning_files],
+                [[e.path, file(e.artifact), e.machine] for e in self.helpers],
+                [[e.path, file(e.artifact)] for e in self.opaque],
+                [record.to_wire() for record in self.tuning_records],
+            ]
+        )  # fmt: skip
+
+    @staticmethod
+    def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Content:
+        """Read canonical bytes; raises `FormatError`, `LimitExceeded` or `UnsafeName` for anything unsound."""
+        limits.check("manifest_bytes", len(data), "manifest")
+        return _Decoder(limits, newer_minor).content(wire.unpack(data, "content", limits))
+
+
+class _Decoder:
+    def __init__(self, limits: Limits, open_ended: bool) -> None:
+        self.limits = limits
+        self.open_ended = open_ended
+        self.blobs: list[tuple[str, int]] = []
+
+    def fields(self, data: Any, what: str, *kinds: Any) -> list[Any]:
+        return wire.fields(data, what, *kinds, open_ended=self.open_ended)
+
+    def content(self, data: list[Any]) -> Content:
+        schema, blobs, kernels, tuning, helpers, opaque, records = self.fields(
+            data, "content", int, list, list, list, list, list, list
+        )
+        if schema != SCHEMA:
+            raise FormatError(f"content: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)
+        self.limits.check("kernels", len(kernels), "bundle")
+        self.blobs = [self.blob(item) for item in blobs]
+        self.limits.check("raw_bytes", sum(size for _, size in self.blobs), "bundle")
+        content = Content(
+            tuple(map(self.kernel, kernels)),
+            tuple(TuningFile(*self.placed(item, "tuning file")) for item in tuning),
+            tuple(HelperLibrary(*self.placed(item, "helper library", str)) for item in helpers),
+            tuple(Opaque(*self.placed(item, "opaque file")) for item in opaque),
+            tuple(map(TuningRecord.from_wire, records)),
+        )
+        content.check_unique()
+        if [(digest_raw(digest), size) for digest, size in self.blobs] != list(content.blobs):
+            raise FormatError("content: the blob table is not the sorted list of the blobs in use")
+        return content
+
+    def blob(self, data: Any) -> tuple[str, int]:
+        raw, size = self.fields(data, "blob", bytes, int)
+        if len(raw) != DIGEST_BYTES:
+            raise FormatError(f"blob: a digest of {len(raw)} bytes, expected {DIGEST_BYTES}")
+        self.limits.check("file_bytes", size, "file")
+        return digest_text(raw), size
+
+    def file(self, data: Any) -> Artifact:
+        filename, index, flat = self.fields(data, "file", str, int, list)
+        if index >= len(self.blobs) or len(flat) % 3:
+            raise FormatError(f"file {filename!r}: blob {index} of {len(self.blobs)}, {len(flat)} span numbers")
+        numbers = [wire.expect(number, int, "span") for number in flat]
+        spans = tuple(Span(*numbers[i : i + 3]) for i in range(0, len(numbers), 3))
+        digest, size = self.blobs[index]
+        return Artifact(names.check_file_name(filename), digest, size, spans)
+
+    def placed(self, data: Any, what: str, *more: Any) -> list[Any]:
+        path, file, *rest = self.fields(data, what, str, list, *more)
+        artifact = self.file(file)
+        if names.check_relative_path(path).rpartition("/")[2] != artifact.filename:
+            raise FormatError(f"{what}: path {path!r} and file name {artifact.filename!r} differ")
+        return [path, artifact, *rest]
+
+    def kernel(self, data: Any) -> Kernel:
+        maybe_bytes, maybe_text = (bytes, type(None)), (str, type(None))
+        key, name, target, files, spec, facts, parts, toolchain = self.fields(
+            data, "kernel", str, str, list, list, list, maybe_bytes, maybe_bytes, list
+        )
+        self.limits.check("files_per_kernel", len(files), f"kernel {key}")
+        kernel = Kernel(
+            key,
+            name,
+            Target(*self.fields(target, "target", str, str, int)),
+            tuple(map(self.file, files)),
+            Toolchain(*self.fields(toolchain, "toolchain", maybe_text, maybe_text, maybe_text)),
+            LaunchSpec.from_wire(spec, None),
+            facts,
+            parts,
+        )
+        self.limits.check("kernel_bytes", kernel.size, f"kernel {key}")
+        return check_kernel(kernel)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen of one kernel: on which device indices, compile times in microseconds by stage."""
+
+    devices: tuple[int, ...] = ()
+    times_us: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Facts about the recording that are no part of what the bundle is.
+
+    Attributes:
+        layout: `triton` when kernels lay in one cache directory, `inductor` when in one directory a device.
+        kernels: kernel key -> `Observation`.
+        environments: for each recording host, (name, version) pairs: python, triton, torch, driver.
+    """
+
+    layout: str = "triton"
+    kernels: Mapping[str, Observation] = field(default_factory=dict)
+    environments: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Every device index that any kernel was seen on, ascending."""
+        return tuple(sorted({device for seen in self.kernels.values() for device in seen.devices}))
+
+    def encode(self) -> bytes:
+        """Return the positional msgpack form."""
+        kernels = [
+            [key, list(seen.devices), [list(time) for time in seen.times_us]]
+            for key, seen in sorted(self.kernels.items())
+        ]
+        environments = [[list(pair) for pair in pairs] for pairs in sorted(self.environments)]
+        return wire.pack([SCHEMA, self.layout, kernels, environments])
+
+    @staticmethod
+    def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Observed:
+        """Read what `encode` wrote; raises `FormatError` or `LimitExceeded`."""
+        limits.check("manifest_bytes", len(data), "observations")
+        decoder = _Decoder(limits, newer_minor)
+        _, layout, kernels, environments = decoder.fields(
+            wire.unpack(data, "observed", limits), "observed", int, str, list, list
+        )
+        seen = {}
+        for item in kernels:
+            key, devices, times = decoder.fields(item, "observation", str, list, list)
+            pairs = tuple(tuple(decoder.fields(time, "time", str, int)) for time in times)
+            seen[key] = Observation(tuple(wire.expect(d, int, "device") for d in devices), pairs)
+        hosts = tuple(
+            tuple(tuple(decoder.fields(p, "environment", str, str)) for p in wire.expect(pairs, list, "environment"))
+            for pairs in environments
+        )
+        return Observed(layout, seen, hosts)
+
+
+def merge_observed(first: Observed, second: Observed) -> Observed:
+    """Union of what two recordings saw: all devices, the longer list of times, every host once."""
+    seen = dict(first.kernels)
+    for key, other in second.kernels.items():
+        mine = seen.get(key, Observation())
+        devices = tuple(sorted({*mine.devices, *other.devices}))
+        seen[key] = Observation(devices, max(mine.times_us, other.times_us, key=lambda t: (len(t), t)))
+    layout = "inductor" if "inductor" in {first.layout, second.layout} else "triton"
+    return Observed(layout, seen, tuple(sorted({*first.environments, *second.environments})))
+
+
+def content_digest(content_bytes: bytes) -> str:
+    """Return the bundle's digest: the sha256 of the encoded content."""
+    return digest_text(sha256(content_bytes))
+
+
+def _kernel_order(kernel: Kernel) -> tuple[str, str, str]:
+    # Similar kernels side by side compress best; the key makes the order total.
+    return (str(kernel.target), kernel.name, kernel.key)
+
+
+def _refuse_repeats(what: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise FormatError(f"{what} {value!r} occurs twice", name=value)
+        seen.add(value)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grammar of every name that can become a path, and what a file's extension says about it."""
+
+from __future__ import annotations
+
+import re
+
+from bundler.errors import UnsafeName
+
+NAME_CHARACTERS = 200
+PATH_DEPTH = 6
+_NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{NAME_CHARACTERS}}}")
+# Triton's directory name is the unpadded base32 of a SHA-256; torch and older tools use hex.
+_KEY = re.compile(r"[A-Z2-7]{52}|[0-9a-f]{64}")
+
+GROUP_PREFIX = "__grp__"
+AUTOTUNE_SUFFIX = ".autotune.json"
+BEST_CONFIG_SUFFIX = ".best_config"
+
+# In the order in which Triton writes them, which is also the order of a generated group file.
+STAGE_ORDER = (
+    "source", "glir", "ttir", "ttgir", "llir", "ptx", "amdgcn", "spv", "cubin", "hsaco", "zebin", "json",
+)  # fmt: skip
+BINARY_KINDS = frozenset({"cubin", "hsaco", "zebin"})
+LAUNCH_KINDS = BINARY_KINDS | {"json"}
+BINARY_KIND_OF_BACKEND = {"cuda": "cubin", "hip": "hsaco", "xpu": "zebin"}
+
+
+def check_file_name(name: str) -> str:
+    """Return `name` if it is one safe path component.
+
+    Raises:
+        UnsafeName: it is empty, too long, `.` or `..`, or has a character outside `[A-Za-z0-9._@-]`.
+    """
+    if not _NAME.fullmatch(name) or name in {".", ".."}:
+        raise UnsafeName(
+            f"unsafe file name {name!r}: expected 1 to {NAME_CHARACTERS} of A-Z a-z 0-9 . _ @ -, and not . or ..",
+            name=name,
+        )
+    return name
+
+
+def check_relative_path(path: str) -> str:
+    """Return `path` if it is a relative path of at most six safe components joined by `/`."""
+    parts = path.split("/")
+    if len(parts) > PATH_DEPTH:
+        raise UnsafeName(f"unsafe path {path!r}: {len(parts)} components, at most {PATH_DEPTH} allowed", name=path)
+    for part in parts:
+        check_file_name(part)
+    return path
+
+
+def is_kernel_key(name: str) -> bool:
+    """Tell whether `name` is a directory name that Triton gives a compile."""
+    return _KEY.fullmatch(name) is not None
+
+
+def check_kernel_key(key: str) -> str:
+    """Return `key` if it is a kernel key, else raise `UnsafeName`."""
+    if not is_kernel_key(key):
+        raise UnsafeName(f"not a kernel key: {key!r}; expected 52 of A-Z 2-7, or 64 hex digits", name=key)
+    return key
+
+
+def artifact_kind(filename: str) -> str:
+    """Return the kind of an artifact by its extension, `other` for one we do not know."""
+    extension = filename.rpartition(".")[2]
+    return extension if extension in STAGE_ORDER or extension == "so" else "other"
+
+
+def artifact_order(filename: str) -> tuple[int, str]:
+    """Sort key that puts a kernel's files in Triton's own order: source, IR, binary, metadata."""
+    kind = artifact_kind(filename)
+    return (STAGE_ORDER.index(kind) if kind in STAGE_ORDER else -1, filename)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths inside JSON, taken out when a file is stored and put back when it is restored.
+
+Triton writes absolute paths into metadata.  Two of them are known to be places that differ from machine to
+machine: the cache directory and Triton's own install directory.  Each is found *by value*, in the decoded
+strings of the JSON, and replaced in the original bytes by a placeholder; a `Span` remembers where.  Because
+the offsets decide, not the text, a file that happens to contain the placeholder's text survives unchanged.
+
+Restoring to the original spelling of the path gives the original bytes: a span keeps the style in which the
+path was written (ASCII escapes, as `json.dumps` writes; plain UTF-8; escaped slashes).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bundler.errors import FormatError
+
+CACHE_DIR = 0
+TRITON_DIR = 1
+PLACEHOLDERS = {CACHE_DIR: b"[[cache_dir]]", TRITON_DIR: b"[[triton_dir]]"}
+
+STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH = 0, 1, 2
+_STYLES = (STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH)
+
+# A quote never occurs in JSON outside a string, so in a valid document these are exactly its strings.
+_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_UNIT = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
+)  # one character of the decoded value
+_NAME_CHARACTER = r"[A-Za-z0-9._@~+/-]"
+_TRITON_INSIDE = re.compile(r"(?<!" + _NAME_CHARACTER + r")(/(?:[^\0]*/)?triton)/backends/")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One placeholder: byte offset in the stored file, which place it stands for, and how it was written."""
+
+    offset: int
+    place: int
+    style: int
+
+
+def to_sentinels(data: bytes, places: Sequence[tuple[int, str]]) -> tuple[bytes, tuple[Span, ...]]:
+    """Replace known paths in a JSON document by placeholders.
+
+    Args:
+        data: the bytes of the document.
+        places: pairs of a place and a spelling of its path; the longest spelling that matches wins.
+
+    Returns:
+        The stored bytes and their spans; `data` itself and no spans when nothing matched or it is not JSON.
+    """
+    spellings = sorted({(path.rstrip("/"), place) for place, path in places}, key=lambda s: -len(s[0]))
+    pattern = "|".join(f"(?P<p{n}>{re.escape(path)})" for n, (path, _) in enumerate(spellings) if path not in {"", "."})
+    if not pattern or not _is_json(data):
+        return data, ()
+    matcher = re.compile(rf"(?<!{_NAME_CHARACTER})(?:{pattern})(?![^/\s\"',;:)\]])")
+    out: list[bytes] = []
+    spans: list[Span] = []
+    copied = size = 0
+    for start, end, name, raw in _matches(data, matcher):
+        path, place = spellings[int(name[1:])]
+        out += [data[copied:start], PLACEHOLDERS[place]]
+        size += start - copied
+        spans.append(Span(size, place, _style_of(path, raw)))
+        size += len(PLACEHOLDERS[place])
+        copied = end
+    return (b"".join([*out, data[copied:]]), tuple(spans)) if spans else (data, ())
+
+
+def from_sentinels(data: bytes, spans: Sequence[Span], paths: Mapping[int, str]) -> bytes:
+    """Put paths back.
+
+    Args:
+        data: stored bytes.
+        spans: where the placeholders are.
+        paths: place -> path.  A place that is missing keeps its placeholder: the fact is unknown here.
+
+    Raises:
+        FormatError: a span does not point at its placeholder.
+    """
+    out: list[bytes] = []
+    copied = 0
+    for span in spans:
+        placeholder = PLACEHOLDERS.get(span.place)
+        if placeholder is None or span.style not in _STYLES:
+            raise FormatError(f"unknown sentinel place {span.place} or style {span.style}", span=span)
+        end = span.offset + len(placeholder)
+        if span.offset < copied or data[span.offset : end] != placeholder:
+            raise FormatError(f"no sentinel at offset {span.offset} of a file of {len(data)} bytes", span=span)
+        path = paths.get(span.place)
+        out += [data[copied : span.offset], placeholder if path is None else _write(path, span.style)]
+        copied = end
+    return b"".join([*out, data[copied:]])
+
+
+def triton_dirs(data: bytes) -> set[str]:
+    """Return the Triton install directories that a metadata document names (`…/triton` before `/backends/`)."""
+    if not _is_json(data):
+        return set()
+    return {match[1] for value in json_strings(data) for match in _TRITON_INSIDE.finditer(value)}
+
+
+def json_strings(data: bytes) -> Iterator[str]:
+    """Yield each string of a valid JSON document that could hold a path, decoded."""
+    for token in _STRING.finditer(data):
+        if b"/" in token[1] or b"\\" in token[1]:
+            value: str = json.loads(token[0])
+            yield value
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _matches(data: bytes, matcher: re.Pattern[str]) -> Iterator[tuple[int, int, str, str]]:
+    """Yield byte range, group name and raw text of every match of `matcher` in a decoded string."""
+    for token in _STRING.finditer(data):
+        if b"/" not in token[1] and b"\\" not in token[1]:
+            continue
+        raw = token[1].decode("utf-8")
+        found = list(matcher.finditer(json.loads(token[0])))
+        if not found:
+            continue
+        units = _UNIT.findall(raw)
+        for match in found:
+            start = token.start(1) + len("".join(units[: match.start()]).encode())
+            text = "".join(units[match.start() : match.end()])
+            yield start, start + len(text.encode()), str(match.lastgroup), text
+
+
+def _style_of(path: str, raw: str) -> int:
+    for style in _STYLES:
+        if _write(path, style) == raw.encode():
+            return style
+    # A spelling that no common encoder writes, such as /: restored with the same value, in plain ASCII.
+    return STYLE_ASCII
+
+
+def _write(path: str, style: int) -> bytes:
+    text = json.dumps(path, ensure_ascii=style != STYLE_UTF8)[1:-1]
+    if style == STYLE_ESCAPED_SLASH:
+        text = text.replace("/", "\\/")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # a path with bytes that are not UTF-8 can only be written escaped
+        return json.dumps(path)[1:-1].encode()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positional msgpack: arrays only, bounded, every field checked for its type.
+
+Maps are refused: decoders keep the last of two equal keys silently.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgpack
+
+from bundler.errors import FormatError, LimitExceeded
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+
+T = TypeVar("T")
+
+
+def pack(data: Any) -> bytes:
+    """Encode nested lists of scalars; the same data gives the same bytes everywhere."""
+    packed: bytes = msgpack.packb(data, use_bin_type=True)
+    return packed
+
+
+def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]:
+    """Decode a positional array.
+
+    Args:
+        data: the msgpack bytes; their length is the caller's to check first.
+        what: what they are, for error messages.
+        limits: bounds for depth and strings.
+
+    Raises:
+        FormatError: not msgpack, trailing bytes, a map or extension type, or not an array.
+        LimitExceeded: nested or long beyond the limits.
+    """
+    try:
+        result = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            use_list=True,
+            max_map_len=0,
+            max_ext_len=0,
+            max_str_len=limits.string_bytes,
+            max_bin_len=limits.manifest_bytes,
+            max_array_len=limits.manifest_bytes,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        # msgpack reports an exceeded max_*_len as a ValueError whose text names the bound.
+        kind = LimitExceeded if "max_str_len" in str(error) or "max_bin_len" in str(error) else FormatError
+        raise kind(f"{what}: not valid positional msgpack ({error})", what=what) from error
+    _check_depth(result, what, limits.depth)
+    return expect(result, list, what)
+
+
+def _check_depth(root: Any, what: str, depth: int) -> None:
+    level = [root]
+    for _ in range(depth + 1):
+        level = [item for array in level if type(array) is list for item in array]
+        if not level:
+            return
+    raise LimitExceeded(f"{what}: nested deeper than {depth} arrays", what=what, limit=depth)
+
+
+def expect(value: Any, kind: type[T], what: str) -> T:
+    """Return `value` if it is exactly of type `kind` (a bool is no int), else raise `FormatError`."""
+    if type(value) is not kind:
+        raise FormatError(
+            f"{what}: expected {kind.__name__}, got {type(value).__name__}",
+            what=what,
+            expected=kind.__name__,
+            got=type(value).__name__,
+        )
+    return value
+
+
+def fields(data: Any, what: str, *kinds: Any, open_ended: bool = False) -> list[Any]:
+    """Return the members of a positional record, each checked against its type.
+
+    Args:
+        data: the decoded array.
+        what: the name of the record.
+        kinds: one type, or tuple of types, a field; `object` admits anything; negative integers are refused.
+        open_ended: further fields, which a newer minor version added, are ignored.
+    """
+    array = expect(data, list, what)
+    if len(array) < len(kinds) or (len(array) > len(kinds) and not open_ended):
+        raise FormatError(
+            f"{what}: expected {len(kinds)} fields, got {len(array)}", what=what, expected=len(kinds), got=len(array)
+        )
+    for position, (value, kind) in enumerate(zip(array, kinds, strict=False)):
+        if kind is object:
+            continue
+        allowed = kind if isinstance(kind, tuple) else (kind,)
+        if type(value) not in allowed or (type(value) is int and value < 0):
+            names = " or ".join(k.__name__ for k in allowed)
+            raise FormatError(
+                f"{what}: field {position} should be {names}, got {value!r:.80}",
+                what=what,
+                expected=names,
+                got=type(value).__name__,
+            )
+    return array[: len(kinds)]
