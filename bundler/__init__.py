@@ -1,2 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record, bundle and restore compiled Triton kernels."""
+"""Record, bundle and restore compiled Triton kernels.
+
+Everything public is here; importing this module loads neither Triton, torch nor redis.  `docs/api.md` lists the
+surface with its signatures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bundler.errors import BundlerError, BundlerWarning
+    from bundler.format.bundle import Bundle
+    from bundler.format.combine import Diff, diff, merge
+    from bundler.format.entries import (
+        Artifact,
+        HelperLibrary,
+        Kernel,
+        Opaque,
+        Target,
+        Toolchain,
+        TuningFile,
+    )
+    from bundler.format.keyparts import KeyParts
+    from bundler.format.launch import LaunchFacts, LaunchSpec, TuningRecord
+    from bundler.format.limits import Limits
+    from bundler.lifecycle.packing import pack
+    from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
+    from bundler.lifecycle.report import RecordReport, RestoreReport
+    from bundler.lifecycle.restoring import restore
+    from bundler.lifecycle.restoring import restore as read_and_emit
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Artifact": "format.entries",
+    "Bundle": "format.bundle",
+    "BundlerError": "errors",
+    "BundlerWarning": "errors",
+    "Diff": "format.combine",
+    "HelperLibrary": "format.entries",
+    "Kernel": "format.entries",
+    "KeyParts": "format.keyparts",
+    "LaunchFacts": "format.launch",
+    "LaunchSpec": "format.launch",
+    "Limits": "format.limits",
+    "Opaque": "format.entries",
+    "RecordReport": "lifecycle.report",
+    "Recording": "lifecycle.recorder",
+    "RestoreReport": "lifecycle.report",
+    "Target": "format.entries",
+    "Toolchain": "format.entries",
+    "TuningFile": "format.entries",
+    "TuningRecord": "format.launch",
+    "begin_compile": "lifecycle.recorder",
+    "collect": "lifecycle.recorder",
+    "diff": "format.combine",
+    "end_compile": "lifecycle.recorder",
+    "merge": "format.combine",
+    "pack": "lifecycle.packing",
+    "read_and_emit": "lifecycle.restoring",
+    "recording": "lifecycle.recorder",
+    "restore": "lifecycle.restoring",
+}
+
+__all__ = [
+    "Artifact",
+    "Bundle",
+    "BundlerError",
+    "BundlerWarning",
+    "Diff",
+    "HelperLibrary",
+    "Kernel",
+    "KeyParts",
+    "LaunchFacts",
+    "LaunchSpec",
+    "Limits",
+    "Opaque",
+    "RecordReport",
+    "Recording",
+    "RestoreReport",
+    "Target",
+    "Toolchain",
+    "TuningFile",
+    "TuningRecord",
+    "begin_compile",
+    "collect",
+    "diff",
+    "end_compile",
+    "merge",
+    "pack",
+    "read_and_emit",
+    "recording",
+    "restore",
+]
+
+logging.getLogger("bundler").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{home}")
+    value = getattr(module, "restore" if name == "read_and_emit" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

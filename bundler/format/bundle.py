@@ -76,6 +76,10 @@ class Bundle:
     Immutable.  Safe under threads; after a fork parent and child may both go on reading.  A loaded bundle keeps its
     file open until `close`, and the file may be unlinked or replaced meanwhile.  A bundle made from others (`select`,
     `merge`) reads through them: keep them open until it was saved.
+
+    Attributes:
+        variants_dropped: how many other builds of a kernel `merge` left out.
+        left_out: (name, reason) of every file that `pack` or `collect` saw and did not take.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Bundle:
         content_bytes: bytes | None = None,
         writable: bool = True,
         variants_dropped: int = 0,
+        left_out: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._content = content
         self._observed = observed
@@ -94,6 +99,7 @@ class Bundle:
         self._content_bytes = content.encode() if content_bytes is None else content_bytes
         self._writable = writable
         self.variants_dropped = variants_dropped
+        self.left_out = left_out
 
     @property
     def digest(self) -> str:

@@ -190,9 +190,16 @@ class _Decoder:
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen of one kernel: on which device indices, compile times in microseconds by stage."""
+    """What was seen of one kernel.
+
+    Attributes:
+        devices: the device indices it was compiled for, where known.
+        layouts: `triton` when it lay in a plain cache directory, `inductor` when in Inductor's, one a device.
+        times_us: microseconds by compile stage; empty when only hits were seen.
+    """
 
     devices: tuple[int, ...] = ()
+    layouts: tuple[str, ...] = ()
     times_us: tuple[tuple[str, int], ...] = ()
 
 
@@ -201,12 +208,10 @@ class Observed:
     """Facts about the recording that are no part of what the bundle is.
 
     Attributes:
-        layout: `triton` when kernels lay in one cache directory, `inductor` when in one directory a device.
         kernels: kernel key -> `Observation`.
         environments: for each recording host, (name, version) pairs: python, triton, torch, driver.
     """
 
-    layout: str = "triton"
     kernels: Mapping[str, Observation] = field(default_factory=dict)
     environments: tuple[tuple[tuple[str, str], ...], ...] = ()
 
@@ -218,30 +223,32 @@ class Observed:
     def encode(self) -> bytes:
         """Return the positional msgpack form."""
         kernels = [
-            [key, list(seen.devices), [list(time) for time in seen.times_us]]
+            [key, list(seen.devices), list(seen.layouts), [list(time) for time in seen.times_us]]
             for key, seen in sorted(self.kernels.items())
         ]
         environments = [[list(pair) for pair in pairs] for pairs in sorted(self.environments)]
-        return wire.pack([SCHEMA, self.layout, kernels, environments])
+        return wire.pack([SCHEMA, kernels, environments])
 
     @staticmethod
     def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Observed:
         """Read what `encode` wrote; raises `FormatError` or `LimitExceeded`."""
         limits.check("manifest_bytes", len(data), "observations")
         decoder = _Decoder(limits, newer_minor)
-        _, layout, kernels, environments = decoder.fields(
-            wire.unpack(data, "observed", limits), "observed", int, str, list, list
-        )
+        _, kernels, environments = decoder.fields(wire.unpack(data, "observed", limits), "observed", int, list, list)
         seen = {}
         for item in kernels:
-            key, devices, times = decoder.fields(item, "observation", str, list, list)
+            key, devices, layouts, times = decoder.fields(item, "observation", str, list, list, list)
             pairs = tuple(tuple(decoder.fields(time, "time", str, int)) for time in times)
-            seen[key] = Observation(tuple(wire.expect(d, int, "device") for d in devices), pairs)
+            seen[key] = Observation(
+                tuple(wire.expect(device, int, "device") for device in devices),
+                tuple(wire.expect(layout, str, "layout") for layout in layouts),
+                pairs,
+            )
         hosts = tuple(
             tuple(tuple(decoder.fields(p, "environment", str, str)) for p in wire.expect(pairs, list, "environment"))
             for pairs in environments
         )
-        return Observed(layout, seen, hosts)
+        return Observed(seen, hosts)
 
 
 def merge_observed(first: Observed, second: Observed) -> Observed:
@@ -249,10 +256,12 @@ def merge_observed(first: Observed, second: Observed) -> Observed:
     seen = dict(first.kernels)
     for key, other in second.kernels.items():
         mine = seen.get(key, Observation())
-        devices = tuple(sorted({*mine.devices, *other.devices}))
-        seen[key] = Observation(devices, max(mine.times_us, other.times_us, key=lambda t: (len(t), t)))
-    layout = "inductor" if "inductor" in {first.layout, second.layout} else "triton"
-    return Observed(layout, seen, tuple(sorted({*first.environments, *second.environments})))
+        seen[key] = Observation(
+            tuple(sorted({*mine.devices, *other.devices})),
+            tuple(sorted({*mine.layouts, *other.layouts})),
+            max(mine.times_us, other.times_us, key=lambda times: (len(times), times)),
+        )
+    return Observed(seen, tuple(sorted({*first.environments, *second.environments})))
 
 
 def content_digest(content_bytes: bytes) -> str:

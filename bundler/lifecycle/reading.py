@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads one kernel directory as Triton left it: complete, from one compile, or not at all."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bundler.errors import UnsafeName
+from bundler.format import names
+from bundler.format.entries import Target
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+
+ATTEMPTS = 3
+_ELF = b"\x7fELF"
+_PTX_FILE = re.compile(rb'^\s*\.file\s+\d+\s+"([^"]+)"', re.MULTILINE)
+_LLVM_FILE = re.compile(rb'!DIFile\(filename: "([^"]+)", directory: "([^"]*)"')
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class KernelFiles:
+    """A complete kernel directory.
+
+    Attributes:
+        key: the directory's name.
+        files: the group's children by name, in Triton's order; the group file itself is not among them.
+        child_paths: name -> path, as the group file spells it.
+        metadata: the parsed metadata JSON.
+        others: names in the directory that are no child of the group.
+    """
+
+    key: str
+    files: dict[str, bytes]
+    child_paths: dict[str, str]
+    metadata: dict[str, Any]
+    others: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Entry point of the kernel."""
+        return str(self.metadata["name"])
+
+    @property
+    def target(self) -> Target:
+        """What the binary runs on."""
+        target = self.metadata["target"]
+        return Target(str(target["backend"]), str(target["arch"]), int(target["warp_size"]))
+
+    @property
+    def metadata_name(self) -> str:
+        """File name of the metadata JSON."""
+        return next(name for name in self.files if names.artifact_kind(name) == "json")
+
+    @property
+    def written_roots(self) -> set[str]:
+        """The cache directories that the group file names, as Triton spelled them."""
+        return {os.path.dirname(os.path.dirname(path)) for path in self.child_paths.values()}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Why a directory is not a kernel that could be used; `missing` when it is simply not there."""
+
+    reason: str
+    missing: bool = False
+
+
+def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles | Rejected:
+    """Read a kernel directory.
+
+    The files are those that the group file lists, taken from this directory whatever path the group file gives (a
+    copied cache still names its old place).  If any of them changes while we read, we read again.
+
+    Args:
+        directory: `<cache>/<kernel key>`.
+        limits: bounds on number and sizes of files.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            before = _signature(directory)
+            result = _read_once(directory, [name for name, *_ in before], limits)
+            if _signature(directory) == before:
+                return result
+        except FileNotFoundError as error:
+            if not os.path.isdir(directory):
+                return Rejected("the directory is gone", missing=True)
+            result = Rejected(f"{os.path.basename(error.filename or directory)} vanished while being read")
+        except NotADirectoryError:
+            return Rejected("not a directory")
+        except OSError as error:
+            return Rejected(f"cannot read: {error.strerror}")
+        except UnsafeName as error:
+            return Rejected(str(error))
+    if isinstance(result, Rejected):
+        return result
+    return Rejected("another process keeps writing to it")
+
+
+def _signature(directory: str) -> Signature:
+    """What changes when any file of the directory is replaced: name, inode, size and modification time."""
+    with os.scandir(directory) as entries:
+        stats = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    return tuple(sorted((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats))
+
+
+def _read_once(directory: str, present: list[str], limits: Limits) -> KernelFiles | Rejected:
+    groups = [name for name in present if name.startswith(names.GROUP_PREFIX) and name.endswith(".json")]
+    if len(groups) != 1:
+        return Rejected("no group file: the compile did not finish" if not groups else "several group files")
+    children = _children(read_file(directory, groups[0], limits))
+    if children is None:
+        return Rejected(f"{groups[0]} is not a valid group file")
+    if len(children) > limits.files_per_kernel:
+        return Rejected(f"{len(children)} files, over the limit of {limits.files_per_kernel}")
+    absent = [name for name in children if name not in present]
+    if absent:
+        return Rejected(f"{absent[0]} is listed in the group file but not there")
+    ordered = sorted(map(names.check_file_name, children), key=names.artifact_order)
+    files: dict[str, bytes] = {}
+    for name in ordered:
+        data = read_file(directory, name, limits)
+        if isinstance(data, Rejected):
+            return data
+        files[name] = data
+    if sum(map(len, files.values())) > limits.kernel_bytes:
+        return Rejected(f"more than {limits.kernel_bytes} bytes in all")
+    others = tuple(name for name in present if name not in children and name != groups[0])
+    return _checked(os.path.basename(directory), files, children, others)
+
+
+def read_file(directory: str, name: str, limits: Limits) -> bytes | Rejected:
+    """Read one regular file; symbolic links are refused, since they could lead anywhere."""
+    try:
+        fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return Rejected(f"{name} is a symbolic link")
+        if error.errno in {errno.EACCES, errno.EPERM}:
+            return Rejected(f"{name}: {error.strerror}")
+        raise
+    with open(fd, "rb") as file:
+        try:
+            data = file.read(limits.file_bytes + 1)
+        except IsADirectoryError:
+            return Rejected(f"{name} is a directory")
+    return data if len(data) <= limits.file_bytes else Rejected(f"{name}: over the limit of {limits.file_bytes} bytes")
+
+
+def _children(data: bytes | Rejected) -> dict[str, str] | None:
+    if isinstance(data, Rejected):
+        return None
+    try:
+        paths = json.loads(data)["child_paths"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(paths, dict) or not paths or not all(isinstance(path, str) for path in paths.values()):
+        return None
+    return paths
+
+
+def _checked(
+    key: str, files: dict[str, bytes], children: dict[str, str], others: tuple[str, ...]
+) -> KernelFiles | Rejected:
+    kinds = [names.artifact_kind(name) for name in files]
+    binaries = [name for name, kind in zip(files, kinds, strict=True) if kind in names.BINARY_KINDS]
+    if len(binaries) != 1 or kinds.count("json") != 1:
+        return Rejected(
+            f"{len(binaries)} device binaries and {kinds.count('json')} metadata files, expected one of each"
+        )
+    metadata_name = next(name for name in files if name.endswith(".json"))
+    try:
+        metadata = json.loads(files[metadata_name])
+        kernel = KernelFiles(key, files, children, metadata, others)
+        target, digest = kernel.target, bytes.fromhex(metadata["hash"])
+        numbers = (int(metadata["shared"]), int(metadata["num_warps"]), kernel.name)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return Rejected(f"{metadata_name} is not valid metadata ({type(error).__name__}: {error})")
+    if key not in {digest.hex(), base64.b32encode(digest).decode().rstrip("=")}:
+        return Rejected(f"{metadata_name} is of another kernel: its hash is {digest.hex()[:12]}…")
+    expected = names.BINARY_KIND_OF_BACKEND.get(target.backend)
+    if expected is not None and names.artifact_kind(binaries[0]) != expected:
+        return Rejected(f"{binaries[0]} is no binary for {target}, {numbers[2]} needs a {expected}")
+    if not files[binaries[0]].startswith(_ELF):
+        return Rejected(f"{binaries[0]} is {'empty' if not files[binaries[0]] else 'not an ELF file'}")
+    mixed = _mixed(files, binaries[0])
+    return Rejected(mixed) if mixed else kernel
+
+
+def _mixed(files: dict[str, bytes], binary: str) -> str | None:
+    """Say which two files come from different compiles, as far as their debug information tells.
+
+    Two processes that compile one key from sources in different places may interleave their files in one directory.
+    Each intermediate text names the source file, and so does the line table of a cubin.
+    """
+    sources: dict[str, set[bytes]] = {}
+    for name, data in files.items():
+        kind = names.artifact_kind(name)
+        if kind == "ptx":
+            sources[name] = _plain(_PTX_FILE.findall(data))
+        elif kind == "llir":
+            sources[name] = _plain(os.path.join(folder, file) for file, folder in _LLVM_FILE.findall(data))
+    named = [(name, found) for name, found in sources.items() if found]
+    for (one, here), (two, there) in zip(named, named[1:], strict=False):
+        if not here >= there and not there >= here:
+            return f"{one} and {two} come from two compiles: they name different source files"
+    for name, found in named:
+        # ptxas keeps directory and file name apart; a cubin without line information names neither.
+        if names.artifact_kind(name) == "ptx" and b".debug_line" in files[binary]:
+            absent = [path for path in found if os.path.basename(path) not in files[binary]
+                      or os.path.dirname(path) not in files[binary]]  # fmt: skip
+            if absent:
+                return f"{name} and {binary} come from two compiles: {os.fsdecode(absent[0])} is not in the binary"
+    return None
+
+
+def _plain(paths: Iterable[bytes]) -> set[bytes]:
+    # LLVM and ptxas escape other characters in different ways, which would look like two files.
+    return {path for path in paths if path.isascii() and b"\\" not in path}

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`recording`, `begin_compile`, `collect`, `end_compile`: what this process and its children compile, as a bundle."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from bundler.errors import BundlerError, ConfigError, RecordingError
+from bundler.format import names
+from bundler.format.bundle import Bundle, Keep
+from bundler.format.entries import Kernel
+from bundler.lifecycle.building import Builder, KnownFacts, join
+from bundler.lifecycle.packing import single_files, tuning_results
+from bundler.lifecycle.report import RecordReport
+from bundler.lifecycle.sightings import JIT_CACHE, LISTENER, DirectoryWatch, Sighting, Sightings
+from bundler.toolchain import capture, identity, loaded
+from bundler.toolchain.children import ChildSpool
+from bundler.toolchain.listening import listening
+
+if TYPE_CHECKING:
+    from bundler.toolchain.listening import CompileEvent
+
+_log = logging.getLogger("bundler.lifecycle")
+
+
+class Recording:
+    """Hears every Triton compile and hit of this process, from any thread, between `start` and `stop`.
+
+    Recordings may overlap and nest; each hears everything that happens while it runs.  Besides the listener it looks
+    for kernels that the JIT had loaded before, for complete kernel directories that appear without a listener call,
+    and, with `children`, for what child processes compile.
+
+    Not guaranteed: a kernel that was loaded before the recording by code that keeps it to itself (not the JIT), and
+    whose directory was there before, is not seen.  After a fork the child's copy hears nothing; with `children` the
+    child reports through the spool like any other.
+
+    Args:
+        children: also record child processes that start while the recording runs.  It sets TRITON_CACHE_MANAGER for
+            them, so torch's compile workers must start inside the recording.
+    """
+
+    def __init__(self, *, children: bool = False) -> None:
+        self._spool = ChildSpool() if children else None
+        self._lock = threading.Lock()
+        self._events: list[CompileEvent] = []
+        self._watch: DirectoryWatch | None = None
+        self._final: Sightings | None = None
+        self._left_out: list[tuple[str, str]] = []
+        self.report = RecordReport()
+
+    def start(self) -> Recording:
+        """Begin to hear; raises `RecordingError` when Triton is not installed."""
+        listening.attach(self._hear)
+        self._watch = DirectoryWatch()
+        if self._spool is not None:
+            self._spool.__enter__()
+        return self
+
+    def stop(self) -> None:
+        """Hear no more; what was heard stays to be collected.  Stopping twice is fine."""
+        if self._watch is None or self._final is not None:
+            return
+        listening.detach(self._hear)
+        self._final = self._gather()
+        if self._spool is not None:
+            self._spool.__exit__(None, None, None)
+
+    def collect(self, keep: Keep = "all") -> Bundle:
+        """Return what was recorded so far as a bundle, and update `report`.
+
+        A kernel is in the bundle with all its files, from one compile, or it is in `report.left_out` with the reason.
+
+        Args:
+            keep: `launch` takes device binaries, metadata and tuning files only.
+
+        Raises:
+            ConfigError: another value for `keep`.
+            RecordingError: the recording was never started.
+        """
+        if keep not in ("all", "launch"):
+            raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+        sightings = self._final or self._gather()
+        builders: dict[str, Builder] = {}
+        for sighting in sightings:
+            self._take(sighting, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
+        self._add_tuning_files(builders, keep)
+        bundle = join(builders.values(), identity.environment())
+        self.report = self._reported(sightings, bundle)
+        return Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
+                      left_out=self.report.left_out)  # fmt: skip
+
+    def __enter__(self) -> Recording:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _started(self) -> DirectoryWatch:
+        if self._watch is None:
+            raise RecordingError("this recording was never started; use it in a with statement or call start()")
+        return self._watch
+
+    def _hear(self, event: CompileEvent) -> None:
+        with self._lock:
+            self._events.append(event)
+
+    def _gather(self) -> Sightings:
+        watch = self._started()
+        with self._lock:
+            events = list(self._events)
+        sightings = Sightings()
+        for event in events:
+            sightings.add_event(event, LISTENER)
+        if self._spool is not None:
+            for spooled in self._spool.events():
+                sightings.add_spooled(spooled)
+            self._left_out = list(self._spool.problems)
+        for event in loaded.loaded_kernels():
+            sightings.add_event(event, JIT_CACHE)
+        for directory in watch.appeared():
+            if directory not in sightings:
+                sightings.add_directory(directory)
+        return sightings
+
+    def _take(self, sighting: Sighting, builder: Builder) -> None:
+        singles = single_files(sighting.directory)
+        if singles:
+            for name in singles:
+                builder.add_single(sighting.key, name)
+            return
+        facts = sighting.facts
+        if facts is None and sighting.event is not None:
+            facts = known_facts(sighting.event, builder.left_out)
+        builder.add_directory(sighting.key, sighting.observation, facts)
+
+    def _add_tuning_files(self, builders: dict[str, Builder], keep: Keep) -> None:
+        """Take results of Triton's tuner for the kernels we have, also those that were there before."""
+        wanted = {kernel.name for builder in builders.values() for kernel in builder.kernels}
+        for root in self._started().roots():
+            for path, name in tuning_results(root):
+                if name.removesuffix(names.AUTOTUNE_SUFFIX) in wanted:
+                    builders.setdefault(root, Builder(root, keep)).add_single(path, name)
+
+    def _reported(self, sightings: Sightings, bundle: Bundle) -> RecordReport:
+        with self._lock:
+            events = list(self._events)
+        compiles = [event for event in events if not event.cache_hit]
+        taken = {kernel.key: kernel for kernel in bundle.kernels}
+        seen = Counter({s.key: s.source for s in sightings if s.key in taken}.values())
+        return RecordReport(
+            sources=dict(sorted(seen.items())),
+            hits=len(events) - len(compiles),
+            compiles=len(compiles),
+            compile_seconds=sum(us for event in compiles for _, us in event.stage_times_us) / 1e6,
+            left_out=tuple(sorted({*bundle.left_out, *self._left_out})),
+            not_portable=tuple((k.key, name) for k in bundle.kernels for name in _unportable(k)),
+            without_facts=tuple(k.key for k in bundle.kernels if k.facts_bytes is None),
+            errors=listening.errors,
+        )
+
+
+def known_facts(event: CompileEvent, problems: list[tuple[str, str]]) -> KnownFacts:
+    """Return what a compile in this process tells about its kernel; what cannot be had goes to `problems`."""
+    toolchain = capture.toolchain_of(event.target.backend, event.target.arch)
+    if event.options is None:
+        problems.append((event.key, "launch facts: the compile's options could not be seen"))
+        return KnownFacts(toolchain)
+    try:
+        launch = capture.launch_facts(event.src, event.options).to_bytes()
+        parts = capture.key_parts(event.src, event.backend, event.options, event.env_vars, event.hash).to_bytes()
+    except (AttributeError, KeyError, TypeError, ValueError, OSError, BundlerError) as error:
+        # A source kind that a later Triton brings; the kernel itself is still good for a hit.
+        _log.warning("no launch facts for %s (%s): %r", event.name, event.key, error)
+        problems.append((event.key, f"launch facts: {type(error).__name__}: {error}"))
+        return KnownFacts(toolchain)
+    return KnownFacts(toolchain, launch, parts)
+
+
+def _unportable(kernel: Kernel) -> tuple[str, ...]:
+    facts = kernel.launch.facts
+    return () if facts is None else facts.unportable
+
+
+class RecordingStack:
+    """The recordings that `begin_compile` opened, innermost last.
+
+    ::
+
+        state            begin      collect           end
+        idle             records    RecordingError    no effect
+        recording        nests      Bundle, pops      discards, pops
+        after collect    records    RecordingError    no effect (closes the pair)
+
+    One stack a process, under a lock: Triton's asynchronous mode, Inductor's template pool and autograd all compile
+    in threads of their own, so a stack for each thread would miss them.  Two threads that open pairs at the same time
+    should use `recording` objects instead: here the innermost pair is whichever began last.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        # None stands for a pair that was collected and not yet ended.
+        self._pairs: list[Recording | None] = []
+
+    def begin(self, *, children: bool = False) -> None:
+        """Open a recording inside the innermost one."""
+        with self._lock:
+            if not any(self._pairs):
+                self._pairs.clear()
+            self._pairs.append(Recording(children=children).start())
+
+    def collect(self, keep: Keep = "all") -> Bundle:
+        """Close the innermost recording and return its bundle."""
+        with self._lock:
+            for index, recording in reversed(list(enumerate(self._pairs))):
+                if recording is not None:
+                    recording.stop()
+                    bundle = recording.collect(keep)
+                    self._pairs[index:] = [None]
+                    return bundle
+        raise RecordingError("nothing is being recorded; call begin_compile() first")
+
+    def end(self) -> None:
+        """Close the pair that was opened last; discards its recording if it was not collected."""
+        with self._lock:
+            recording = self._pairs.pop() if self._pairs else None
+            if recording is not None:
+                recording.stop()
+
+
+_stack = RecordingStack()
+
+
+def recording(*, children: bool = False) -> Recording:
+    """Return a recording to use in a `with` statement: `with bundler.recording() as rec: ...; rec.collect()`.
+
+    Args:
+        children: also record child processes that start inside the block.
+
+    Raises:
+        RecordingError: at the start of the block, when Triton is not installed.
+    """
+    return Recording(children=children)
+
+
+def begin_compile(*, children: bool = False) -> None:
+    """Start to record; nests.  See `RecordingStack` for what each call does in each state."""
+    _stack.begin(children=children)
+
+
+def collect(keep: Keep = "all") -> Bundle:
+    """Finish the innermost recording and return its bundle; raises `RecordingError` when there is none."""
+    return _stack.collect(keep)
+
+
+def end_compile() -> None:
+    """Discard the innermost recording unless it was collected; safe in a `finally` in every state."""
+    _stack.end()
