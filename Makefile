@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target sets itself up: it needs make, bash and python3 with venv, and makes its own environments in .venv-*/.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench fuzz clean check-python
+
+PYTHON ?= python3
+# Besides the release in constraints.txt, the two ends of what we support.
+TRITONS ?= 3.6.0 3.9.0
+# More arguments for the program behind a target: make test ARGS="-k digest"
+ARGS ?=
+
+unexport PYTHONPATH PYTHONHOME
+
+TORCH_CPU := 2.13.0+cpu
+TORCH := 2.13.0
+PINS := pyproject.toml constraints.txt
+# Directories too: removing a file changes only its directory.
+SOURCES := $(shell find -L bundler ! -name '*.pyc' ! -name __pycache__) $(wildcard README.md LICENSE)
+# Asked of the shell, since make would remember what the folder held before the wheel was built.
+WHEEL = $$(ls .build/wheel/*.whl)
+# Twice quiet: errors only.
+PIP = -m pip --disable-pip-version-check -qq install
+
+help: ## say what the targets do
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+
+demo: .venv-demo/.ready ## compile real kernels, bundle them, restore them elsewhere, recompile none
+	.venv-demo/bin/triton-bundler demo $(ARGS)
+
+# -P keeps the checkout off the import path: what is tested is the wheel that was built and installed.
+test: test-main $(TRITONS:%=test-triton-%) ## build the wheel, install it in a new environment, test it there
+
+.PHONY: test-main $(TRITONS:%=test-triton-%)
+test-main: .venv-test/.ready
+	.venv-test/bin/python -P -m pytest $(ARGS)
+
+# After the main suite: a timing test should not share the machine with another suite. Status 5 is "no test selected", which
+# ARGS such as -k may well cause here.
+$(TRITONS:%=test-triton-%): test-triton-%: .venv-triton-%/.ready test-main
+	.venv-triton-$*/bin/python -P -m pytest -m toolchain $(ARGS) || [[ $$? == 5 && -n "$(ARGS)" ]]
+
+lint: .venv-lint/.ready ## ruff, mypy --strict and the import contracts
+	.venv-lint/bin/ruff check
+	.venv-lint/bin/ruff format --check
+	.venv-lint/bin/mypy
+	.venv-lint/bin/lint-imports
+
+bench: tool := tools/bench_bundle.py
+bench: .venv-test/.ready ## measure; ARGS go to the benchmark
+	$(run-tool)
+
+fuzz: tool := tools/fuzz_bundle.py
+fuzz: .venv-test/.ready ## feed damaged bundles to the reader; ARGS go to the fuzzer
+	$(run-tool)
+
+define run-tool
+@test -f $(tool) || { echo "make: there is no $(tool) in this checkout" >&2; exit 1; }
+.venv-test/bin/python -P $(tool) $(ARGS)
+endef
+
+clean: ## remove everything that make made
+	rm -rf .venv-build .venv-demo .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# -------------------------------------------------------------------------------------------------------- environments
+
+check-python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: $(PYTHON) is missing; install Python 3.11 or newer, e.g. apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $$($(PYTHON) --version) is too old; install Python 3.11 or newer and say which: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: $(PYTHON) cannot make virtual environments; install its venv module, e.g. apt-get install python3-venv" >&2; exit 1; }
+
+# $(call new-venv,DIRECTORY)
+new-venv = rm -rf $(1) && $(PYTHON) -m venv $(1)
+
+.venv-build/.ready: $(PINS) | check-python
+	@echo "make: preparing to build the wheel"
+	@$(call new-venv,.venv-build)
+	@.venv-build/bin/python $(PIP) -c constraints.txt build setuptools
+	@touch $@
+
+# setuptools leaves build/ behind, and would put what lies there into the next wheel.
+.build/wheel.ready: .venv-build/.ready $(SOURCES)
+	@echo "make: building the wheel"
+	@rm -rf build .build/wheel && mkdir -p .build
+	@.venv-build/bin/python -m build --wheel --no-isolation --outdir .build/wheel . >.build/wheel.log 2>&1 || { cat .build/wheel.log >&2; exit 1; }
+	@rm -rf build triton_bundler.egg-info
+	@touch $@
+
+# Two stamps an environment: the slow one for its packages, which only the pins renew, the quick one for our wheel.
+install-wheel = $(1)/bin/python $(PIP) --force-reinstall --no-deps $(WHEEL)
+
+.venv-demo/.packages: $(PINS) | .build/wheel.ready
+	@echo "make: installing triton for the demo"
+	@$(call new-venv,.venv-demo)
+	@.venv-demo/bin/python $(PIP) -c constraints.txt "$(WHEEL)[triton]"
+	@touch $@
+
+.venv-test/.packages: $(PINS) | .build/wheel.ready
+	@echo "make: installing what the tests need"
+	@$(call new-venv,.venv-test)
+	@.venv-test/bin/python $(PIP) -c constraints.txt "$(WHEEL)[triton,cli,redis,test]"
+	@.venv-test/bin/python $(PIP) -c constraints.txt torch==$(TORCH_CPU) 2>.build/torch.log || { \
+	  echo "make: notice: torch $(TORCH_CPU) is not to be had here, so the large torch $(TORCH) is installed (CONTRIBUTING.md says how to avoid it)"; \
+	  .venv-test/bin/python $(PIP) -c constraints.txt torch==$(TORCH); }
+	@touch $@
+
+.venv-triton-%/.packages: $(PINS) | .build/wheel.ready
+	@echo "make: installing Triton $*"
+	@$(call new-venv,.venv-triton-$*)
+	@sed 's/^triton==.*/triton==$*/' constraints.txt >.build/constraints-$*.txt
+	@.venv-triton-$*/bin/python $(PIP) -c .build/constraints-$*.txt "$(WHEEL)[triton,cli,redis,test]"
+	@touch $@
+
+%/.ready: %/.packages .build/wheel.ready
+	@$(call install-wheel,$*)
+	@touch $@
+
+# The tools read the checkout itself; an installed copy would only stand in their way.
+.venv-lint/.ready: $(PINS) | .build/wheel.ready
+	@echo "make: installing ruff, mypy and import-linter"
+	@$(call new-venv,.venv-lint)
+	@.venv-lint/bin/python $(PIP) -c constraints.txt "$(WHEEL)[dev]"
+	@.venv-lint/bin/python -m pip --disable-pip-version-check -qq uninstall --yes triton-bundler
+	@touch $@
+
+# make would remove a stamp that only pattern rules mention.
+.PRECIOUS: .venv-triton-%/.packages

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkout keeps the rules that no other tool looks at: headers, sizes, links, packages, documented targets."""
+
+import ast
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPDX = "# SPDX-License-Identifier: Apache-2.0"
+MAX_LINES = 400
+PRUNED = re.compile(r"\.(?!ci$).*|__pycache__|build|dist|.*\.egg-info")
+
+
+def walk():
+    """Yield the files of the checkout as git would list them, in places where there is no git."""
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not PRUNED.fullmatch(name)]
+        yield from (Path(folder, name) for name in names)
+
+
+def project_files():
+    """Return the files that git tracks or would take."""
+    listing = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if shutil.which("git") and (ROOT / ".git").exists():
+        done = subprocess.run(listing, capture_output=True, text=True)
+        if done.returncode == 0:
+            return [path for name in done.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+    return [path for path in walk() if path.is_file()]
+
+
+def sources(folder):
+    """Return the Python files of a folder of the checkout, through links too."""
+    found = [Path(where, name) for where, _, names in os.walk(ROOT / folder, followlinks=True) for name in names]
+    return sorted(path for path in found if path.suffix == ".py")
+
+
+def imports_of(path):
+    """Return the dotted names of the modules that a file imports, relative ones made absolute."""
+    package = (*path.relative_to(ROOT).parts[:-1],)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *filter(None, [node.module])))
+            # `from bundler import errors` imports bundler.errors, and bundler itself, which everything has imported already.
+            yield from (f"bundler.{alias.name}" for alias in node.names) if module == "bundler" else (module,)
+
+
+def test_every_source_file_names_its_license():
+    """Every Python file begins with the SPDX line, after a line that names an interpreter if there is one."""
+    without = []
+    for path in project_files():
+        if path.suffix == ".py":
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines()[:2] if not line.startswith("#!")]
+            if lines[:1] != [SPDX]:
+                without.append(str(path.relative_to(ROOT)))
+    assert without == []
+
+
+def test_no_file_is_longer_than_400_lines():
+    """No file of the package is longer than 400 lines."""
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in sources("bundler")
+    }
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_no_text_file_names_a_machine_of_ours():
+    """No text file of the project holds a path that exists only where it was written."""
+    named = re.compile(r"(?<![\w.~-])/(?:work|root|tmp/v)/")
+    found = []
+    for path in project_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {line.strip()}" for line in text.splitlines() if named.search(line)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("bundler/backends", "../backends"), ("bundler/cli/demo_kernels.py", "../../examples/kernels.py")],
+)
+def test_links_are_relative(link, target):
+    """The links of the package are links, and lead to the same place wherever the checkout lies."""
+    assert (ROOT / link).readlink() == Path(target)
+    assert (ROOT / link).exists()
+
+
+def test_backends_refuses_to_be_imported_by_its_folder_name():
+    """`import backends` is an ImportError that names the right import."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import backends"
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert "import bundler.backends" in last
+
+
+def test_backends_can_be_imported_by_its_name():
+    """`import bundler.backends` works."""
+    subprocess.run([sys.executable, "-c", "import bundler.backends"], cwd=ROOT / "tests", check=True)
+
+
+def test_backends_import_nothing_of_ours():
+    """A backend imports nothing of bundler but other backends."""
+    names = {
+        name for path in sources("bundler/backends") for name in imports_of(path) if name.split(".")[0] == "bundler"
+    }
+    assert {name for name in names if not name.startswith("bundler.backends")} == set()
+
+
+def test_format_imports_only_what_it_may():
+    """The format needs the standard library, msgpack, zstandard and our errors, and nothing else."""
+    allowed = {*sys.stdlib_module_names, "msgpack", "zstandard"}
+    names = {name for path in sources("bundler/format") for name in imports_of(path)}
+    others = {name for name in names if name.split(".")[0] not in allowed}
+    assert {name for name in others if not re.match(r"bundler\.(errors|format)\b", name)} == set()
+
+
+def test_every_room_is_packaged():
+    """pyproject.toml lists each package of bundler, and no other."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    rooms = {".".join(path.relative_to(ROOT).parts[:-1]) for path in sources("bundler") if path.name == "__init__.py"}
+    assert set(pyproject["tool"]["setuptools"]["packages"]) == rooms
+
+
+def test_every_direct_dependency_is_pinned():
+    """constraints.txt pins each package that pyproject.toml names, but torch, which the Makefile pins."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    wanted = {re.match(r"[\w-]+", line).group() for line in project["dependencies"] + extras}
+    pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    assert wanted - pinned == {"torch", "triton-bundler"}
+
+
+def test_installed_files_lie_in_the_package():
+    """The wheel brings bundler/, its own metadata and the command, and nothing else."""
+    try:
+        files = importlib.metadata.files("triton-bundler") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("triton-bundler is not installed here; `make test` installs the wheel")
+    if any(path.name == "direct_url.json" and '"editable": true' in path.read_text() for path in files):
+        pytest.skip("triton-bundler is installed as editable; `make test` installs the wheel")
+    tops = {path.parts[0] for path in files if not path.match("bin/triton-bundler")}
+    assert tops == {"bundler", f"triton_bundler-{importlib.metadata.version('triton-bundler')}.dist-info"}
+    assert {"bundler/py.typed", "bundler/backends/__init__.py", "bundler/cli/demo_kernels.py"} <= set(map(str, files))
+
+
+def test_make_targets_are_documented():
+    """CONTRIBUTING.md names the targets of the Makefile, and `make help` explains them."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = sorted(re.findall(r"^([a-z]+):.* ## ", makefile, re.MULTILINE))
+    assert targets == ["bench", "clean", "demo", "fuzz", "help", "lint", "test"]
+    assert sorted(re.findall(r"^\| `make ([a-z]+)` \|", contributing, re.MULTILINE)) == targets
+
+
+def test_the_gate_calls_make():
+    """.ci/run can be executed, and runs the tests and the linters."""
+    gate = ROOT / ".ci" / "run"
+    assert os.access(gate, os.X_OK)
+    assert re.findall(r"^make (\w+)", gate.read_text(encoding="utf-8"), re.MULTILINE) == ["test", "lint"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_says_what_to_install():
+    """Without Python, make says in one line what to install."""
+    command = ["make", "--no-print-directory", "-C", str(ROOT), "check-python", "PYTHON=no-such-python"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "install Python 3.11 or newer" in done.stderr
