@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from bundler.errors import ConfigError, NotFound, UnsupportedVersion
 from bundler.format.container import Container
@@ -231,7 +231,7 @@ class Bundle:
         """Release the file; closing twice is fine."""
         self._blobs.close()
 
-    def __enter__(self) -> Bundle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import cache
 
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
-from bundler.toolchain import identity, targets
+from bundler.toolchain import identity, ptxas, targets
 
 
 class Machine:
@@ -19,7 +19,7 @@ class Machine:
         self.toolchain = identity.installed_triton()
         self.targets = targets.visible_targets()
         self.unchecked: set[str] = set()
-        self._ptxas = cache(identity.ptxas_version)
+        self._ptxas = cache(ptxas.ptxas_version)
 
     def why_not(self, kernel: Kernel) -> str | None:
         """Return why the kernel cannot be used here, None when nothing known speaks against it."""

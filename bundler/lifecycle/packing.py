@@ -99,7 +99,7 @@ def _pack_rest(root: str, keep: str) -> Builder:
     for path in _files_beside_kernels(root):
         if path.endswith(names.BEST_CONFIG_SUFFIX):
             builder.add_file(path, TuningFile)
-        elif path.endswith(".lock") or "/tmp" in f"/{path}":
+        elif path.endswith(".lock") or any(part.startswith("tmp") for part in path.split("/")):
             builder.left_out.append((path, "a lock or temporary file"))
         elif keep == "launch":
             builder.left_out.append((path, "not needed to launch (keep='launch')"))

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from bundler.errors import UnsafeName
@@ -83,6 +84,7 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
         directory: `<cache>/<kernel key>`.
         limits: bounds on number and sizes of files.
     """
+    result: KernelFiles | Rejected = Rejected("never read")
     for _ in range(ATTEMPTS):
         try:
             before = _signature(directory)
@@ -208,7 +210,7 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
         elif kind == "llir":
             sources[name] = _plain(os.path.join(folder, file) for file, folder in _LLVM_FILE.findall(data))
     named = [(name, found) for name, found in sources.items() if found]
-    for (one, here), (two, there) in zip(named, named[1:], strict=False):
+    for (one, here), (two, there) in pairwise(named):
         if not here >= there and not there >= here:
             return f"{one} and {two} come from two compiles: they name different source files"
     for name, found in named:

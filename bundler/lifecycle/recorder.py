@@ -3,28 +3,20 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections import Counter
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Self
 
-from bundler.errors import BundlerError, ConfigError, RecordingError
-from bundler.format import names
+from bundler.errors import RecordingError
 from bundler.format.bundle import Bundle, Keep
-from bundler.format.entries import Kernel
-from bundler.lifecycle.building import Builder, KnownFacts, join
-from bundler.lifecycle.packing import single_files, tuning_results
+from bundler.lifecycle.collecting import add_spool, collect_sightings, merge_reasons
 from bundler.lifecycle.report import RecordReport
-from bundler.lifecycle.sightings import JIT_CACHE, LISTENER, DirectoryWatch, Sighting, Sightings
-from bundler.toolchain import capture, identity, loaded
+from bundler.lifecycle.sightings import JIT_CACHE, LISTENER, DirectoryWatch, Sightings
+from bundler.toolchain import loaded
 from bundler.toolchain.children import ChildSpool
+from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.listening import listening
-
-if TYPE_CHECKING:
-    from bundler.toolchain.listening import CompileEvent
-
-_log = logging.getLogger("bundler.lifecycle")
 
 
 class Recording:
@@ -49,10 +41,9 @@ class Recording:
         self._events: list[CompileEvent] = []
         self._watch: DirectoryWatch | None = None
         self._final: Sightings | None = None
-        self._left_out: list[tuple[str, str]] = []
         self.report = RecordReport()
 
-    def start(self) -> Recording:
+    def start(self) -> Self:
         """Begin to hear; raises `RecordingError` when Triton is not installed."""
         listening.attach(self._hear)
         self._watch = DirectoryWatch()
@@ -65,9 +56,9 @@ class Recording:
         if self._watch is None or self._final is not None:
             return
         listening.detach(self._hear)
-        self._final = self._gather()
         if self._spool is not None:
-            self._spool.__exit__(None, None, None)
+            self._spool.close()  # reads what the last child wrote
+        self._final = self._gather()
 
     def collect(self, keep: Keep = "all") -> Bundle:
         """Return what was recorded so far as a bundle, and update `report`.
@@ -81,19 +72,13 @@ class Recording:
             ConfigError: another value for `keep`.
             RecordingError: the recording was never started.
         """
-        if keep not in ("all", "launch"):
-            raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
-        sightings = self._final or self._gather()
-        builders: dict[str, Builder] = {}
-        for sighting in sightings:
-            self._take(sighting, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
-        self._add_tuning_files(builders, keep)
-        bundle = join(builders.values(), identity.environment())
-        self.report = self._reported(sightings, bundle)
+        bundle, report = collect_sightings(self._final or self._gather(), self._started().roots(), keep)
+        left_out = merge_reasons(report.left_out, self._spool.problems if self._spool is not None else ())
+        self.report = replace(report, left_out=left_out, errors=sum(listening.errors.values()))
         return Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
-                      left_out=self.report.left_out)  # fmt: skip
+                      left_out=left_out)  # fmt: skip
 
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
@@ -118,73 +103,13 @@ class Recording:
         for event in events:
             sightings.add_event(event, LISTENER)
         if self._spool is not None:
-            for spooled in self._spool.events():
-                sightings.add_spooled(spooled)
-            self._left_out = list(self._spool.problems)
+            add_spool(sightings, self._spool)
         for event in loaded.loaded_kernels():
             sightings.add_event(event, JIT_CACHE)
         for directory in watch.appeared():
             if directory not in sightings:
                 sightings.add_directory(directory)
         return sightings
-
-    def _take(self, sighting: Sighting, builder: Builder) -> None:
-        singles = single_files(sighting.directory)
-        if singles:
-            for name in singles:
-                builder.add_single(sighting.key, name)
-            return
-        facts = sighting.facts
-        if facts is None and sighting.event is not None:
-            facts = known_facts(sighting.event, builder.left_out)
-        builder.add_directory(sighting.key, sighting.observation, facts)
-
-    def _add_tuning_files(self, builders: dict[str, Builder], keep: Keep) -> None:
-        """Take results of Triton's tuner for the kernels we have, also those that were there before."""
-        wanted = {kernel.name for builder in builders.values() for kernel in builder.kernels}
-        for root in self._started().roots():
-            for path, name in tuning_results(root):
-                if name.removesuffix(names.AUTOTUNE_SUFFIX) in wanted:
-                    builders.setdefault(root, Builder(root, keep)).add_single(path, name)
-
-    def _reported(self, sightings: Sightings, bundle: Bundle) -> RecordReport:
-        with self._lock:
-            events = list(self._events)
-        compiles = [event for event in events if not event.cache_hit]
-        taken = {kernel.key: kernel for kernel in bundle.kernels}
-        seen = Counter({s.key: s.source for s in sightings if s.key in taken}.values())
-        return RecordReport(
-            sources=dict(sorted(seen.items())),
-            hits=len(events) - len(compiles),
-            compiles=len(compiles),
-            compile_seconds=sum(us for event in compiles for _, us in event.stage_times_us) / 1e6,
-            left_out=tuple(sorted({*bundle.left_out, *self._left_out})),
-            not_portable=tuple((k.key, name) for k in bundle.kernels for name in _unportable(k)),
-            without_facts=tuple(k.key for k in bundle.kernels if k.facts_bytes is None),
-            errors=listening.errors,
-        )
-
-
-def known_facts(event: CompileEvent, problems: list[tuple[str, str]]) -> KnownFacts:
-    """Return what a compile in this process tells about its kernel; what cannot be had goes to `problems`."""
-    toolchain = capture.toolchain_of(event.target.backend, event.target.arch)
-    if event.options is None:
-        problems.append((event.key, "launch facts: the compile's options could not be seen"))
-        return KnownFacts(toolchain)
-    try:
-        launch = capture.launch_facts(event.src, event.options).to_bytes()
-        parts = capture.key_parts(event.src, event.backend, event.options, event.env_vars, event.hash).to_bytes()
-    except (AttributeError, KeyError, TypeError, ValueError, OSError, BundlerError) as error:
-        # A source kind that a later Triton brings; the kernel itself is still good for a hit.
-        _log.warning("no launch facts for %s (%s): %r", event.name, event.key, error)
-        problems.append((event.key, f"launch facts: {type(error).__name__}: {error}"))
-        return KnownFacts(toolchain)
-    return KnownFacts(toolchain, launch, parts)
-
-
-def _unportable(kernel: Kernel) -> tuple[str, ...]:
-    facts = kernel.launch.facts
-    return () if facts is None else facts.unportable
 
 
 class RecordingStack:

@@ -23,6 +23,7 @@ from bundler.toolchain import directories, identity
 
 Only = Literal["usable", "all"]
 Trust = Literal["kernels", "code"]
+Companion = TuningFile | HelperLibrary | Opaque
 
 WRITER_THREADS = 2
 KERNELS_PER_TASK = 16
@@ -192,7 +193,8 @@ class _Restore:
             tally.rewritten |= {f"{kernel.key}/{artifact.filename}" for artifact in stored if artifact.spans}
 
     def _companions(self) -> None:
-        for entry in (*self.bundle.tuning_files, *self.bundle.helpers, *self.bundle.opaque):
+        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *self.bundle.opaque]
+        for entry in companions:
             reason = self._why_not(entry)
             if reason is not None:
                 self.tally.skipped.append((entry.path, reason))
@@ -213,7 +215,7 @@ class _Restore:
                     self.tally.wrote(1, len(data))
                     self.tally.rewritten |= {entry.path} if entry.artifact.spans else set()
 
-    def _why_not(self, entry: TuningFile | HelperLibrary | Opaque) -> str | None:
+    def _why_not(self, entry: Companion) -> str | None:
         if isinstance(entry, TuningFile):
             return None
         if self.trust != "code":
@@ -256,7 +258,7 @@ class _Restore:
             return list(dict.fromkeys(directories.inductor_kernel_dir(device) for device in chosen))
         return [os.path.join(self.base, "triton", str(device)) for device in chosen]
 
-    def _companion_roots(self, entry: TuningFile | HelperLibrary | Opaque) -> list[str]:
+    def _companion_roots(self, entry: Companion) -> list[str]:
         in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(entry.path.partition("/")[0])
         if not in_triton:
             return [self.base or directories.inductor_cache_dir()]

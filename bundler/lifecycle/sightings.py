@@ -6,16 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bundler.format import names
 from bundler.format.manifest import Observation
 from bundler.lifecycle.building import KnownFacts
 from bundler.toolchain import directories
-
-if TYPE_CHECKING:
-    from bundler.toolchain.children import SpooledEvent
-    from bundler.toolchain.listening import CompileEvent
+from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.records import SpooledEvent
 
 LISTENER, CHILDREN, JIT_CACHE, DIRECTORIES = "listener", "children", "jit-cache", "directories"
 
@@ -27,6 +24,8 @@ class Sighting:
     directory: str
     source: str
     devices: set[int] = field(default_factory=set)
+    hits: int = 0
+    compiles: int = 0
     times_us: tuple[tuple[str, int], ...] = ()
     event: CompileEvent | None = None
     facts: KnownFacts | None = None
@@ -40,6 +39,11 @@ class Sighting:
     def root(self) -> str:
         """The cache directory."""
         return os.path.dirname(self.directory)
+
+    def count(self, cache_hit: bool) -> None:
+        """Count one compile call."""
+        self.hits += cache_hit
+        self.compiles += not cache_hit
 
     @property
     def observation(self) -> Observation:
@@ -66,7 +70,9 @@ class Sightings:
         sighting = self._at(event.directory, source)
         if event.device is not None:
             sighting.devices.add(event.device)
-        if not event.cache_hit:
+        if source == LISTENER:
+            sighting.count(event.cache_hit)
+        if event.stage_times_us and not event.cache_hit:
             sighting.times_us = event.stage_times_us
         if sighting.event is None or sighting.event.options is None:
             sighting.event = event
@@ -76,6 +82,7 @@ class Sightings:
         sighting = self._at(event.directory, CHILDREN)
         if event.device is not None:
             sighting.devices.add(event.device)
+        sighting.count(event.cache_hit)
         if sighting.event is None and sighting.facts is None:
             sighting.facts = KnownFacts(event.toolchain, event.facts_bytes, event.parts_bytes)
 

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Triton's running `compile` call holds in its local variables, read from the call stack.
+
+Neither the listener nor the cache manager is told the options and environment that the key was made from, and the metadata they
+are told is no substitute: compiler passes overwrite options in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+_COMPILE = ("compile", "triton.compiler.compiler")
+_DO_COMPILE = ("_do_compile", "triton.runtime.jit")
+# A few wrappers of other people's may stand between `compile` and us; a longer walk would cost every compile.
+_MAX_FRAMES = 8
+_MAX_FRAMES_TO_JIT = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompileFrame:
+    """Local variables of one `compile` call.
+
+    `stages_key` is what a stage inspection hook added to the key, empty without one; `device` is known when the JIT made the call
+    in this thread.
+    """
+
+    src: Any
+    options: Any
+    backend: Any
+    env_vars: dict[str, str]
+    hash: str
+    stages_key: str
+    metadata: dict[str, Any] | None
+    device: int | None
+
+
+def find_compile() -> CompileFrame | None:
+    """Return the innermost `compile` call of Triton on this thread's stack; None when none of the nearest frames is one."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the only way to an own caller's frame without a trace
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return None
+        if _is(frame, _COMPILE):
+            return _read(frame)
+        frame = frame.f_back
+    return None
+
+
+def _is(frame: FrameType, place: tuple[str, str]) -> bool:
+    return frame.f_code.co_name == place[0] and frame.f_globals.get("__name__") == place[1]
+
+
+def _read(frame: FrameType) -> CompileFrame | None:
+    local = frame.f_locals
+    try:
+        return CompileFrame(
+            src=local["src"],
+            options=local["options"],
+            backend=local["backend"],
+            env_vars=local["env_vars"],
+            hash=local["hash"],
+            stages_key=local.get("inspect_stages_key", ""),
+            metadata=local.get("metadata"),
+            device=_device_of_jit(frame.f_back),
+        )
+    except KeyError:
+        # A Triton whose `compile` names its variables otherwise: better nothing than half.
+        return None
+
+
+def _device_of_jit(frame: FrameType | None) -> int | None:
+    for _ in range(_MAX_FRAMES_TO_JIT):
+        if frame is None:
+            return None
+        if _is(frame, _DO_COMPILE):
+            device = frame.f_locals.get("device")
+            return device if type(device) is int else None
+        frame = frame.f_back
+    return None

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who compiles here: Triton's release and binary, its ptxas, and the facts about this machine that are written down beside a bundle."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+import sysconfig
+from pathlib import Path
+
+from bundler.format.entries import Toolchain
+
+DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows")
+_VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
+_CHUNK_BYTES = 1 << 20
+
+
+def triton_dir() -> str | None:
+    """Return the directory of the `triton` package that this process uses or would import; None when there is none."""
+    file: str | None = getattr(sys.modules.get("triton"), "__file__", None)
+    if file is not None:
+        return os.path.dirname(os.path.abspath(file))
+    try:
+        spec = importlib.util.find_spec("triton")
+    except (ImportError, ValueError):
+        return None
+    # A directory called `triton` without __init__.py, such as a checkout beside the user's script, has no origin.
+    return os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else None
+
+
+def installed_triton() -> Toolchain | None:
+    """Return Triton's release and the sha256 of its binary, without importing Triton; None when it is not installed.
+
+    The digest comes from the wheel's own RECORD where that describes the file on disk (its size is compared), so that no
+    process reads half a gigabyte; only a Triton without such a record is hashed, once a process.  `ptxas` is None: it
+    depends on the target (`ptxas_version`).
+    """
+    directory = triton_dir()
+    if directory is None:
+        return None
+    imported = getattr(sys.modules.get("triton"), "__version__", None)
+    return Toolchain(release=imported or _release(directory), binary=_binary(directory))
+
+
+@functools.lru_cache(maxsize=8)
+def _release(directory: str) -> str | None:
+    try:
+        match = _VERSION.search(Path(directory, "__init__.py").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        match = None
+    if match is not None:
+        return match[1]
+    distribution = _distribution(directory)
+    return distribution.version if distribution is not None else None
+
+
+def _distribution(directory: str) -> importlib.metadata.Distribution | None:
+    """Return the installed distribution whose `triton` package is `directory`."""
+    for name in DISTRIBUTIONS:
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        located = str(distribution.locate_file("triton"))
+        if os.path.realpath(located) == os.path.realpath(directory):
+            return distribution
+    return None
+
+
+def _binary(directory: str) -> str | None:
+    path = os.path.join(directory, "_C", "libtriton." + extension_suffix().rsplit(".", 1)[-1])
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return _binary_digest(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _binary_digest(path: str, size_bytes: int, _mtime_ns: int) -> str | None:
+    """Digest of one state of the file; the modification time is only there to tell states apart."""
+    return recorded_digest(path, size_bytes) or _hash_file(path)
+
+
+def recorded_digest(path: str, size_bytes: int) -> str | None:
+    """Return the sha256 (hex) that the wheel's RECORD gives for Triton's binary, if it describes a file of that size."""
+    distribution = _distribution(os.path.dirname(os.path.dirname(path)))
+    record = distribution.read_text("RECORD") if distribution is not None else None
+    if record is None:
+        return None
+    line = re.search(rf"^triton/_C/{re.escape(os.path.basename(path))},sha256=([\w-]+),(\d+)\s*$", record, re.MULTILINE)
+    if line is None or int(line[2]) != size_bytes:
+        return None
+    try:
+        digest = base64.urlsafe_b64decode(line[1] + "=" * (-len(line[1]) % 4))
+    except (binascii.Error, ValueError):
+        return None
+    return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
+
+
+def _hash_file(path: str) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def extension_suffix() -> str:
+    """Return the suffix of this Python's extension modules, such as `.cpython-311-x86_64-linux-gnu.so`."""
+    return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+
+
+def machine() -> str:
+    """Return the processor architecture, such as `x86_64`."""
+    return platform.machine()
+
+
+def environment() -> tuple[tuple[str, str], ...]:
+    """Return names and versions for the observed part of a bundle; what is not known here is left out.
+
+    Imports nothing, opens no device: the driver's facts are what its kernel module publishes as files.
+    """
+    triton = installed_triton()
+    facts = [
+        ("python", platform.python_version()),
+        ("platform", f"{sys.platform} {machine()}"),
+        ("triton", triton.release if triton is not None else None),
+        ("torch", _version_of("torch")),
+        ("driver", _driver()),
+        ("gpu", _gpu_names()),
+    ]
+    return tuple((name, text) for name, text in facts if text)
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    nvidia = re.search(r"Kernel Module\D*?\s([\d.]+)\s", _text("/proc/driver/nvidia/version"))
+    if nvidia is not None:
+        return f"nvidia {nvidia[1]}"
+    amd = _text("/sys/module/amdgpu/version").strip()
+    return f"amdgpu {amd}" if amd else None
+
+
+def _gpu_names() -> str | None:
+    models = set()
+    for information in Path("/proc/driver/nvidia/gpus").glob("*/information"):
+        match = re.search(r"^Model:\s*(.+?)\s*$", _text(str(information)), re.MULTILINE)
+        if match is not None:
+            models.add(match[1])
+    return ", ".join(sorted(models)) or None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

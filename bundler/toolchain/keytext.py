@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text that Triton hashes into a kernel's key: taken apart into named parts, and put together again to prove them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bundler.format.limits import DEFAULT_LIMITS
+from bundler.toolchain.encoding import encode_value, portable_text, portable_value, render
+from bundler.toolchain.identity import installed_triton, triton_dir
+
+_LOG = logging.getLogger("bundler.toolchain")
+
+Part = tuple[str, str]
+
+
+def recompute(src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str) -> str | None:
+    """Return the hash (hex) that Triton makes of these objects, in the way `triton.compile` does; None if it cannot."""
+    get_cache_key = getattr(sys.modules.get("triton.runtime.cache"), "get_cache_key", None)
+    if get_cache_key is None:
+        return None
+    try:
+        text = get_cache_key(src, backend, options, env_vars=env_vars) + stages_key
+    except Exception as error:  # noqa: BLE001  # the seam: unproven is an answer, and this runs code of backends and of constants
+        _LOG.debug("the key of %s cannot be recomputed: %s", getattr(src, "name", "a kernel"), error)
+        return None
+    return _sha256(text)
+
+
+def named_parts(src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str) -> Iterator[Part]:
+    """Yield (name, text) for each part of a key; a text longer than a part may be is replaced by its digest."""
+    for name, text in _all_parts(src, backend, options, env_vars, stages_key):
+        too_long = len(text.encode("utf-8", "replace")) > DEFAULT_LIMITS.string_bytes
+        yield name, f"sha256:{_sha256(text)}" if too_long else text.encode("utf-8", "replace").decode()
+
+
+def _all_parts(src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str) -> Iterator[Part]:
+    yield from _triton_parts(options)
+    yield from _ast_parts(src) if hasattr(src, "fn") else _ir_parts(src)
+    yield "backend.name", str(backend.target.backend)
+    yield "backend.hash", portable_text(str(backend.hash()))
+    if stages_key:
+        yield "backend.stages", _sha256(stages_key)
+    yield from _option_parts(options)
+    for name, value in sorted(env_vars.items()):
+        yield f"env.{name}", str(value)
+
+
+def _triton_parts(options: Any) -> Iterator[Part]:
+    installed = installed_triton()
+    if installed is not None and installed.release:
+        yield "triton.release", installed.release
+    if installed is not None and installed.binary:
+        yield "triton.binary", installed.binary
+    triton_key = getattr(sys.modules.get("triton.runtime.cache"), "triton_key", None)
+    if triton_key is not None:
+        yield "triton.code", _sha256(triton_key())
+    directory = triton_dir()
+    if directory is not None and paths_count(options) and directory in str(vars(options)):
+        # Such a kernel misses in any other installation, and only this part can say so; not as a path, which would travel.
+        yield "triton.location", _sha256(directory)[:16]
+
+
+def _ast_parts(src: Any) -> Iterator[Part]:
+    names = list(getattr(src.fn, "arg_names", ()))
+    yield "source.name", str(src.name)
+    if isinstance(getattr(src.fn, "src", None), str):
+        yield "source.text", _sha256(src.fn.src)
+    if hasattr(src.fn, "starting_line_number"):
+        yield "source.line", str(src.fn.starting_line_number)
+    yield "source.hash", str(src.fn.cache_key)
+    yield "source.signature", ", ".join(f"{name}: {kind}" for name, kind in sorted(src.signature.items()))
+    # Sorted by path as Triton does it for constants; attributes count in the order in which they were given.
+    yield "source.constants", _by_argument(names, sorted(src.constants.items()))
+    yield "source.attributes", _by_argument(names, src.attrs.items())
+
+
+def _ir_parts(src: Any) -> Iterator[Part]:
+    yield "source.name", str(src.name)
+    yield "source.format", str(src.ext)
+    yield "source.text", _sha256(src.src)
+    yield "source.hash", str(src.hash())
+
+
+def _by_argument(names: list[str], items: Any) -> str:
+    return ", ".join(f"{_path_name(names, path)}={render(encode_value(value), value)}" for path, value in items)
+
+
+def _path_name(names: list[str], path: tuple[int, ...]) -> str:
+    first, *rest = path
+    return (names[first] if first < len(names) else str(first)) + "".join(f"[{index}]" for index in rest)
+
+
+def _option_parts(options: Any) -> Iterator[Part]:
+    by_content = not paths_count(options)
+    for name, value in sorted(vars(options).items()):
+        if name == "extern_libs" and by_content:
+            yield f"option.{name}", ", ".join(f"{library}=sha256:{_file_digest(path)}" for library, path in value)
+        else:
+            portable = portable_value(value)
+            yield f"option.{name}", render(encode_value(portable), portable)
+
+
+def paths_count(options: Any) -> bool:
+    """Whether the paths of libraries are part of the options' hash (AMD before Triton 3.9), instead of their content.
+
+    Told by the hash itself: it is that of the plain rendering of all fields.
+    """
+    plain = "_".join(f"{name}-{value}" for name, value in vars(options).items())
+    return bool(_sha256(plain) == options.hash())
+
+
+def _file_digest(path: str) -> str:
+    try:
+        status = os.stat(path)
+        return _digest_of(path, status.st_size, status.st_mtime_ns)
+    except OSError:
+        return "unreadable"
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(path: str, _size_bytes: int, _mtime_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ptxas Triton runs for a target, and its version: part of the key of every CUDA kernel."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import logging
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from bundler.toolchain.identity import triton_dir
+
+_LOG = logging.getLogger("bundler.toolchain")
+# ptxas answers in milliseconds; a wrapper script that hangs must not hang us.
+_TIMEOUT_S = 20
+_RELEASE = re.compile(r"release (\S+?), (V\S+)")
+
+
+def ptxas_version(arch: int) -> str | None:
+    """Return a short version of the ptxas that Triton uses for compute capability `arch`, such as `12.8 V12.8.93`.
+
+    Triton is not imported, and none of its caches is filled: where it is imported already, its settings count (`knobs`),
+    else the environment and the files of the installation.  None when there is no Triton, no ptxas, or it fails.  The
+    answer is kept for each state of the program on disk.
+    """
+    mocked = os.environ.get("TRITON_MOCK_PTX_VERSION")
+    if mocked is not None:
+        return mocked  # Triton puts this into its keys in place of the version.
+    program = _uses_blackwell(arch)
+    if program is None:
+        return None
+    for path in _candidates("ptxas-blackwell" if program else "ptxas"):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        version = _ask(path, status.st_size, status.st_mtime_ns)
+        if version is not None:
+            return version
+    return None
+
+
+def short_version(text: str) -> str:
+    """Shorten the answer of `ptxas --version`; an answer of another shape is returned without its line breaks."""
+    match = _RELEASE.search(text)
+    return f"{match[1]} {match[2]}" if match is not None else " ".join(text.split())[:200]
+
+
+def _uses_blackwell(arch: int) -> bool | None:
+    directory = triton_dir()
+    if directory is None:
+        return None
+    threshold = _blackwell_threshold(os.path.join(directory, "backends", "nvidia", "compiler.py"))
+    return arch >= threshold if threshold is not None else None
+
+
+@functools.lru_cache(maxsize=8)
+def _blackwell_threshold(compiler_source: str) -> int | None:
+    """Return the first compute capability for which Triton takes `ptxas-blackwell`.
+
+    It is 100 in Triton 3.6 and 3.7 and 90 in 3.9, and stands nowhere but in the condition inside `get_ptxas`: reading it
+    there is exact for each release, and needs no import.
+    """
+    try:
+        tree = ast.parse(Path(compiler_source).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name == "get_ptxas":
+            return _threshold_in(function)
+    return None
+
+
+def _threshold_in(function: ast.FunctionDef) -> int | None:
+    for node in ast.walk(function):
+        match node:
+            case ast.Compare(
+                left=ast.Name(id="arch"),
+                ops=[ast.GtE() | ast.Lt()],
+                comparators=[ast.Constant(value=int(threshold))],
+            ):
+                return threshold
+    return None
+
+
+def _candidates(program: str) -> list[str]:
+    """Return paths in the order in which Triton tries them: what the user set, then the one it was installed with."""
+    name = program + (sysconfig.get_config_var("EXE") or "")
+    default = os.path.join(triton_dir() or "", "backends", "nvidia", "bin", name)
+    chosen = _set_in_python(program.replace("-", "_"))
+    if chosen is None:
+        chosen = os.environ.get(f"TRITON_{name.upper().replace('-', '_')}_PATH")
+    return [default] if chosen is None else [chosen, default]
+
+
+def _set_in_python(attribute: str) -> str | None:
+    nvidia: Any = getattr(sys.modules.get("triton.knobs"), "nvidia", None)
+    value = getattr(nvidia, "__dict__", {}).get(attribute)
+    return value if isinstance(value, str) else None
+
+
+@functools.lru_cache(maxsize=32)
+def _ask(path: str, _size_bytes: int, _mtime_ns: int) -> str | None:
+    """Run `path --version`; size and modification time only tell states of the file apart."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        _LOG.warning("ptxas does not answer: %s (%s)", path, error)
+        return None
+    return short_version(answer.stdout.decode("utf-8", "replace"))

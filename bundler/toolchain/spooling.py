@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cache manager that writes down what Triton compiles in a child of a recording process.  The one module that needs Triton to import.
+
+Listeners do not reach a child process, but the environment does, and Triton takes its cache manager's name from there.  Records
+are written as compiles happen, since torch's compile workers run neither exit handlers nor finalizers.
+
+Triton makes a manager for each kernel, so what must outlive one (which records exist, errors) lives in one `Spool` a process.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import itertools
+import logging
+import os
+import threading
+import time
+from typing import Any, Self, cast
+
+from triton import knobs
+from triton.runtime.cache import CacheManager, FileCacheManager
+
+from bundler.config import spool_settings
+from bundler.format.entries import Toolchain
+from bundler.toolchain import frames, records
+from bundler.toolchain.capture import key_parts, launch_facts, toolchain_of
+from bundler.toolchain.events import kernel_hash, target_of
+from bundler.toolchain.records import Record, SpooledEvent, SpooledFile
+from bundler.toolchain.targets import current_device
+
+_LOG = logging.getLogger("bundler.toolchain")
+_SINGLE_FILES = (".so", ".pyd", ".autotune.json")
+# A program that compiles in a loop repeats itself; what was written is remembered, but not without bound.
+_REMEMBERED_RECORDS = 100_000
+
+
+class Spool:
+    """Writes each record of this process once; safe from any thread, and in forked children.
+
+    No failure leaves it: each is counted in `errors` by its cause and logged the first time.
+    """
+
+    def __init__(self) -> None:
+        self.errors: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
+        self._seen: set[tuple[str, ...]] = set()
+        self._numbers = itertools.count()
+
+    def directory(self) -> str | None:
+        """Return where to write; None when nobody records, or the recording process is this one and listens itself."""
+        settings = spool_settings()
+        if settings.directory is None or settings.owner_pid == os.getpid() or not os.path.isdir(settings.directory):
+            return None
+        return settings.directory
+
+    def is_new(self, *identity: str) -> bool:
+        """Whether a record was not written yet; remembers it."""
+        with self._lock:
+            if identity in self._seen:
+                return False
+            if len(self._seen) < _REMEMBERED_RECORDS:
+                self._seen.add(identity)
+            return True
+
+    def write(self, directory: str, record: Record) -> None:
+        """Write one record; names sort by time and are unique among all processes of this machine."""
+        records.write(directory, f"{time.time_ns():020d}-{os.getpid()}-{next(self._numbers)}", record)
+
+    def failed(self, error: Exception) -> None:
+        """Count and, the first time, log a failure."""
+        cause = type(error).__name__
+        with self._lock:
+            self.errors[cause] += 1
+            first = self.errors[cause] == 1
+        if first:
+            _LOG.warning("a compile was not recorded (%s: %s); the program goes on", cause, error, exc_info=error)
+
+    def reset_after_fork(self) -> None:
+        """Give the child a lock that no thread of the parent holds."""
+        self._lock = threading.Lock()
+
+
+spool = Spool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=spool.reset_after_fork)
+
+
+class SpoolCacheManager(CacheManager):  # type: ignore[misc]
+    """The user's cache manager, or Triton's own, with a record of each kernel and helper file.
+
+    Every result is the inner manager's, and so is every exception.  The inner class is the one that
+    TRITON_BUNDLER_SPOOL_INNER names at the moment: an instance is of that class too.
+    """
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Make an instance of both this class and the inner one."""
+        combined: Self = object.__new__(_combined(cast(Any, cls), _inner_class()))
+        return combined
+
+    def __init__(self, key: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(key, *args, **kwargs)
+        self._bundler_key = key
+        # Managers of dump and override directories hold copies for people to look at.
+        self._bundler_spools = not any([*args, *kwargs.values()])
+
+    def get_file(self, filename: str) -> str | None:
+        """Return a file's path as the inner manager does; a helper library or tuning file in use is recorded."""
+        path: str | None = super().get_file(filename)
+        if path is not None:
+            self._spool_file(filename, path)
+        return path
+
+    def put(self, data: Any, filename: str, *args: Any, **kwargs: Any) -> str:
+        """Store a file as the inner manager does; a helper library or tuning file is recorded."""
+        path: str = super().put(data, filename, *args, **kwargs)
+        self._spool_file(filename, path)
+        return path
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """Return a kernel's files as the inner manager does; a hit is recorded."""
+        group: dict[str, str] | None = super().get_group(filename)
+        if group and filename in group and not knobs.compilation.always_compile:
+            self._spool_kernel(filename, group, cache_hit=True)
+        return group
+
+    def put_group(self, filename: str, group: dict[str, str]) -> Any:
+        """Complete a kernel as the inner manager does; then the kernel is recorded."""
+        result = super().put_group(filename, group)
+        self._spool_kernel(filename, group, cache_hit=False)
+        return result
+
+    def _spool_file(self, filename: str, path: str) -> None:
+        if not filename.endswith(_SINGLE_FILES):
+            return
+        try:
+            directory = self._bundler_spools and spool.directory()
+            if directory and spool.is_new(directory, path):
+                spool.write(directory, SpooledFile(os.path.dirname(path), filename, os.getpid()))
+        except Exception as error:  # noqa: BLE001  # the seam: no failure of ours may reach a program that only compiles
+            spool.failed(error)
+
+    def _spool_kernel(self, filename: str, group: dict[str, str], *, cache_hit: bool) -> None:
+        try:
+            directory = self._bundler_spools and spool.directory()
+            place = os.path.dirname(group[filename])
+            if directory and spool.is_new(directory, self._bundler_key, place, str(cache_hit)):
+                spool.write(directory, _kernel_record(self._bundler_key, filename, place, cache_hit=cache_hit))
+        except Exception as error:  # noqa: BLE001  # the seam, as above
+            spool.failed(error)
+
+
+@functools.cache
+def _combined(outer: Any, inner: Any) -> type:
+    return type(outer.__name__, (outer, inner), {"__module__": outer.__module__, "__doc__": outer.__doc__})
+
+
+def _inner_class() -> type:
+    """Return the user's manager class; errors are those that Triton would give for the same setting."""
+    name = spool_settings().inner
+    if name is None:
+        file_manager: type = FileCacheManager
+        return file_manager
+    module, _, attribute = name.partition(":")
+    inner: type = getattr(importlib.import_module(module), attribute)
+    return inner
+
+
+def _kernel_record(key: str, filename: str, place: str, *, cache_hit: bool) -> SpooledEvent:
+    frame = frames.find_compile()
+    name = filename.removesuffix(".json")
+    if frame is None:
+        return SpooledEvent(
+            key,
+            kernel_hash(key),
+            place,
+            name,
+            None,
+            current_device(),
+            (),
+            cache_hit,
+            None,
+            None,
+            Toolchain(),
+            os.getpid(),
+        )
+    target = target_of(frame.backend.target)
+    device = frame.device if frame.device is not None else current_device()
+    parts = key_parts(frame.src, frame.backend, frame.options, frame.env_vars, frame.hash, frame.stages_key)
+    return SpooledEvent(
+        key=key,
+        hash=frame.hash,
+        directory=place,
+        name=(frame.metadata or {}).get("name", name),
+        target=target,
+        device=device,
+        stage_times_us=(),
+        cache_hit=cache_hit,
+        facts_bytes=launch_facts(frame.src, frame.options).to_bytes(),
+        parts_bytes=parts.to_bytes(),
+        toolchain=toolchain_of(target.backend, target.arch),
+        pid=os.getpid(),
+    )
