@@ -36,12 +36,12 @@ test: test-main $(TRITONS:%=test-triton-%) ## build the wheel, install it in a n
 
 .PHONY: test-main $(TRITONS:%=test-triton-%)
 test-main: .venv-test/.ready
-	.venv-test/bin/python -P -m pytest $(ARGS)
+	TRITON_BUNDLER_TEST_INSTALLED=1 .venv-test/bin/python -P -m pytest $(ARGS)
 
 # After the main suite: a timing test should not share the machine with another suite. Status 5 is "no test selected", which
 # ARGS such as -k may well cause here.
 $(TRITONS:%=test-triton-%): test-triton-%: .venv-triton-%/.ready test-main
-	.venv-triton-$*/bin/python -P -m pytest -m toolchain $(ARGS) || [[ $$? == 5 && -n "$(ARGS)" ]]
+	TRITON_BUNDLER_TEST_INSTALLED=1 .venv-triton-$*/bin/python -P -m pytest -m toolchain $(ARGS) || [[ $$? == 5 && -n "$(ARGS)" ]]
 
 lint: .venv-lint/.ready ## ruff, mypy --strict and the import contracts
 	.venv-lint/bin/ruff check

@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-import measuring
+import measuring  # noqa: E402  # the programs here find each other by path
 
 KERNELS = measuring.ROOT / "examples" / "kernels.py"
 
@@ -158,7 +159,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-STEPS = {"record": record, "restore": restore, "replay": replay}
+STEPS: dict[str, Callable[..., dict[str, Any]]] = {"record": record, "restore": restore, "replay": replay}
 
 
 if __name__ == "__main__":

@@ -171,19 +171,19 @@ class Bundle:
                 kernel.parts.diff(kernel.parts)
 
     @staticmethod
-    def load(path: str | os.PathLike[str], limits: Limits = DEFAULT_LIMITS) -> Bundle:
+    def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Bundle:
         """Open a bundle file; only header, table of contents and manifest are read.
 
         Raises:
             NotFound, AccessDenied: the file cannot be opened.
             FormatError, DigestMismatch: it is not a sound bundle.
         """
-        return _open(FileSource(path), limits)
+        return _open(FileSource(path), limits or DEFAULT_LIMITS)
 
     @staticmethod
-    def from_bytes(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Bundle:
+    def from_bytes(data: bytes, limits: Limits | None = None) -> Bundle:
         """Open a bundle that is in memory; raises as `load`."""
-        return _open(BytesSource(data), limits)
+        return _open(BytesSource(data), limits or DEFAULT_LIMITS)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a bundle file: temporary file beside it, flushed to disk, renamed.

@@ -220,7 +220,7 @@ class Container:
         try:
             frame = zstandard.get_frame_parameters(data)
             # The decoder ignores max_output_size when a frame declares its size: compare before decoding.
-            self._limits.check("frame_bytes", frame.window_size, "zstd window")
+            self._limits.check("window_bytes", frame.window_size, "zstd window")
             if frame.content_size != section.raw_bytes or not frame.has_checksum:
                 raise FormatError(
                     f"section at offset {section.offset}: the frame declares {frame.content_size} bytes "

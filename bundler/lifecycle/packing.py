@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bundler.errors import ConfigError, NotFound
 from bundler.format import names
-from bundler.format.bundle import Bundle
+from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Opaque, TuningFile
 from bundler.format.file import os_errors
 from bundler.format.manifest import Observation
@@ -17,7 +17,7 @@ from bundler.lifecycle.building import Builder, join
 KERNEL_SUBDIRECTORY = "triton"
 
 
-def pack(directory: str | os.PathLike[str], *, keep: str = "all") -> Bundle:
+def pack(directory: str | os.PathLike[str], *, keep: Keep = "all") -> Bundle:
     """Make a bundle from a cache directory.
 
     Args:

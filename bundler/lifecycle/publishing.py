@@ -40,6 +40,8 @@ STALE_AFTER_S = 24 * 3600
 ATTEMPTS = 4
 
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+# What file systems without hard links answer.
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
 _log = logging.getLogger("bundler.lifecycle")
 
 
@@ -106,8 +108,7 @@ class CacheDirectory:
             temporary = os.path.join(self.path, _temporary_name(TEMPORARY_PREFIX))
             try:
                 _write_file(temporary, data)
-                # Creating a link fails when the name exists, so whoever was first stays.
-                os.link(temporary, target, follow_symlinks=False)
+                _create(temporary, target)
             except FileExistsError:
                 with open(target, "rb") as file:
                     return False if file.read(len(data) + 1) == data else None
@@ -186,6 +187,19 @@ class CacheDirectory:
             with contextlib.suppress(FileNotFoundError):
                 if now - os.lstat(path).st_ctime > STALE_AFTER_S:
                     _remove(path)
+
+
+def _create(temporary: str, target: str) -> None:
+    """Give a file its name; raises `FileExistsError` when the name is taken, so whoever was first stays."""
+    try:
+        os.link(temporary, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Without hard links two writers may both see the name free; the later rename wins, whole.
+        if os.path.lexists(target):
+            raise FileExistsError(target) from error
+        os.rename(temporary, target)
 
 
 def _remove(path: str) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bundler.errors import BundlerError, BundlerWarning, ConfigError, DigestMismatch, FormatError
+from bundler.errors import BundlerError, BundlerWarning, ConfigError, DigestMismatch, FormatError, ToolchainMismatch
 from bundler.format import names, sentinel
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
@@ -61,6 +61,7 @@ def restore(
         ConfigError: an argument has a value that is not listed above.
         FormatError, DigestMismatch, NotFound: the bundle cannot be opened.  A kernel whose bytes are damaged is
             skipped with that reason, and the others are restored.
+        ToolchainMismatch: not a POSIX system.
         AccessDenied, StoreFull: the directory cannot be written.  Kernels published before stay, nothing half-written
             does; the error's `report` says what was done.
 
@@ -70,6 +71,11 @@ def restore(
     for name, value in (("keep", keep), ("only", only), ("trust", trust)):
         if value not in _CHOICES[name]:
             raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, _CHOICES[name]))}", got=value)
+    if os.name != "posix":
+        raise ToolchainMismatch(
+            f"restore needs a POSIX system (directories renamed over each other, no-follow opens); this is {os.name}",
+            platform=os.name,
+        )
     opened = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     try:
         return _Restore(opened, cache_dir, keep, devices, only, trust).run()

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds absolute paths inside files, so that nobody ships the name of a home directory without knowing it."""
+
+from __future__ import annotations
+
+import re
+
+# A name as people and tools give it; bytes of a well-formed UTF-8 character count as letters.
+_NAME = rb"(?:[A-Za-z0-9._@%+~-]|[\xc3-\xdf][\x80-\xbf]|[\xe1-\xef][\x80-\xbf]{2}|\xf0[\x90-\xbf][\x80-\xbf]{2})+"
+# What may stand before a path in text: anything but a part of a name, of a relative path, of a closing tag, or the
+# end of one of our placeholders, whose rest is relative.  `file://` is followed by a path all the same.
+_BEFORE = rb"(?:(?<=file://)|(?<![A-Za-z0-9._@%+~\])}</\x80-\xff-]))"
+# In pickle and msgpack a text follows its length, and a length may look like a letter.
+_AFTER_LENGTH = rb"(?:(?<=\x8c[\x00-\xff])|(?<=\xd9[\x00-\xff])|(?<=\xda[\x00-\xff]{2}))"
+_PATH = rb"/" + _NAME + rb"(?:/+" + _NAME + rb")+"
+_IN_TEXT = re.compile(_BEFORE + _PATH)
+_IN_BINARY = re.compile(rb"(?:" + _BEFORE + rb"|" + _AFTER_LENGTH + rb")" + _PATH)
+# Machine code holds slashes by chance.  A path worth telling about begins with a word and has some length.
+_PLAUSIBLE = re.compile(r"/[A-Za-z][\w@%+~-]+[\w.@%+~-]*/")
+_SHORTEST_IN_BINARY = 8
+
+
+def absolute_paths(data: bytes) -> set[str]:
+    """Return the POSIX absolute paths of at least two components that stand in a file, text or binary.
+
+    Finds them in JSON, in Triton's intermediate texts, and as strings in debug information, pickles and msgpack.
+
+    Does not find: a path of one component (`/tmp`); what follows a space inside a path, of which the part before the
+    space is returned; paths whose slashes or letters are written as escapes, or that are compressed or not UTF-8;
+    Windows paths; names that stand apart from their directory, as DWARF's line tables have them (the directory
+    is found).  A text that only looks like a path, such as a URL's path after a space, is returned too.
+    """
+    binary = b"\0" in data
+    found = set()
+    for match in (_IN_BINARY if binary else _IN_TEXT).finditer(data):
+        path = match[0].decode("utf-8", "replace").rstrip(".-~%@")
+        if path.rstrip("/").count("/") > 1 and (not binary or _is_plausible(path)):
+            found.add(path)
+    return found
+
+
+def _is_plausible(path: str) -> bool:
+    return len(path) >= _SHORTEST_IN_BINARY and _PLAUSIBLE.match(path) is not None

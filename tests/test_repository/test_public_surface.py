@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public surface is what docs/api.md says it is."""
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import bundler
+from bundler import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+API = ROOT / "docs" / "api.md"
+
+
+def _signature(owner: str, function: object) -> str:
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    return owner + text.replace("(self, ", "(").replace("(self)", "()")
+
+
+def _members(cls: type) -> list[str]:
+    """Return the documented form of each public method and property of a class."""
+    found = []
+    for name, member in vars(cls).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property) or type(member).__name__ == "cached_property":
+            getter = member.fget if isinstance(member, property) else member.func
+            returns = inspect.signature(getter).return_annotation
+            found.append(f"{name} -> {returns}")
+        elif isinstance(member, staticmethod):
+            found.append(_signature(name, member.__func__))
+        elif inspect.isfunction(member):
+            found.append(_signature(name, member))
+    return found
+
+
+def _expected() -> list[str]:
+    lines = []
+    for name in bundler.__all__:
+        thing = getattr(bundler, name)
+        if inspect.isfunction(thing):
+            lines.append(_signature(thing.__name__, thing))  # an alias has the signature of its original
+        elif dataclasses.is_dataclass(thing):
+            lines += [f"{field.name}: {field.type}" for field in dataclasses.fields(thing)]
+        if inspect.isclass(thing) and not issubclass(thing, BaseException):
+            lines += _members(thing)
+    return lines
+
+
+@pytest.mark.parametrize("line", _expected())
+def test_each_signature_is_documented(line: str) -> None:
+    """docs/api.md repeats every public signature, field and property as the code has it."""
+    documented = re.sub(r"\s+", " ", API.read_text())  # signatures may be wrapped
+    assert line in documented, f"docs/api.md lacks: {line}"
+
+
+def test_each_public_name_is_documented() -> None:
+    """docs/api.md names everything in __all__."""
+    text = API.read_text()
+    assert [name for name in bundler.__all__ if f"`{name}`" not in text and f"{name}(" not in text] == []
+
+
+def test_each_error_is_documented_with_its_code() -> None:
+    """docs/api.md lists each class of the error tree with its code."""
+    text = API.read_text()
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.BundlerError)]
+    assert [c.__name__ for c in classes if f"| `{c.__name__}` | `{c.code}` |" not in text] == []
