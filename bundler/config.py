@@ -10,9 +10,8 @@ import os
 from dataclasses import dataclass
 
 SPOOL_DIRECTORY = "TRITON_BUNDLER_SPOOL"
-SPOOL_OWNER = "TRITON_BUNDLER_SPOOL_OWNER"
 SPOOL_INNER = "TRITON_BUNDLER_SPOOL_INNER"
-SPOOL_VARIABLES = (SPOOL_DIRECTORY, SPOOL_OWNER, SPOOL_INNER)
+SPOOL_VARIABLES = (SPOOL_DIRECTORY, SPOOL_INNER)
 
 
 @dataclass(frozen=True)
@@ -20,21 +19,18 @@ class SpoolSettings:
     """What a recording parent told its child processes; set by us, not by users.
 
     Attributes:
-        directory: where children write their records, None when nobody records.
-        owner_pid: the recording process, which listens itself and does not spool.
+        directory: where children write their records, None when nobody records; several joined by `os.pathsep` when
+            recordings are nested.
         inner: the cache manager class that the user had configured, as `module:Class`.
     """
 
     directory: str | None
-    owner_pid: int | None
     inner: str | None
 
 
 def spool_settings() -> SpoolSettings:
     """Read the spool variables of this process."""
-    owner = os.environ.get(SPOOL_OWNER, "")
     return SpoolSettings(
         directory=os.environ.get(SPOOL_DIRECTORY) or None,
-        owner_pid=int(owner) if owner.isdecimal() else None,
         inner=os.environ.get(SPOOL_INNER) or None,
     )

@@ -153,18 +153,15 @@ class Bundle:
             NotFound: the artifact is of another bundle.
             DigestMismatch, FormatError: the stored bytes are damaged.
         """
-        raw = digest_raw(artifact.digest)
-        data = self._blobs.read_blob(raw)
-        if not isinstance(self._blobs, Container):  # a container has verified it already
-            check_digest(data, raw, artifact.filename)
-        return data
+        return self._read_blob(digest_raw(artifact.digest), artifact.filename)
 
     def verify(self) -> None:
         """Decode and check everything there is; raises the first `FormatError` or `DigestMismatch`."""
         if isinstance(self._blobs, Container):
             self._blobs.verify()
-        for digest, _ in self._content.blobs:
-            self._blobs.read_blob(digest)
+        else:
+            for digest, _ in self._content.blobs:
+                self._read_blob(digest)
         for kernel in self.kernels:
             kernel.launch.tensor_descriptors.plain()
             if kernel.parts is not None:
@@ -194,13 +191,13 @@ class Bundle:
         """
         self._check_writable()
         with replacing(path) as out:
-            write_container(out, self._content, self._content_bytes, self._observed.encode(), self._blobs.read_blob)
+            write_container(out, self._content, self._content_bytes, self._observed.encode(), self._read_blob)
 
     def to_bytes(self) -> bytes:
         """Return what `save` would write."""
         self._check_writable()
         out = io.BytesIO()
-        write_container(out, self._content, self._content_bytes, self._observed.encode(), self._blobs.read_blob)
+        write_container(out, self._content, self._content_bytes, self._observed.encode(), self._read_blob)
         return out.getvalue()
 
     def select(self, *, target: str | None = None, keep: Keep = "all", names: str | None = None) -> Bundle:
@@ -242,10 +239,22 @@ class Bundle:
     def __repr__(self) -> str:
         return f"<Bundle {self.digest[:19]} {len(self.kernels)} kernels>"
 
+    @property
+    def writable(self) -> bool:
+        """Whether `save` may write it: no feature of a newer version would be lost."""
+        return self._writable
+
+    def _read_blob(self, digest: bytes, what: str = "blob") -> bytes:
+        data = self._blobs.read_blob(digest)
+        if not isinstance(self._blobs, Container):  # a container has verified it already
+            check_digest(data, digest, what)
+        return data
+
     def _check_writable(self) -> None:
         if not self._writable:
             raise UnsupportedVersion(
-                "this bundle was written with features that this version can read but not write; upgrade triton-bundler"
+                "this bundle was written by a newer version, with features that this one can read but not write; "
+                "copy the file, or upgrade triton-bundler"
             )
 
 
@@ -264,7 +273,7 @@ def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
         raise
     return Bundle(
         container.content, observed, container,
-        content_bytes=container.content_bytes, writable=not container.read_only,
+        content_bytes=container.content_bytes, writable=not (container.read_only or container.newer_minor),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from functools import reduce
 
 from bundler.errors import ConfigError, FormatError, MergeConflict
 from bundler.format.bundle import Bundle, FirstBlobs
-from bundler.format.entries import Entry, HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, TuningFile, entry_artifacts
 from bundler.format.manifest import Content, merge_observed
 
 
@@ -41,8 +41,9 @@ def merge(bundles: Iterable[Bundle]) -> Bundle:
     """Return the union of bundles.
 
     Two compiles of one launch identity are variants: their bytes may differ, since debug information holds source
-    paths.  The one with more files wins if it has all of the other's, else the one with the least digest; the result's
-    `variants_dropped` counts the rest.  The order of the bundles does not matter.
+    paths.  One whose files another has too, and more, counts for nothing; of the others the one with the least digest
+    wins, and the result's `variants_dropped` counts the rest, those that the given bundles had dropped included.  The
+    order of the bundles does not matter.
 
     Raises:
         ConfigError: no bundle given.
@@ -51,24 +52,24 @@ def merge(bundles: Iterable[Bundle]) -> Bundle:
     sources = tuple(bundles)
     if not sources:
         raise ConfigError("merge needs at least one bundle, got none")
-    chosen: dict[str, Entry] = {}
-    owner: dict[str, Bundle] = {}
-    dropped: set[tuple[str, str]] = set()
+    found: dict[str, list[tuple[Entry, Bundle]]] = {}
     for bundle in sources:
         for entry in bundle.content.entries:
-            name = entry_name(entry)
-            other = chosen.get(name)
-            if other is None:
-                chosen[name], owner[name] = entry, bundle
-            elif other != entry:
-                winner = _choose(other, owner[name], entry, bundle, dropped)
-                owner[name] = bundle if winner is entry else owner[name]
-                chosen[name] = _with_facts(winner, entry if winner is other else other)
+            found.setdefault(entry_name(entry), []).append((entry, bundle))
+    chosen: list[Entry] = []
+    dropped = sum(bundle.variants_dropped for bundle in sources)
+    for builds in found.values():
+        for other in builds[1:]:
+            _check_same_identity(*builds[0], *other)
+        winner, variants = _choose([entry for entry, _ in builds])
+        chosen.append(winner)
+        dropped += variants - 1
     return Bundle(
-        Content.of(chosen.values(), {r for bundle in sources for r in bundle.tuning_records}),
+        Content.of(chosen, {r for bundle in sources for r in bundle.tuning_records}),
         reduce(merge_observed, [bundle.observed for bundle in sources]),
         FirstBlobs(bundle.blobs for bundle in sources),
-        variants_dropped=len(dropped),
+        writable=all(bundle.writable for bundle in sources),
+        variants_dropped=dropped,
     )
 
 
@@ -92,19 +93,18 @@ def metadata_identity(data: bytes) -> str:
     return json.dumps(metadata, sort_keys=True)
 
 
-def _choose(one: Entry, bundle_one: Bundle, two: Entry, bundle_two: Bundle, dropped: set[tuple[str, str]]) -> Entry:
+def _choose(builds: list[Entry]) -> tuple[Entry, int]:
+    """Return the build to keep, whatever the order of `builds`, and how many variants there are."""
+    complete = [one for one in builds if not any(_files(one) < _files(other) for other in builds)]
+    ordered = sorted(complete, key=_rank)
+    return _with_facts(ordered, builds), len({_files(entry) for entry in complete})
+
+
+def _check_same_identity(one: Entry, bundle_one: Bundle, two: Entry, bundle_two: Bundle) -> None:
     if type(one) is not type(two):
         raise MergeConflict(f"{entry_name(one)} is a {_kind(one)} in one bundle and a {_kind(two)} in another")
     if isinstance(one, Kernel) and isinstance(two, Kernel):
         _check_same_launch(one, bundle_one, two, bundle_two)
-        files_one, files_two = set(one.artifacts), set(two.artifacts)
-        if files_one >= files_two:
-            return one
-        if files_two > files_one:
-            return two
-    loser = max((one, two), key=_digest)
-    dropped.add((entry_name(one), _digest(loser)))
-    return two if loser is one else one
 
 
 def _check_same_launch(one: Kernel, bundle_one: Bundle, two: Kernel, bundle_two: Bundle) -> None:
@@ -129,21 +129,29 @@ def _first_difference(one: str, two: str) -> str:
     return ", ".join(f"{name}: {mine.get(name)!r} and {theirs.get(name)!r}" for name in fields[:3])
 
 
-def _with_facts(winner: Entry, other: Entry) -> Entry:
-    """Give a kernel that came by pack the facts that a recording of the same key knows."""
-    if not isinstance(winner, Kernel) or not isinstance(other, Kernel):
+def _with_facts(complete: list[Entry], builds: list[Entry]) -> Entry:
+    """Return the first build; a kernel that came by pack gets the facts that a recording of the same key knows."""
+    winner = complete[0]
+    if not isinstance(winner, Kernel):
         return winner
-    toolchain = other.toolchain if winner.toolchain.binary is None else winner.toolchain
+    twins = [e for e in (*complete, *sorted(builds, key=_rank)) if isinstance(e, Kernel)]
     return replace(
         winner,
-        facts_bytes=other.facts_bytes if winner.facts_bytes is None else winner.facts_bytes,
-        parts_bytes=other.parts_bytes if winner.parts_bytes is None else winner.parts_bytes,
-        toolchain=toolchain,
+        facts_bytes=next((k.facts_bytes for k in twins if k.facts_bytes is not None), None),
+        parts_bytes=next((k.parts_bytes for k in twins if k.parts_bytes is not None), None),
+        toolchain=next((k.toolchain for k in twins if k.toolchain.binary is not None), winner.toolchain),
     )
 
 
-def _digest(entry: Entry) -> str:
-    return entry.files_digest if isinstance(entry, Kernel) else entry.artifact.digest
+def _files(entry: Entry) -> frozenset[Artifact]:
+    return frozenset(entry_artifacts(entry))
+
+
+def _rank(entry: Entry) -> tuple[str, str]:
+    # The text breaks ties between equal files with different facts; kernels do not print theirs.
+    facts = (entry.facts_bytes, entry.parts_bytes, entry.spec) if isinstance(entry, Kernel) else ()
+    digest = entry.files_digest if isinstance(entry, Kernel) else entry.artifact.digest
+    return digest, f"{entry!r}{facts!r}"
 
 
 def _kind(entry: Entry) -> str:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 
 import zstandard
@@ -46,8 +44,8 @@ class Container:
     def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
         self._source = source
         self._limits = limits
-        self._lock = threading.Lock()
-        self._frames: OrderedDict[int, bytes] = OrderedDict()
+        # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
+        self._frames: dict[int, bytes] = {}
         table_offset, table = self._read_header()
         self.sections = self._read_table(table, table_offset)
         self.content_bytes = self._manifest(CONTENT)
@@ -57,8 +55,7 @@ class Container:
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
-        with self._lock:
-            self._frames.clear()
+        self._frames.clear()
         self._source.close()
 
     def read_blob(self, digest: bytes) -> bytes:
@@ -103,11 +100,12 @@ class Container:
         return data
 
     def _read_header(self) -> tuple[int, bytes]:
-        head = self._read_exactly(0, HEADER_BYTES, "header") if self._source.size else b""
-        if head[:8] != MAGIC:
+        magic = self._source.read(0, len(MAGIC))
+        if not magic or not MAGIC.startswith(magic):
             raise FormatError(
-                f"not a bundle: expected it to begin with {MAGIC!r}, got {head[:8]!r}", expected=MAGIC, got=head[:8]
+                f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
             )
+        head = self._read_exactly(0, HEADER_BYTES, "header")
         _, major, minor, incompatible, read_only, _, offset, size = HEADER.unpack_from(head)
         if major != MAJOR or incompatible:
             raise UnsupportedVersion(
@@ -195,17 +193,14 @@ class Container:
         return places
 
     def _frame(self, number: int) -> bytes:
-        with self._lock:
-            if number in self._frames:
-                self._frames.move_to_end(number)
-                return self._frames[number]
-        # Decoded outside the lock: two threads may decode the same frame, which costs time, never correctness.
-        section = self.sections[number]
-        data = self._decode(section, b"".join(self._frame(p) for p in section.prefix))
-        with self._lock:
-            self._frames[number] = data
-            while len(self._frames) > CACHED_FRAMES:
-                self._frames.popitem(last=False)
+        # Two threads may decode the same frame, which costs time, never correctness.
+        data = self._frames.pop(number, None)
+        if data is None:
+            section = self.sections[number]
+            data = self._decode(section, b"".join(self._frame(p) for p in section.prefix))
+        self._frames[number] = data  # the youngest is last
+        for oldest in list(self._frames)[:-CACHED_FRAMES]:
+            self._frames.pop(oldest, None)
         return data
 
     def _stored(self, section: Section) -> bytes:

@@ -24,8 +24,10 @@ class FileSource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
         with os_errors(path, "open"):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Without O_NONBLOCK, opening a named pipe waits for a writer; pread then refuses it.
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 # Fails with EISDIR for a directory, which open() alone accepts.
                 os.pread(self._fd, 1, 0)
@@ -37,10 +39,11 @@ class FileSource:
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes at `offset`."""
         parts: list[bytes] = []
-        while size and (part := os.pread(self._fd, size, offset)):
-            parts.append(part)
-            offset += len(part)
-            size -= len(part)
+        with os_errors(self._path, "read"):
+            while size and (part := os.pread(self._fd, size, offset)):
+                parts.append(part)
+                offset += len(part)
+                size -= len(part)
         return b"".join(parts)
 
     def close(self) -> None:
@@ -83,6 +86,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     with os_errors(path, "write"):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is a device, pipe or socket, expected a bundle file", str(target))
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", suffix=".tmp", dir=target.parent)
         try:
             with open(handle, "wb") as out:
@@ -115,7 +120,9 @@ def typed(error: OSError, path: str | os.PathLike[str], verb: str) -> BundlerErr
         return StoreFull(f"cannot {verb} {where}: {why}; free some space and run again", path=where)
     if error.errno in _DENIED:
         return AccessDenied(f"cannot {verb} {where}: {why}; check its owner and permissions", path=where)
-    if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+    if error.errno in {errno.EEXIST, errno.ENOTDIR}:
+        return NotFound(f"cannot {verb} {where}: a file is there, expected a directory; check the path", path=where)
+    if error.errno == errno.ENOENT:
         return NotFound(f"cannot {verb} {where}: {why}; check the path", path=where)
     if error.errno == errno.EISDIR:
         return BundlerError(f"cannot {verb} {where}: it is a directory, expected a bundle file", path=where)

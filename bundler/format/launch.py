@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from bundler.errors import CannotLaunchStatically, FormatError
 from bundler.format import wire
+from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.values import Value, encode
 
 Path = tuple[int, ...]
@@ -115,8 +116,10 @@ class LaunchSpec:
                 raise FormatError(f"metadata has no field {key!r}", field=key)
             else:
                 values[name] = default
-        values["tensor_descriptors"] = encode(metadata.get("tensordesc_meta") or [])
-        return _spec_from_wire([_optional(v) if isinstance(v, Value) else v for v in values.values()], None)
+        descriptors = encode(metadata.get("tensordesc_meta") or [])
+        # As a reader will see it: what would not come back is refused here, where one kernel can be left out.
+        packed = wire.pack([*values.values(), descriptors.to_wire()])
+        return _spec_from_wire(wire.unpack(packed, "metadata", _SPEC_LIMITS), None)
 
     def require_facts(self) -> LaunchFacts:
         """Return the launch facts.
@@ -138,9 +141,9 @@ class LaunchSpec:
         return [_optional(value) if isinstance(value, Value) else value for value in values]
 
     @staticmethod
-    def from_wire(data: Any, facts: LaunchFacts | None) -> LaunchSpec:
+    def from_wire(data: Any, facts: LaunchFacts | None, *, open_ended: bool = False) -> LaunchSpec:
         """Decode what `to_wire` wrote; raises `FormatError` for anything else."""
-        return _spec_from_wire(data, facts)
+        return _spec_from_wire(data, facts, open_ended=open_ended)
 
 
 _REQUIRED = object()
@@ -158,12 +161,14 @@ _METADATA_FIELDS: tuple[tuple[str, str, Any], ...] = (
     ("cooperative", "launch_cooperative_grid", False),
     ("pdl", "launch_pdl", False),
 )
+# In a manifest a launch spec lies inside three arrays: content, kernels, kernel.
+_SPEC_LIMITS = replace(DEFAULT_LIMITS, depth=DEFAULT_LIMITS.depth - 3)
 _MAYBE = (int, type(None))
 _SPEC_KINDS: tuple[Any, ...] = (str, int, int, int, int, _MAYBE, _MAYBE, _MAYBE, _MAYBE, _MAYBE, bool, bool, list)
 
 
-def _spec_from_wire(data: Any, facts: LaunchFacts | None) -> LaunchSpec:
-    *values, descriptors = wire.fields(data, "launch spec", *_SPEC_KINDS)
+def _spec_from_wire(data: Any, facts: LaunchFacts | None, *, open_ended: bool = False) -> LaunchSpec:
+    *values, descriptors = wire.fields(data, "launch spec", *_SPEC_KINDS, open_ended=open_ended)
     return LaunchSpec(*values, Value.from_wire(descriptors), facts)  # type: ignore[call-arg, arg-type, unused-ignore]
 
 
@@ -185,9 +190,11 @@ class TuningRecord:
         return [self.kernel, [list(part) for part in self.parts], _named_to_wire(self.config), self.found_by]
 
     @staticmethod
-    def from_wire(data: Any) -> TuningRecord:
+    def from_wire(data: Any, *, open_ended: bool = False) -> TuningRecord:
         """Decode what `to_wire` wrote; raises `FormatError` for anything else."""
-        kernel, parts, config, found_by = wire.fields(data, "tuning record", str, list, list, str)
+        kernel, parts, config, found_by = wire.fields(
+            data, "tuning record", str, list, list, str, open_ended=open_ended
+        )
         pairs = tuple(tuple(wire.fields(part, "key part", str, str)) for part in parts)
         return TuningRecord(kernel, pairs, _named_from_wire(config), found_by)
 

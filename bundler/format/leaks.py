@@ -7,13 +7,14 @@ import re
 
 # A name as people and tools give it; bytes of a well-formed UTF-8 character count as letters.
 _NAME = rb"(?:[A-Za-z0-9._@%+~-]|[\xc3-\xdf][\x80-\xbf]|[\xe1-\xef][\x80-\xbf]{2}|\xf0[\x90-\xbf][\x80-\xbf]{2})+"
-# What may stand before a path in text: anything but a part of a name, of a relative path, of a closing tag, or the
-# end of one of our placeholders, whose rest is relative.  `file://` is followed by a path all the same.
-_BEFORE = rb"(?:(?<=file://)|(?<![A-Za-z0-9._@%+~\])}</\x80-\xff-]))"
+# What may stand before a path: anything but a part of a name, of a relative path, of a closing tag, or the end of
+# one of our placeholders, whose rest is relative.  `file://` is followed by a path all the same.
+_BEFORE = rb"(?<=file://)|(?<![A-Za-z0-9._@%+~\])}</-])"
+_NO_LETTER_BEFORE = rb"(?<![\x80-\xff])"
 # In pickle and msgpack a text follows its length, and a length may look like a letter.
-_AFTER_LENGTH = rb"(?:(?<=\x8c[\x00-\xff])|(?<=\xd9[\x00-\xff])|(?<=\xda[\x00-\xff]{2}))"
+_AFTER_LENGTH = rb"(?<=\x8c[\x00-\xff])|(?<=\xd9[\x00-\xff])|(?<=\xda[\x00-\xff]{2})"
 _PATH = rb"/" + _NAME + rb"(?:/+" + _NAME + rb")+"
-_IN_TEXT = re.compile(_BEFORE + _PATH)
+_IN_TEXT = re.compile(rb"(?:" + _BEFORE + rb")" + _NO_LETTER_BEFORE + _PATH)
 _IN_BINARY = re.compile(rb"(?:" + _BEFORE + rb"|" + _AFTER_LENGTH + rb")" + _PATH)
 # Machine code holds slashes by chance.  A path worth telling about begins with a word and has some length.
 _PLAUSIBLE = re.compile(r"/[A-Za-z][\w@%+~-]+[\w.@%+~-]*/")
@@ -30,13 +31,23 @@ def absolute_paths(data: bytes) -> set[str]:
     Windows paths; names that stand apart from their directory, as DWARF's line tables have them (the directory
     is found).  A text that only looks like a path, such as a URL's path after a space, is returned too.
     """
-    binary = b"\0" in data
+    binary = not _is_text(data)
     found = set()
     for match in (_IN_BINARY if binary else _IN_TEXT).finditer(data):
         path = match[0].decode("utf-8", "replace").rstrip(".-~%@")
         if path.rstrip("/").count("/") > 1 and (not binary or _is_plausible(path)):
             found.add(path)
     return found
+
+
+def _is_text(data: bytes) -> bool:
+    if b"\0" in data:
+        return False
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_plausible(path: str) -> bool:

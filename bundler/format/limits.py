@@ -26,7 +26,8 @@ class Limits:
     ratio_applies_above_bytes: int = 1 * MIB
     window_bytes: int = 32 * MIB
     frame_bytes: int = 64 * MIB
-    depth: int = 8
+    depth: int = 16
+    array_items: int = 1_000_000
     string_bytes: int = 4 * KIB
 
     def check(self, name: str, got: int, what: str) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, TypeVar
@@ -47,10 +47,10 @@ class Content:
 
     @staticmethod
     def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = ()) -> Content:
-        """Sort entries into canonical order; raises `FormatError` when a key or path occurs twice."""
+        """Sort entries, and each kernel's files, into canonical order; raises `FormatError` as `check_unique`."""
         kinds: dict[type, list[Any]] = {Kernel: [], TuningFile: [], HelperLibrary: [], Opaque: []}
         for entry in entries:
-            kinds[type(entry)].append(check_kernel(entry) if isinstance(entry, Kernel) else entry)
+            kinds[type(entry)].append(_in_order(check_kernel(entry)) if isinstance(entry, Kernel) else entry)
         records = sorted(tuning_records, key=lambda r: wire.pack(r.to_wire()))
         content = Content(
             tuple(sorted(kinds[Kernel], key=_kernel_order)),
@@ -65,8 +65,14 @@ class Content:
     def check_unique(self) -> None:
         """Raise `FormatError` when a kernel key or a path occurs twice, or one entry's path lies in another's."""
         _refuse_repeats("kernel key", (kernel.key for kernel in self.kernels))
+        paths = [f"{kernel.key}/{artifact.filename}" for kernel in self.kernels for artifact in kernel.artifacts]
         placed: list[TuningFile | HelperLibrary | Opaque] = [*self.tuning_files, *self.helpers, *self.opaque]
-        _refuse_repeats("path", (entry.path for entry in placed))
+        paths += [entry.path for entry in placed]
+        _refuse_repeats("path", paths)
+        folders = {path[:end] for path in paths for end, character in enumerate(path) if character == "/"}
+        for path in paths:
+            if path in folders:
+                raise FormatError(f"path {path!r} is a file and a directory at once", name=path)
 
     @property
     def entries(self) -> Iterator[Entry]:
@@ -138,7 +144,7 @@ class _Decoder:
             tuple(TuningFile(*self.placed(item, "tuning file")) for item in tuning),
             tuple(HelperLibrary(*self.placed(item, "helper library", str)) for item in helpers),
             tuple(Opaque(*self.placed(item, "opaque file")) for item in opaque),
-            tuple(map(TuningRecord.from_wire, records)),
+            tuple(TuningRecord.from_wire(item, open_ended=self.open_ended) for item in records),
         )
         content.check_unique()
         if [(digest_raw(digest), size) for digest, size in self.blobs] != list(content.blobs):
@@ -180,7 +186,7 @@ class _Decoder:
             Target(*self.fields(target, "target", str, str, int)),
             tuple(map(self.file, files)),
             Toolchain(*self.fields(toolchain, "toolchain", maybe_text, maybe_text, maybe_text)),
-            LaunchSpec.from_wire(spec, None),
+            LaunchSpec.from_wire(spec, None, open_ended=self.open_ended),
             facts,
             parts,
         )
@@ -234,10 +240,16 @@ class Observed:
         """Read what `encode` wrote; raises `FormatError` or `LimitExceeded`."""
         limits.check("manifest_bytes", len(data), "observations")
         decoder = _Decoder(limits, newer_minor)
-        _, kernels, environments = decoder.fields(wire.unpack(data, "observed", limits), "observed", int, list, list)
-        seen = {}
+        schema, kernels, environments = decoder.fields(
+            wire.unpack(data, "observed", limits), "observed", int, list, list
+        )
+        if schema != SCHEMA:
+            raise FormatError(f"observed: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)
+        seen: dict[str, Observation] = {}
         for item in kernels:
             key, devices, layouts, times = decoder.fields(item, "observation", str, list, list, list)
+            if key in seen:
+                raise FormatError(f"observed: kernel key {key!r} occurs twice", name=key)
             pairs = tuple(tuple(decoder.fields(time, "time", str, int)) for time in times)
             seen[key] = Observation(
                 tuple(wire.expect(device, int, "device") for device in devices),
@@ -272,6 +284,11 @@ def content_digest(content_bytes: bytes) -> str:
 def _kernel_order(kernel: Kernel) -> tuple[str, str, str]:
     # Similar kernels side by side compress best; the key makes the order total.
     return (str(kernel.target), kernel.name, kernel.key)
+
+
+def _in_order(kernel: Kernel) -> Kernel:
+    artifacts = tuple(sorted(kernel.artifacts, key=lambda artifact: names.artifact_order(artifact.filename)))
+    return kernel if artifacts == kernel.artifacts else replace(kernel, artifacts=artifacts)
 
 
 def _refuse_repeats(what: str, values: Iterable[str]) -> None:

@@ -23,15 +23,17 @@ CACHE_DIR = 0
 TRITON_DIR = 1
 PLACEHOLDERS = {CACHE_DIR: b"[[cache_dir]]", TRITON_DIR: b"[[triton_dir]]"}
 
+# A style is a set of flags: other characters than ASCII as they are, and a backslash before each slash.
 STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH = 0, 1, 2
-_STYLES = (STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH)
+_STYLES = (STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH, STYLE_UTF8 | STYLE_ESCAPED_SLASH)
 
 # A quote never occurs in JSON outside a string, so in a valid document these are exactly its strings.
 _STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
 )  # one character of the decoded value
-_NAME_CHARACTER = r"[A-Za-z0-9._@~+/-]"
+# Letters of every script; the last range is how Python shows a byte that is not UTF-8.
+_NAME_CHARACTER = r"[\w.@~+/\ud800-\udfff-]"
 _TRITON_INSIDE = re.compile(r"(?<!" + _NAME_CHARACTER + r")(/(?:[^\0]*/)?triton)/backends/")
 
 
@@ -54,8 +56,8 @@ def to_sentinels(data: bytes, places: Sequence[tuple[int, str]]) -> tuple[bytes,
     Returns:
         The stored bytes and their spans; `data` itself and no spans when nothing matched or it is not JSON.
     """
-    spellings = sorted({(path.rstrip("/"), place) for place, path in places}, key=lambda s: -len(s[0]))
-    pattern = "|".join(f"(?P<p{n}>{re.escape(path)})" for n, (path, _) in enumerate(spellings) if path not in {"", "."})
+    spellings = sorted({(path.rstrip("/"), place) for place, path in places}, key=lambda s: (-len(s[0]), *s))
+    pattern = "|".join(f"(?P<p{n}>{_spelling(path)})" for n, (path, _) in enumerate(spellings) if path not in {"", "."})
     if not pattern or not _is_json(data):
         return data, ()
     matcher = re.compile(rf"(?<!{_NAME_CHARACTER})(?:{pattern})(?![^/\s\"',;:)\]])")
@@ -113,10 +115,15 @@ def json_strings(data: bytes) -> Iterator[str]:
             yield value
 
 
+def _spelling(path: str) -> str:
+    # A relative path may be a plain word, such as `cuda`: it is a path only where something follows it.
+    return re.escape(path) if path.startswith("/") else re.escape(path) + "(?=/)"
+
+
 def _is_json(data: bytes) -> bool:
     try:
-        data.decode("utf-8")
-        json.loads(data)
+        # Decoded first: json.loads would also take bytes in UTF-16, where offsets mean something else.
+        json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
         return False
     return True
@@ -147,8 +154,8 @@ def _style_of(path: str, raw: str) -> int:
 
 
 def _write(path: str, style: int) -> bytes:
-    text = json.dumps(path, ensure_ascii=style != STYLE_UTF8)[1:-1]
-    if style == STYLE_ESCAPED_SLASH:
+    text = json.dumps(path, ensure_ascii=not style & STYLE_UTF8)[1:-1]
+    if style & STYLE_ESCAPED_SLASH:
         text = text.replace("/", "\\/")
     try:
         return text.encode()

@@ -33,6 +33,7 @@ from bundler.format import wire
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 _DOUBLE_BYTES = 8
 _MAX_DECIMALS = 400  # more than any constant a kernel was specialized on
+_MAX_BITS = 1300  # of an integer with fewer decimals than that
 _NESTED = {"tuple", "list"}
 _TAGS = ("none", "bool", "int", "float", "str", "tuple", "list", "dict", "dtype", "constexpr", "jit", "other")
 
@@ -127,7 +128,7 @@ def encode(obj: Any) -> Value:
         return Value("none")
     if type(obj) is bool:
         return Value("bool", obj)
-    if type(obj) is int:
+    if type(obj) is int and obj.bit_length() <= _MAX_BITS:
         return Value("int", obj if INT_MIN <= obj <= INT_MAX else str(obj))
     if type(obj) is float:
         return Value("float", struct.pack(">d", obj))
@@ -137,11 +138,11 @@ def encode(obj: Any) -> Value:
 
 
 def encode_container(obj: Any, encode_item: Any) -> Value:
-    """Encode a tuple, list or dict with `encode_item` for its members; `other` for anything else."""
+    """Encode a tuple, list or dict with text keys, members by `encode_item`; `other` for anything else."""
     if isinstance(obj, tuple):
         return Value("tuple", tuple(encode_item(item) for item in obj))
     if type(obj) is list:
         return Value("list", tuple(encode_item(item) for item in obj))
-    if type(obj) is dict:
-        return Value("dict", tuple((str(key), encode_item(item)) for key, item in obj.items()))
+    if type(obj) is dict and all(type(key) is str for key in obj):
+        return Value("dict", tuple((key, encode_item(item)) for key, item in obj.items()))
     return Value("other", f"{type(obj).__module__}.{type(obj).__qualname__}")

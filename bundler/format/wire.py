@@ -17,8 +17,15 @@ T = TypeVar("T")
 
 
 def pack(data: Any) -> bytes:
-    """Encode nested lists of scalars; the same data gives the same bytes everywhere."""
-    packed: bytes = msgpack.packb(data, use_bin_type=True)
+    """Encode nested lists of scalars; the same data gives the same bytes everywhere.
+
+    Raises:
+        FormatError: a string is not Unicode text, or an integer needs more than 64 bits.
+    """
+    try:
+        packed: bytes = msgpack.packb(data, use_bin_type=True)
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"cannot be stored: {error}; expected Unicode text and integers of 64 bits") from error
     return packed
 
 
@@ -38,20 +45,32 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
         result = msgpack.unpackb(
             data,
             raw=False,
-            strict_map_key=True,
             use_list=True,
+            object_pairs_hook=_refuse_map,
             max_map_len=0,
             max_ext_len=0,
             max_str_len=limits.string_bytes,
             max_bin_len=limits.manifest_bytes,
-            max_array_len=limits.manifest_bytes,
+            # The decoder allocates what an array declares; each member takes a byte at least.
+            max_array_len=min(len(data), limits.array_items),
         )
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        # msgpack reports an exceeded max_*_len as a ValueError whose text names the bound.
-        kind = LimitExceeded if "max_str_len" in str(error) or "max_bin_len" in str(error) else FormatError
-        raise kind(f"{what}: not valid positional msgpack ({error})", what=what) from error
+        raise _typed(error, what, limits) from error
     _check_depth(result, what, limits.depth)
     return expect(result, list, what)
+
+
+def _typed(error: Exception, what: str, limits: Limits) -> FormatError:
+    text = str(error)
+    if isinstance(error, (msgpack.StackError, RecursionError)):
+        return LimitExceeded(f"{what}: nested deeper than {limits.depth} arrays", what=what, limit=limits.depth)
+    # msgpack reports an exceeded max_*_len as a ValueError whose text names the bound.
+    kind = LimitExceeded if "max_str_len" in text or "max_bin_len" in text else FormatError
+    return kind(f"{what}: not valid positional msgpack ({text})", what=what)
+
+
+def _refuse_map(pairs: Any) -> Any:
+    raise ValueError(f"a map of {len(pairs)} members, expected arrays only")
 
 
 def _check_depth(root: Any, what: str, depth: int) -> None:

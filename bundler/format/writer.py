@@ -31,7 +31,7 @@ from bundler.format.layout import (
     dictionary,
 )
 from bundler.format.limits import DEFAULT_LIMITS
-from bundler.format.manifest import Content
+from bundler.format.manifest import Content, Observed
 
 # Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
 ZSTD_LEVEL = 9
@@ -45,7 +45,7 @@ def plan_frames(content: Content) -> list[tuple[int, list[int]]]:
     frames: list[tuple[int, list[int]]] = []
 
     def add(section: int, digests: Iterator[str]) -> None:
-        fill = FRAME_TARGET_BYTES[section]
+        fill = FRAME_TARGET_BYTES[section] + 1  # over, so that even an empty blob begins a frame of this section
         for digest in digests:
             blob = index[digest_raw(digest)]
             if blob in placed:
@@ -77,7 +77,13 @@ def write_container(
         content_bytes: bytes of the content section.
         observed_bytes: bytes of the observed section.
         read_blob: returns the verified bytes of a blob by raw digest.
+
+    Raises:
+        FormatError: the manifest is beyond the default limits, or has names that a reader refuses.
     """
+    # What readers refuse is not written.
+    Content.decode(content_bytes)
+    Observed.decode(observed_bytes)
     frames = plan_frames(content)
     prefix = _prefix_for_opaque(frames, content)
 

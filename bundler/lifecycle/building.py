@@ -19,6 +19,8 @@ from bundler.format.manifest import Content, Observation, Observed
 from bundler.lifecycle.reading import KernelFiles, Rejected, read_file, read_kernel
 from bundler.toolchain import identity
 
+NOT_NEEDED = "not needed to launch (keep='launch')"
+
 
 @dataclass(frozen=True)
 class KnownFacts:
@@ -88,9 +90,11 @@ class Builder:
         path = f"{folder}/{name}"
         if name.endswith(names.AUTOTUNE_SUFFIX):
             return self.add_file(path, TuningFile)
+        if name.endswith(".so") and self.keep == "all":
+            return self.add_file(path, HelperLibrary)
         if name.endswith(".so"):
-            return self.keep == "all" and self.add_file(path, HelperLibrary)
-        if name.startswith("tmp."):
+            self.left_out.append((path, NOT_NEEDED))
+        elif name.startswith("tmp."):
             self.left_out.append((path, "a temporary file of a compile"))
         else:
             self.left_out.append((path, "not listed in the kernel's group file"))
@@ -144,13 +148,19 @@ def join(builders: Iterable[Builder], environment: tuple[tuple[str, str], ...] |
     left_out: list[tuple[str, str]] = []
     environments = () if environment is None else (environment,)
     for builder in builders:
-        content = Content.of(builder.entries.values())
-        bundle = Bundle(content, Observed(builder.observed, environments), MemoryBlobs(builder.blobs))
         left_out += builder.left_out
-        try:
-            bundles = [merge([*bundles, bundle])]
-        except MergeConflict as error:
-            left_out.append((builder.root, error.message))
+        entries = dict(builder.entries)
+        while entries or not bundles:
+            bundle = Bundle(
+                Content.of(entries.values()), Observed(builder.observed, environments), MemoryBlobs(builder.blobs)
+            )
+            try:
+                bundles = [merge([*bundles, bundle])]
+                break
+            except MergeConflict as error:
+                key = error.facts.get("key")
+                left_out.append((key or builder.root, error.message))
+                entries = {name: entry for name, entry in entries.items() if key not in {None, name}}
     whole = bundles[0] if bundles else Bundle(Content(), Observed({}, environments), MemoryBlobs({}))
     return Bundle(
         whole.content, whole.observed, whole.blobs,

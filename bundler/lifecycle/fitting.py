@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import cache
 
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
-from bundler.toolchain import identity, ptxas, targets
+from bundler.toolchain import identity, keytext, ptxas, targets
 
 
 class Machine:
@@ -56,7 +56,14 @@ class Machine:
                 f"compiled by another build of Triton {theirs.release} "
                 f"(binary {theirs.binary[:12]}…; this machine has {ours.binary[:12]}…)"
             )
-        return self._why_not_ptxas(kernel.target, theirs)
+        return self._why_not_ptxas(kernel.target, theirs) or self._why_not_location(kernel)
+
+    def _why_not_location(self, kernel: Kernel) -> str | None:
+        here = identity.triton_dir()
+        there = dict(kernel.parts.parts).get(keytext.LOCATION_PART) if kernel.parts is not None else None
+        if there is None or here is None or there == keytext.location_text(here):
+            return None
+        return f"its key holds the path where Triton was installed; here that is {here}"
 
     def _why_not_ptxas(self, target: Target, theirs: Toolchain) -> str | None:
         if target.backend != "cuda" or theirs.ptxas is None or not target.arch.isdecimal():

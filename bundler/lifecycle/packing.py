@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bundler.errors import ConfigError, NotFound
 from bundler.format import names
@@ -12,7 +12,7 @@ from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Opaque, TuningFile
 from bundler.format.file import os_errors
 from bundler.format.manifest import Observation
-from bundler.lifecycle.building import Builder, join
+from bundler.lifecycle.building import NOT_NEEDED, Builder, join
 
 KERNEL_SUBDIRECTORY = "triton"
 
@@ -52,7 +52,7 @@ def pack(directory: str | os.PathLike[str], *, keep: Keep = "all") -> Bundle:
                           Observation((device,), ("inductor",)))
             for device in devices
         ]  # fmt: skip
-        return join([*builders, _pack_rest(root, keep)])
+        return join([*builders, _pack_rest(root, keep, devices)])
 
 
 def _devices(root: str) -> list[int]:
@@ -93,26 +93,33 @@ def tuning_results(root: str) -> Iterator[tuple[str, str]]:
                     yield key, name
 
 
-def _pack_rest(root: str, keep: str) -> Builder:
+def _pack_rest(root: str, keep: str, devices: Iterable[int]) -> Builder:
     """Take what Inductor keeps beside the kernels: tuning results, and files that torch executes or unpickles."""
     builder = Builder(root, keep)
-    for path in _files_beside_kernels(root):
+    kernels = {f"{KERNEL_SUBDIRECTORY}/{device}" for device in devices}
+    for path in _files_beside_kernels(root, kernels, builder.left_out):
         if path.endswith(names.BEST_CONFIG_SUFFIX):
             builder.add_file(path, TuningFile)
         elif path.endswith(".lock") or any(part.startswith("tmp") for part in path.split("/")):
             builder.left_out.append((path, "a lock or temporary file"))
         elif keep == "launch":
-            builder.left_out.append((path, "not needed to launch (keep='launch')"))
+            builder.left_out.append((path, NOT_NEEDED))
         else:
             builder.add_file(path, Opaque)
     return builder
 
 
-def _files_beside_kernels(root: str) -> Iterator[str]:
-    for folder, subfolders, files in os.walk(root):
+def _files_beside_kernels(root: str, kernels: set[str], left_out: list[tuple[str, str]]) -> Iterator[str]:
+    def unreadable(error: OSError) -> None:
+        left_out.append((os.path.relpath(error.filename, root), f"cannot read: {error.strerror}"))
+
+    for folder, subfolders, files in os.walk(root, onerror=unreadable):
         inside = os.path.relpath(folder, root)
-        if inside == ".":
-            subfolders[:] = [name for name in subfolders if name != KERNEL_SUBDIRECTORY]
-        subfolders.sort()
-        for name in sorted(files):
-            yield name if inside == "." else f"{inside}/{name}"
+
+        def path(name: str, inside: str = inside) -> str:
+            return name if inside == "." else f"{inside}/{name}"
+
+        subfolders[:] = sorted(name for name in subfolders if path(name) not in kernels)
+        # Links to directories are not followed; as files they are refused with that reason.
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        yield from map(path, sorted([*files, *links]))

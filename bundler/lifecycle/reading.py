@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,11 +18,18 @@ from bundler.errors import UnsafeName
 from bundler.format import names
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.lifecycle import elf
 
 ATTEMPTS = 3
-_ELF = b"\x7fELF"
-_PTX_FILE = re.compile(rb'^\s*\.file\s+\d+\s+"([^"]+)"', re.MULTILINE)
-_LLVM_FILE = re.compile(rb'!DIFile\(filename: "([^"]+)", directory: "([^"]*)"')
+# How each text names source files: (directory, file) or (path).
+_SOURCES = {
+    "ttir": re.compile(rb'\bloc\("([^"]+)":\d+:\d+\)'),
+    "ttgir": re.compile(rb'\bloc\("([^"]+)":\d+:\d+\)'),
+    "llir": re.compile(rb'!DIFile\(filename: "(?P<file>[^"]+)", directory: "(?P<folder>[^"]*)"'),
+    "ptx": re.compile(rb'^\s*\.file\s+\d+\s+"([^"]+)"', re.MULTILINE),
+    "amdgcn": re.compile(rb'^\s*\.file\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"', re.MULTILINE),
+}
+_ASSEMBLY = {"ptx", "amdgcn"}
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
@@ -141,18 +149,22 @@ def _read_once(directory: str, present: list[str], limits: Limits) -> KernelFile
 def read_file(directory: str, name: str, limits: Limits) -> bytes | Rejected:
     """Read one regular file; symbolic links are refused, since they could lead anywhere."""
     try:
-        fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Without O_NONBLOCK opening a named pipe waits for somebody to write to it.
+        fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             return Rejected(f"{name} is a symbolic link")
         if error.errno in {errno.EACCES, errno.EPERM}:
             return Rejected(f"{name}: {error.strerror}")
         raise
-    with open(fd, "rb") as file:
-        try:
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            return Rejected(f"{name} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+        with open(fd, "rb", closefd=False) as file:
             data = file.read(limits.file_bytes + 1)
-        except IsADirectoryError:
-            return Rejected(f"{name} is a directory")
+    finally:
+        os.close(fd)
     return data if len(data) <= limits.file_bytes else Rejected(f"{name}: over the limit of {limits.file_bytes} bytes")
 
 
@@ -190,8 +202,9 @@ def _checked(
     expected = names.BINARY_KIND_OF_BACKEND.get(target.backend)
     if expected is not None and names.artifact_kind(binaries[0]) != expected:
         return Rejected(f"{binaries[0]} is no binary for {target}, {numbers[2]} needs a {expected}")
-    if not files[binaries[0]].startswith(_ELF):
-        return Rejected(f"{binaries[0]} is {'empty' if not files[binaries[0]] else 'not an ELF file'}")
+    unusable = elf.why_unusable(files[binaries[0]])
+    if unusable is not None:
+        return Rejected(f"{binaries[0]} is {unusable}")
     mixed = _mixed(files, binaries[0])
     return Rejected(mixed) if mixed else kernel
 
@@ -200,27 +213,30 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
     """Say which two files come from different compiles, as far as their debug information tells.
 
     Two processes that compile one key from sources in different places may interleave their files in one directory.
-    Each intermediate text names the source file, and so does the line table of a cubin.
+    Each intermediate text names the source file, and so does the line table of a device binary.
     """
-    sources: dict[str, set[bytes]] = {}
-    for name, data in files.items():
-        kind = names.artifact_kind(name)
-        if kind == "ptx":
-            sources[name] = _plain(_PTX_FILE.findall(data))
-        elif kind == "llir":
-            sources[name] = _plain(os.path.join(folder, file) for file, folder in _LLVM_FILE.findall(data))
+    sources = {name: _named_sources(names.artifact_kind(name), data) for name, data in files.items()}
     named = [(name, found) for name, found in sources.items() if found]
     for (one, here), (two, there) in pairwise(named):
         if not here >= there and not there >= here:
             return f"{one} and {two} come from two compiles: they name different source files"
     for name, found in named:
-        # ptxas keeps directory and file name apart; a cubin without line information names neither.
-        if names.artifact_kind(name) == "ptx" and b".debug_line" in files[binary]:
+        # The line table keeps directory and file name apart; a binary without line information names neither.
+        if names.artifact_kind(name) in _ASSEMBLY and b".debug_line" in files[binary]:
             absent = [path for path in found if os.path.basename(path) not in files[binary]
                       or os.path.dirname(path) not in files[binary]]  # fmt: skip
             if absent:
                 return f"{name} and {binary} come from two compiles: {os.fsdecode(absent[0])} is not in the binary"
     return None
+
+
+def _named_sources(kind: str, data: bytes) -> set[bytes]:
+    pattern = _SOURCES.get(kind)
+    if pattern is None:
+        return set()
+    if "folder" in pattern.groupindex:
+        return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data))
+    return _plain(pattern.findall(data))
 
 
 def _plain(paths: Iterable[bytes]) -> set[bytes]:

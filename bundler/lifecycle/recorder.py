@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from types import TracebackType
@@ -41,19 +42,32 @@ class Recording:
         self._events: list[CompileEvent] = []
         self._watch: DirectoryWatch | None = None
         self._final: Sightings | None = None
+        self._pid = os.getpid()
+        self._errors_before = 0
         self.report = RecordReport()
 
     def start(self) -> Self:
-        """Begin to hear; raises `RecordingError` when Triton is not installed."""
+        """Begin to hear, once; raises `RecordingError` when Triton is not installed, or when this was called before."""
+        if self._watch is not None:
+            raise RecordingError("this recording was started before; make another one with bundler.recording()")
+        self._pid, self._errors_before = os.getpid(), sum(listening.errors.values())
         listening.attach(self._hear)
-        self._watch = DirectoryWatch()
-        if self._spool is not None:
-            self._spool.__enter__()
+        try:
+            if self._spool is not None:
+                self._spool.__enter__()
+            self._watch = DirectoryWatch()
+        except BaseException:
+            listening.detach(self._hear)
+            raise
         return self
 
     def stop(self) -> None:
         """Hear no more; what was heard stays to be collected.  Stopping twice is fine."""
         if self._watch is None or self._final is not None:
+            return
+        if os.getpid() != self._pid:
+            # A forked child leaves the block: what was attached, and the spool, are the parent's.
+            self._final = Sightings()
             return
         listening.detach(self._hear)
         if self._spool is not None:
@@ -74,7 +88,7 @@ class Recording:
         """
         bundle, report = collect_sightings(self._final or self._gather(), self._started().roots(), keep)
         left_out = merge_reasons(report.left_out, self._spool.problems if self._spool is not None else ())
-        self.report = replace(report, left_out=left_out, errors=sum(listening.errors.values()))
+        self.report = replace(report, left_out=left_out, errors=self._errors())
         return Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
                       left_out=left_out)  # fmt: skip
 
@@ -90,6 +104,9 @@ class Recording:
         if self._watch is None:
             raise RecordingError("this recording was never started; use it in a with statement or call start()")
         return self._watch
+
+    def _errors(self) -> int:
+        return sum(listening.errors.values()) - self._errors_before
 
     def _hear(self, event: CompileEvent) -> None:
         with self._lock:
@@ -124,7 +141,7 @@ class RecordingStack:
 
     One stack a process, under a lock: Triton's asynchronous mode, Inductor's template pool and autograd all compile
     in threads of their own, so a stack for each thread would miss them.  Two threads that open pairs at the same time
-    should use `recording` objects instead: here the innermost pair is whichever began last.
+    should use `recording` objects instead: here the innermost pair is whichever began last.  A forked child is idle.
     """
 
     def __init__(self) -> None:
@@ -157,8 +174,15 @@ class RecordingStack:
             if recording is not None:
                 recording.stop()
 
+    def reset_after_fork(self) -> None:
+        """Forget the parent's pairs; for the child only, whose copy of the lock another thread may have held."""
+        self._lock = threading.RLock()
+        self._pairs = []
+
 
 _stack = RecordingStack()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stack.reset_after_fork)
 
 
 def recording(*, children: bool = False) -> Recording:

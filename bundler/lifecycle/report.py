@@ -17,7 +17,7 @@ class RecordReport:
         sources: how many kernels were found by `listener`, `children`, `jit-cache` and `directories`; a kernel counts
             for the first of these that reported it.
         hits: compiles that Triton answered from its cache.
-        compiles: real compiles, with `compile_seconds` spent in them.
+        compiles: real compiles, with `compile_seconds` spent in them, in all processes.
         left_out: (kernel key or file, reason) of everything seen that is not in the bundle.
         not_portable: (kernel key, argument) of constants that have no encoding: the kernel restores as usual, but
             cannot be compiled again from the bundle alone.

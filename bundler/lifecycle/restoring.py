@@ -144,8 +144,9 @@ class _Restore:
             raise
         report = self._report(started)
         if self.bundle.kernels and not report.usable:
-            reasons = sorted({reason for _, reason in report.skipped})
-            warnings.warn(f"nothing in this bundle can be used here: {reasons[0]}", BundlerWarning, stacklevel=4)
+            keys = {kernel.key for kernel in self.bundle.kernels}
+            reason = min(reason for name, reason in report.skipped if name in keys)
+            warnings.warn(f"nothing in this bundle can be used here: {reason}", BundlerWarning, stacklevel=4)
         return report
 
     def _kernels(self) -> None:

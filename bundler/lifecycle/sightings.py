@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from bundler.errors import ConfigError
 from bundler.format import names
 from bundler.format.manifest import Observation
 from bundler.lifecycle.building import KnownFacts
@@ -83,6 +85,7 @@ class Sightings:
         if event.device is not None:
             sighting.devices.add(event.device)
         sighting.count(event.cache_hit)
+        sighting.times_us = sighting.times_us or event.stage_times_us
         if sighting.event is None and sighting.facts is None:
             sighting.facts = KnownFacts(event.toolchain, event.facts_bytes, event.parts_bytes)
 
@@ -103,18 +106,16 @@ class DirectoryWatch:
     """
 
     def __init__(self) -> None:
+        self._inductor = _inductor_dir()
         self._before = {root: _listing(root) for root in _roots()}
 
-    def appeared(self, roots: Iterable[str] = ()) -> list[str]:
-        """Return directories that are there now and were not at the start.
-
-        Args:
-            roots: further cache directories that compiles were seen in; one that was not watched from the start
-                counts only what appeared in it since it was first empty or absent.
-        """
+    def appeared(self) -> list[str]:
+        """Return directories that are there now and were not at the start."""
         found: list[str] = []
-        for root in sorted({*_roots(), *roots}):
+        for root in self.roots():
             known = self._before.get(root)
+            if known is None and os.path.dirname(root) == self._inductor:
+                known = set()  # the directory of one more device, which did not exist
             if known is not None:
                 found += [os.path.join(root, name) for name in sorted(_listing(root) - known)]
         return found
@@ -124,10 +125,16 @@ class DirectoryWatch:
         return sorted({*self._before, *_roots()})
 
 
+def _inductor_dir() -> str:
+    return os.path.join(directories.inductor_cache_dir(), "triton")
+
+
 def _roots() -> set[str]:
     """The caches that this process would use, existing or not."""
-    roots = {directories.triton_cache_dir()}
-    inductor = os.path.join(directories.inductor_cache_dir(), "triton")
+    roots: set[str] = set()
+    with contextlib.suppress(ConfigError):  # set to nothing: Triton itself refuses to compile then
+        roots.add(directories.triton_cache_dir())
+    inductor = _inductor_dir()
     if os.path.isdir(inductor):
         roots |= {os.path.join(inductor, name) for name in os.listdir(inductor) if name.isdecimal()}
     else:

@@ -8,14 +8,12 @@ import shutil
 import site
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import bundler
-from bundler.config import SPOOL_DIRECTORY, SPOOL_INNER, SPOOL_OWNER
+from bundler.config import SPOOL_DIRECTORY, SPOOL_INNER
 from bundler.errors import FormatError
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.toolchain import records
@@ -51,7 +49,7 @@ class ChildSpool:
     Guarantees: a record is there as soon as Triton has stored the kernel, whatever becomes of the child; a child that outlives the
     spool goes on as if nobody recorded; `os.environ` gets back the values it had.
     Does not guarantee: records of children whose environment was made before, of those that set `triton.knobs.cache.manager_class`
-    in Python, or, with two spools in force, in any but the one that began last.  The spools of one process end in reverse order.
+    in Python.  The spools of one process end in reverse order.
 
     Attributes:
         problems: (record, reason) for each that could not be read.
@@ -103,11 +101,11 @@ class ChildSpool:
 
     def _settings(self) -> dict[str, str]:
         if self._directory is None:
-            self._directory = tempfile.mkdtemp(prefix="triton-bundler-spool-")
+            self._directory = records.make_spool()
         settings = {
             MANAGER_VARIABLE: MANAGER,
-            SPOOL_DIRECTORY: self._directory,
-            SPOOL_OWNER: str(os.getpid()),
+            # A recording inside another, in this process or in one that is recorded itself: children write to both.
+            SPOOL_DIRECTORY: os.pathsep.join(filter(None, [self._directory, os.environ.get(SPOOL_DIRECTORY)])),
         }
         inner = os.environ.get(MANAGER_VARIABLE)
         if inner and inner != MANAGER:
@@ -146,7 +144,7 @@ def _hidden_package_parent() -> str | None:
 
     Only then, since a checkout's root holds more than the package, and would shadow modules of the child.
     """
-    parent = os.path.dirname(os.path.dirname(os.path.abspath(bundler.__file__)))
+    parent = str(Path(records.__file__).absolute().parents[2])
     if parent in {os.path.abspath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]}:
         return None
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('bundler') is None)"

@@ -15,8 +15,8 @@ from bundler.format.values import Value, encode
 from bundler.toolchain.identity import triton_dir
 
 TRITON_DIR_TEXT = PLACEHOLDERS[TRITON_DIR].decode()
-# Launch facts nest a value three arrays deep, and a value is an array inside an array.
-_VALUE_DEPTH = DEFAULT_LIMITS.depth - 3
+# Launch facts hold a value inside three arrays, and what is inside its innermost array counts as a level too.
+_VALUE_DEPTH = DEFAULT_LIMITS.depth - 4
 # Of an object without an encoding; a text with a memory address is another one in each process.
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 

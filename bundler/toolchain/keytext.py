@@ -17,6 +17,8 @@ from bundler.toolchain.identity import installed_triton, triton_dir
 
 _LOG = logging.getLogger("bundler.toolchain")
 
+# Present only in kernels whose key holds the install directory itself: HIP on Triton 3.6 and 3.7.
+LOCATION_PART = "triton.location"
 Part = tuple[str, str]
 
 
@@ -64,7 +66,12 @@ def _triton_parts(options: Any) -> Iterator[Part]:
     directory = triton_dir()
     if directory is not None and paths_count(options) and directory in str(vars(options)):
         # Such a kernel misses in any other installation, and only this part can say so; not as a path, which would travel.
-        yield "triton.location", _sha256(directory)[:16]
+        yield LOCATION_PART, location_text(directory)
+
+
+def location_text(directory: str) -> str:
+    """Return what stands for an install directory in key parts: enough to tell two apart, and no path."""
+    return _sha256(directory)[:16]
 
 
 def _ast_parts(src: Any) -> Iterator[Part]:

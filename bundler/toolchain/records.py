@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from bundler.format.entries import Target, Toolchain
 
 VERSION = 1
 SUFFIX = ".record"
+_PREFIX = "triton-bundler-spool"
 _MAYBE_TEXT = (str, type(None))
 _MAYBE_BYTES = (bytes, type(None))
 
@@ -111,6 +114,17 @@ def _kernel(body: list[object]) -> SpooledEvent:
     toolchain = Toolchain(*wire.fields(toolchain, "spooled toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT))
     times: Any = tuple(tuple(wire.fields(stage, "spooled stage", str, int)) for stage in stages)
     return SpooledEvent(key, digest, directory, name, target, device, times, hit, facts, parts, toolchain, pid)
+
+
+def make_spool() -> str:
+    """Create a spool directory that only this user can read; its name tells who records (`owner`)."""
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-")
+
+
+def owner(spool: str) -> int | None:
+    """Return the process id of the process that records into a spool and listens itself; None for a foreign directory."""
+    match = re.fullmatch(rf"{_PREFIX}-(\d+)-.+", os.path.basename(spool))
+    return int(match[1]) if match is not None else None
 
 
 def write(spool: str, name: str, record: Record) -> None:

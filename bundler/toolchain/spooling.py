@@ -10,6 +10,7 @@ Triton makes a manager for each kernel, so what must outlive one (which records 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -48,12 +49,10 @@ class Spool:
         self._seen: set[tuple[str, ...]] = set()
         self._numbers = itertools.count()
 
-    def directory(self) -> str | None:
-        """Return where to write; None when nobody records, or the recording process is this one and listens itself."""
-        settings = spool_settings()
-        if settings.directory is None or settings.owner_pid == os.getpid() or not os.path.isdir(settings.directory):
-            return None
-        return settings.directory
+    def directories(self) -> list[str]:
+        """Return where to write: each spool in force, but for those of this process, which listens itself."""
+        spools = (spool_settings().directory or "").split(os.pathsep)
+        return [spool for spool in spools if records.owner(spool) not in {None, os.getpid()} and os.path.isdir(spool)]
 
     def is_new(self, *identity: str) -> bool:
         """Whether a record was not written yet; remembers it."""
@@ -102,6 +101,8 @@ class SpoolCacheManager(CacheManager):  # type: ignore[misc]
     def __init__(self, key: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(key, *args, **kwargs)
         self._bundler_key = key
+        # Triton makes the manager just before it compiles, and times stages only for a listener, which is not here.
+        self._bundler_began_ns = time.monotonic_ns()
         # Managers of dump and override directories hold copies for people to look at.
         self._bundler_spools = not any([*args, *kwargs.values()])
 
@@ -135,18 +136,21 @@ class SpoolCacheManager(CacheManager):  # type: ignore[misc]
         if not filename.endswith(_SINGLE_FILES):
             return
         try:
-            directory = self._bundler_spools and spool.directory()
-            if directory and spool.is_new(directory, path):
-                spool.write(directory, SpooledFile(os.path.dirname(path), filename, os.getpid()))
+            for directory in spool.directories() if self._bundler_spools else ():
+                if spool.is_new(directory, path):
+                    spool.write(directory, SpooledFile(os.path.dirname(path), filename, os.getpid()))
         except Exception as error:  # noqa: BLE001  # the seam: no failure of ours may reach a program that only compiles
             spool.failed(error)
 
     def _spool_kernel(self, filename: str, group: dict[str, str], *, cache_hit: bool) -> None:
         try:
-            directory = self._bundler_spools and spool.directory()
             place = os.path.dirname(group[filename])
-            if directory and spool.is_new(directory, self._bundler_key, place, str(cache_hit)):
-                spool.write(directory, _kernel_record(self._bundler_key, filename, place, cache_hit=cache_hit))
+            for directory in spool.directories() if self._bundler_spools else ():
+                if spool.is_new(directory, self._bundler_key, place, str(cache_hit)):
+                    record = _kernel_record(self._bundler_key, filename, place, cache_hit=cache_hit)
+                    spent_us = (time.monotonic_ns() - self._bundler_began_ns) // 1000
+                    times = () if cache_hit else (("compile", spent_us),)
+                    spool.write(directory, dataclasses.replace(record, stage_times_us=times))
         except Exception as error:  # noqa: BLE001  # the seam, as above
             spool.failed(error)
 

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `triton-bundler` command.  It imports neither click nor rich, so that a missing extra is told in one sentence."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+EXTRA = frozenset({"click", "rich"})
+
+
+def main() -> None:
+    """Run the command line; the console script and `python -m bundler` call this."""
+    try:
+        from bundler.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+            raise
+        print(
+            f"the triton-bundler command needs {error.name}, which is not installed: pip install 'triton-bundler[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may have characters that a terminal has not
+    app(prog_name="triton-bundler")

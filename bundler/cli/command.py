@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command has in common: `--json`, errors as one line, exit status."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from itertools import takewhile
+from typing import Any
+
+import click
+
+from bundler.cli import words
+from bundler.cli.screen import Screen, warnings_on
+from bundler.errors import BundlerError
+
+FINE, PROBLEM = 0, 1
+JSON_OPTION = "--json"
+_WANTS_JSON = "bundler.cli.json"
+
+keep_option = click.option(
+    "--keep",
+    type=click.Choice(["all", "launch"]),
+    default="all",
+    show_default=True,
+    help="Everything, or only what a launch needs: device binary and metadata.",
+)
+output_option = click.option("-o", "--output", required=True, metavar="FILE", help="The bundle to write.")
+
+
+def example(*lines: str) -> str:
+    """Return the epilog of a command's help; click keeps its lines as they are."""
+    return "\b\nExample:\n" + "\n".join(f"  triton-bundler {line}" for line in lines)
+
+
+def reports(function: Callable[..., int]) -> Callable[..., None]:
+    """Make a click callback of a function that gets a `Screen` and its options and returns the exit status."""
+
+    @click.option(JSON_OPTION, "as_json", is_flag=True, help="Print one JSON object instead of text.")
+    @click.pass_context
+    @functools.wraps(function)
+    def callback(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
+        screen = Screen(as_json)
+        with warnings_on(screen):
+            try:
+                status = function(screen, **options)
+            except BundlerError as error:
+                screen.fail(error)
+                status = PROBLEM
+        context.exit(status)
+
+    return callback
+
+
+class Commands(click.Group):
+    """A group that lists its commands in the order in which they were added, and tells usage errors in JSON too."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names as added: from the first thing a newcomer does to the last."""
+        return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Remember whether `--json` was asked for, since an error may end the parsing before it is seen."""
+        ctx.meta[_WANTS_JSON] = JSON_OPTION in takewhile(lambda word: word != "--", args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; a usage error is an object, too, where `--json` was asked for."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            if ctx.meta[_WANTS_JSON]:
+                click.echo(words.to_json({"error": {"code": "usage", "message": error.format_message()}}))
+            raise

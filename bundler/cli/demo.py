@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`demo`: the whole life of a bundle in one command, and the count that proves it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+import bundler
+from bundler.cli import words
+from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.demo_processes import PtxasWatch, environment, run_program
+from bundler.cli.screen import Column, Screen
+from bundler.errors import RecordingError
+from bundler.format.bundle import Bundle
+from bundler.format.entries import Kernel
+from bundler.toolchain import identity
+from bundler.toolchain.events import kernel_key
+
+DEFAULT_TARGETS = ("cuda:90", "hip:gfx942")
+FOLDER = Path(__file__).absolute().parent
+KERNELS = FOLDER / "demo_kernels.py"
+COLUMNS = (
+    Column("kernel", shrinks=True),
+    Column("target"),
+    Column("warps", True, needs=70),
+    Column("binary", True, needs=60),
+    Column("compiled in", True),
+    Column("found in", True),
+)
+_TARGET = re.compile(r"cuda:\d{2,3}|hip:gfx[0-9a-f]{3,5}")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What Triton's listener said of one compile call in the second process."""
+
+    key: str
+    name: str
+    hit: bool
+    ms: float
+
+
+def _check_targets(_context: click.Context, _option: click.Parameter, targets: tuple[str, ...]) -> tuple[str, ...]:
+    for target in targets:
+        if not _TARGET.fullmatch(target):
+            raise click.BadParameter(f"{target!r} is not a target; write cuda:90 or hip:gfx942")
+    return tuple(dict.fromkeys(targets))
+
+
+@click.command(
+    short_help="See it work: compile, bundle, restore, recompile nothing.",
+    epilog=example("demo", "demo --target cuda:80 --keep-dir"),
+)
+@click.option("--target", "targets", multiple=True, metavar="T", default=DEFAULT_TARGETS, show_default=True,
+              callback=_check_targets, help="Compile for T, GPU or not; repeat for several.")  # fmt: skip
+@click.option("--keep-dir", is_flag=True, help="Keep the bundle and the restored directory, and say where.")
+@reports
+def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool) -> int:
+    """Compile real kernels, bundle them, restore them elsewhere, and count what is compiled again: nothing.
+
+    It needs Triton and no GPU. Exit status 1 when a kernel was compiled again.
+    """
+    if identity.triton_dir() is None:
+        raise RecordingError(
+            "Triton is not installed, so nothing can be compiled: pip install 'triton-bundler[triton]'"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="triton-bundler-demo-"))
+    try:
+        return _Demo(screen, folder, targets, kept=keep_dir).run()
+    finally:
+        if not keep_dir:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Demo:
+    """The steps, in a folder of their own."""
+
+    def __init__(self, screen: Screen, folder: Path, targets: tuple[str, ...], *, kept: bool) -> None:
+        self.screen, self.folder, self.targets, self.kept = screen, folder, targets, kept
+        self.bundle_path = folder / "demo.tbundle"
+        self.first, self.second = folder / "first", folder / "second"
+        self.watch = PtxasWatch(folder)
+
+    def run(self) -> int:
+        """Record, move, count; returns the exit status."""
+        self.record()
+        with Bundle.load(self.bundle_path) as bundle:
+            restored = self.restore(bundle)
+            heard = self.compile_again()
+            return self.conclude(bundle, restored, heard)
+
+    def record(self) -> None:
+        """Compile in a first process, under a recording."""
+        where = ", ".join(self.targets)
+        seconds = self.in_child("demo_record.py", self.bundle_path, environment(self.first), f"compiling for {where}")
+        size = self.bundle_path.stat().st_size
+        self.screen.line(f"1  compiled for {where} in a first process, in {words.duration(seconds)}; "
+                         f"recorded into {self.bundle_path.name}, {words.size(size)}")  # fmt: skip
+
+    def restore(self, bundle: Bundle) -> int:
+        """Remove the first directory, restore into a second, and return how many kernels are there."""
+        shutil.rmtree(self.first)
+        self.screen.line("2  deleted the cache directory of the first process")
+        # Everything: the kernels are for targets that this machine need not have.
+        report = bundler.restore(bundle, self.second, only="all")
+        self.screen.line(f"3  restored {words.count(report.usable, 'kernel')} into another directory, in "
+                         f"{words.duration(report.seconds)}")  # fmt: skip
+        return report.usable
+
+    def compile_again(self) -> list[Heard]:
+        """Compile the same kernels in a second process that finds the restored directory, and a ptxas that refuses."""
+        output = self.folder / "heard.json"
+        env = environment(self.second, self.watch.variables)
+        seconds = self.in_child("demo_check.py", output, env, "compiling again")
+        heard = [Heard(kernel_key(h["hash"]), h["name"], h["hit"], h["ms"]) for h in json.loads(output.read_bytes())]
+        self.screen.line(f"4  compiled the same kernels in a second process, in {words.duration(seconds)}: Triton's own "
+                         f"listener heard {words.count(sum(h.hit for h in heard), 'hit')} and "
+                         f"{words.count(sum(not h.hit for h in heard), 'compile')}")  # fmt: skip
+        if any(target.startswith("cuda") for target in self.targets):
+            self.watch.require_asked()
+            self.screen.line(f"   its ptxas would have refused: it was asked to assemble {self.watch.calls()[1]} times")
+        if any(target.startswith("hip") for target in self.targets):
+            self.screen.line(
+                "   kernels for hip are assembled inside the process, so for them the listener alone counts"
+            )
+        return heard
+
+    def in_child(self, program: str, output: Path, env: dict[str, str], what: str) -> float:
+        """Run one of the two programs and return how many seconds it took."""
+        started = time.monotonic()
+        with self.screen.progress(what) as bar:
+            arguments = [str(output), str(KERNELS), *self.targets]
+            run_program(FOLDER / program, arguments, env, lambda name: bar.advance(f"{what}: {name}"), what)
+        return time.monotonic() - started
+
+    def conclude(self, bundle: Bundle, restored: int, heard: list[Heard]) -> int:
+        """Print the table and the count; returns the exit status."""
+        found = {one.key: one.ms for one in heard if one.hit}
+        recorded = {kernel.key for kernel in bundle.kernels}
+        compiled = {one.key for one in heard if not one.hit} | recorded - found.keys()
+        total = len(recorded | found.keys() | compiled)
+        rows = [_Row(kernel, _compile_ms(bundle, kernel), found.get(kernel.key)) for kernel in bundle.kernels]
+        self.screen.line()
+        self.screen.table(COLUMNS, [row.cells() for row in rows])
+        self.screen.line()
+        if rows and found:
+            self.screen.line(f"in all {sum(row.compile_ms or 0 for row in rows):,.0f} ms to compile and "
+                             f"{sum(found.values()):,.0f} ms to find; the first in each process, {heard[0].name}, "
+                             "includes Triton reading its own files for the keys")  # fmt: skip
+        if self.kept:
+            self.screen.line(f"kept in {self.folder}")
+        versions, assembled = self.watch.calls()
+        self.screen.finish({
+            "recompiled": len(compiled), "total": total, "targets": list(self.targets), "digest": bundle.digest,
+            "size_bytes": self.bundle_path.stat().st_size, "restored": restored,
+            "hits": sum(one.hit for one in heard), "compiles": sum(not one.hit for one in heard),
+            "ptxas": {"asked_for_version": versions, "asked_to_assemble": assembled},
+            "kernels": [row.facts() for row in rows], "directory": str(self.folder) if self.kept else None,
+        })  # fmt: skip
+        self.screen.done(f"recompiled {len(compiled)} of {total} kernels")
+        return PROBLEM if compiled or not total else FINE
+
+
+def _compile_ms(bundle: Bundle, kernel: Kernel) -> float | None:
+    seen = bundle.observed.kernels.get(kernel.key)
+    return words.milliseconds(seen.times_us) if seen is not None else None
+
+
+@dataclass(frozen=True)
+class _Row:
+    kernel: Kernel
+    compile_ms: float | None
+    hit_ms: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the table's cells."""
+        return (
+            self.kernel.name,
+            str(self.kernel.target),
+            str(self.kernel.spec.num_warps),
+            words.size(self.kernel.binary.size),
+            "-" if self.compile_ms is None else f"{self.compile_ms:,.0f} ms",
+            "compiled" if self.hit_ms is None else f"{self.hit_ms:.1f} ms",
+        )
+
+    def facts(self) -> dict[str, object]:
+        """Return the same for `--json`."""
+        return {
+            "key": self.kernel.key,
+            "name": self.kernel.name,
+            "target": str(self.kernel.target),
+            "binary_bytes": self.kernel.binary.size,
+            "compile_ms": self.compile_ms,
+            "hit_ms": None if self.hit_ms is None else round(self.hit_ms, 3),
+        }

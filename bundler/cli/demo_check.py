@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second process of the demo: compiles the same kernels again and counts, without a line of this package's.  Run by path.
+
+    python demo_check.py OUTPUT KERNELS TARGET...
+
+It imports nothing of `bundler`: what was a hit and what was a compile, is what Triton tells its own listener.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def load(path: str) -> Any:
+    """Import the kernels by path, in both processes in the same way: their source is part of the key."""
+    spec = importlib.util.spec_from_file_location("demo_kernels", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(output: str, kernels_path: str, targets: list[str]) -> None:
+    """Compile every kernel for every target, and write down what Triton's listener heard."""
+    kernels = load(kernels_path)
+    heard: list[dict[str, Any]] = []
+
+    def listener(**facts: Any) -> None:
+        heard.append(
+            {
+                "hash": facts["metadata"]["hash"],
+                "name": facts["metadata"]["name"],
+                "hit": facts["cache_hit"],
+                "ms": facts["times"].total / 1000,
+            }
+        )
+        print(facts["metadata"]["name"], flush=True)
+
+    kernels.triton.knobs.compilation.listener = listener
+    kernels.compile_all(targets)
+    if "bundler" in sys.modules:
+        raise RuntimeError("this process should not know the bundler")
+    Path(output).write_text(json.dumps(heard), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    check(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells whether a device binary has lost its end: its ELF header says how long it has to be."""
+
+from __future__ import annotations
+
+import struct
+
+MAGIC = b"\x7fELF"
+_CLASS, _CLASS_64 = 4, 2
+_SECTION_WITHOUT_BYTES = 8  # SHT_NOBITS: shared memory and the like take no room in the file
+_HEADER = struct.Struct("<32xQQ6xHHHH2x")
+_SEGMENT = struct.Struct("<8xQ16xQ16x")
+_SECTION = struct.Struct("<4xI16xQQ24x")
+
+
+def why_unusable(data: bytes) -> str | None:
+    """Return what is wrong with a device binary, None when nothing is.
+
+    Only what a broken write does is looked for (empty, another file, the end missing), not whether a driver would load it.
+    """
+    if not data:
+        return "empty"
+    if not data.startswith(MAGIC):
+        return "not an ELF file"
+    if data[_CLASS : _CLASS + 1] not in {bytes([_CLASS_64]), b""}:
+        return None  # no vendor of ours makes these; nothing is known against it
+    try:
+        end = _end(data)
+    except struct.error:
+        return "truncated"
+    return "truncated" if len(data) < end else None
+
+
+def _end(data: bytes) -> int:
+    """Return how many bytes the headers account for; raises `struct.error` when they are not all there."""
+    segments, sections, segment_bytes, segment_count, section_bytes, section_count = _HEADER.unpack_from(data)
+    ends = [segments + segment_bytes * segment_count, sections + section_bytes * section_count]
+    for index in range(segment_count):
+        offset, size = _SEGMENT.unpack_from(data, segments + index * segment_bytes)
+        ends.append(offset + size)
+    for index in range(section_count):
+        kind, offset, size = _SECTION.unpack_from(data, sections + index * section_bytes)
+        ends.append(offset + (0 if kind == _SECTION_WITHOUT_BYTES else size))
+    return max(ends)

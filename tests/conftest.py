@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of every room share: the right package, a clean environment, no leaks, and kernels compiled once."""
+
+import gc
+import importlib.util
+import json
+import multiprocessing.resource_tracker
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import bundler
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGETS = ("cuda:90", "hip:gfx942")
+_OURS_TO_KEEP = "TRITON_BUNDLER_TEST_INSTALLED"
+_FOREIGN = ("TRITON_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "DISABLE_LLVM_OPT", "LLVM_IR_ENABLE_DUMP")
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
+_THREAD_PATIENCE_S = 10
+_COMPILE = """
+import importlib.util, sys
+import bundler
+spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
+kernels = sys.modules["kernels"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernels)
+with bundler.recording() as recording:
+    kernels.compile_all(sys.argv[3:])
+with recording.collect() as bundle:
+    assert bundle.left_out == (), bundle.left_out
+    bundle.save(sys.argv[2])
+"""
+
+
+def pytest_configure(config):
+    """Refuse to test the checkout where the installed wheel is what counts."""
+    if os.environ.get(_OURS_TO_KEEP) == "1" and Path(bundler.__file__).resolve().parent == ROOT / "bundler":
+        raise pytest.UsageError(
+            f"{_OURS_TO_KEEP}=1, but bundler is imported from the checkout ({bundler.__file__}); run python -P -m pytest"
+        )
+
+
+def pytest_runtest_setup(item):
+    """Skip GPU tests where there is none, and say so."""
+    if item.get_closest_marker("gpu") is not None and not any(map(os.path.exists, _GPU_FILES)):
+        pytest.skip(f"needs a GPU: none of {', '.join(_GPU_FILES)} is here")
+
+
+def _open_files():
+    """Return what each file descriptor of this process leads to, but for those that Python keeps for itself."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the descriptor of the listing itself
+    found.pop(getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None), None)
+    return found
+
+
+def _new_files(before):
+    new = {fd: target for fd, target in _open_files().items() if before.get(fd) != target}
+    # The interpreter, not the test, keeps devices and the files of loaded libraries open.
+    return {fd: target for fd, target in new.items() if not target.startswith(("/dev/", "anon_inode:"))}
+
+
+@pytest.fixture(autouse=True)
+def no_leaks():
+    """Each test closes its files and ends its threads."""
+    if not os.path.isdir("/proc/self/fd"):
+        yield
+        return
+    files, threads = _open_files(), set(threading.enumerate())
+    yield
+    if _new_files(files):
+        gc.collect()  # what waits for the collector is not a leak
+    assert _new_files(files) == {}, "files were left open"
+    for thread in set(threading.enumerate()) - threads:
+        if not thread.daemon:
+            thread.join(_THREAD_PATIENCE_S)
+            assert not thread.is_alive(), f"{thread.name} was left running"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(no_leaks, tmp_path_factory):
+    """Nobody's settings reach a test, and nothing of a test lands in anybody's home or caches."""
+    home, temporary = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("t")
+    # Not the monkeypatch fixture: that one is undone when the test's own fixtures expect it.
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(_FOREIGN) and name != _OURS_TO_KEEP:
+                patch.delenv(name)
+        patch.setenv("HOME", str(home))
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The kernels of examples/kernels.py for each target, as Triton left them, and the recording of their compiles.
+
+    Read only: tests make copies.
+    """
+
+    cache: Path
+    bundle: Path
+
+    @property
+    def keys(self):
+        """Kernel keys, sorted."""
+        return sorted(path.parent.name for path in self.cache.glob("*/__grp__*.json"))
+
+    def keys_of(self, name, target="cuda:90"):
+        """Keys of the kernels with this entry point and target, sorted."""
+        named = {path.parent.name: json.loads(path.read_text())["target"] for path in self.cache.glob(f"*/{name}.json")}
+        return sorted(key for key, made_for in named.items() if f"{made_for['backend']}:{made_for['arch']}" == target)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """Compile the example kernels once a session, in a process of its own, with recording on."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed, so there is nothing to compile with")
+    folder = tmp_path_factory.mktemp("compiled")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    command = [sys.executable, "-W", "ignore", "-c", _COMPILE, ROOT / "examples" / "kernels.py", folder / "b.tbundle"]
+    done = subprocess.run(
+        [*map(str, command), *TARGETS],
+        env=clean | {"TRITON_CACHE_DIR": str(folder / "cache"), "HOME": str(folder)},
+        capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Compiled(folder / "cache", folder / "b.tbundle")

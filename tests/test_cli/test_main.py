@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command itself: help, version, what it imports, and what it says when an extra is missing."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+import bundler
+from bundler.cli.app import app
+
+COMMANDS = ["demo", "run", "pack", "restore", "inspect", "verify", "diff", "merge", "doctor"]
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_version(cli):
+    """--version prints name and version."""
+    assert cli("--version").stdout == f"triton-bundler {bundler.__version__}\n"
+
+
+def test_help_lists_the_commands(cli):
+    """--help lists every command, the newcomer's first."""
+    text = cli("--help").stdout
+    assert list(app.commands) == COMMANDS
+    places = [text.index(f"\n  {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+    assert "..." not in text.partition("\nCommands:")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(cli, name):
+    """Each command's help has a sentence, an example that parses as its own, --json, and exit status 0."""
+    result = cli(name, "--help")
+    assert result.exit_code == 0
+    assert f"\n  Example:\n    triton-bundler {name}" in result.stdout
+    assert "--json" in result.stdout
+    assert cli(name, "-h").stdout == result.stdout
+
+
+@pytest.mark.parametrize("library", ["click", "rich"])
+def test_a_missing_extra_is_one_sentence(library):
+    """Without click or rich the command says in one sentence what to install, and exits with 1."""
+    done = python(f"import sys; sys.modules[{library!r}] = None\nfrom bundler.cli import main; main()")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install 'triton-bundler[cli]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_is_light():
+    """Help imports neither Triton, torch nor redis, and is there at once."""
+    code = """
+import json, sys
+sys.argv = ["triton-bundler", "--help"]
+from bundler.cli import main
+try:
+    main()
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+    started = time.monotonic()
+    done = python(code)
+    assert done.returncode == 0
+    assert time.monotonic() - started < 5
+    assert {"triton", "torch", "redis", "numpy"} & set(json.loads(done.stderr)) == set()
+
+
+def test_python_m_bundler_is_the_command(command):
+    """`python -m bundler` is the same command."""
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"triton-bundler {bundler.__version__}\n")
+
+
+def test_a_closed_pipe_is_no_traceback():
+    """A reader that goes away early, such as head, is no reason for a traceback."""
+    line = f"'{sys.executable}' -P -m bundler --help | head -n 1"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("Usage: triton-bundler")
+    assert "Traceback" not in done.stderr

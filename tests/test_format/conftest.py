@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the format share; helpers are loaded by path, since tests are no package."""
+
+import importlib.util
+import sys
+import tarfile
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "data"
+CORPUS = HERE.parents[2] / "shared" / "corpus"
+ARCHIVES = ("inductor-transformer-h200", "triton-liger-h200")
+
+hypothesis.settings.register_profile("format", deadline=None, max_examples=60)
+hypothesis.settings.load_profile("format")
+
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def build():
+    """The builders."""
+    return _load(HERE / "builders.py")
+
+
+@pytest.fixture(scope="session")
+def drawn():
+    """The Hypothesis strategies."""
+    return _load(HERE / "strategies.py")
+
+
+@pytest.fixture(scope="session")
+def independent():
+    """The reader that shares no code with the package."""
+    return _load(HERE / "independent_reader.py")
+
+
+@pytest.fixture(scope="session")
+def make_golden():
+    """The program that made the golden files."""
+    return _load(DATA / "make_golden.py")
+
+
+@pytest.fixture(scope="session", params=ARCHIVES)
+def real_cache(request, tmp_path_factory):
+    """A cache directory as a compiler left it."""
+    archive = CORPUS / f"{request.param}.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the checkout")
+    folder = tmp_path_factory.mktemp(request.param)
+    more = {"filter": "data"} if sys.version_info >= (3, 11, 4) else {}
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, **more)
+    (root,) = folder.iterdir()
+    return root
