@@ -150,7 +150,7 @@ def restore(
         _show_report(screen, report, opened)
         screen.finish({"bundle": bundle, "digest": opened.digest, "counts": counts(opened),
                        "usable": report.usable, **asdict(report)})  # fmt: skip
-        return PROBLEM if opened.kernels and not report.usable else FINE
+        return PROBLEM if report.damaged or (opened.kernels and not report.usable) else FINE
 
 
 def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -197,6 +197,10 @@ class _Counted:
         """Return the bytes of a blob; raises what the source raises."""
         self._bar.advance()
         return self._blobs.read_blob(digest)
+
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Tell the source."""
+        self._blobs.prefetch(digests)
 
     def close(self) -> None:
         """The source belongs to the bundle it came from."""

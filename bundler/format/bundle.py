@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -30,6 +30,9 @@ class BlobSource(Protocol):
     def read_blob(self, digest: bytes) -> bytes:
         """Return the bytes of a blob by raw digest; raises `NotFound`."""
 
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Be told that these blobs are read next: a source that is far away fetches them in few round trips."""
+
     def close(self) -> None:
         """Release what the source holds."""
 
@@ -46,6 +49,9 @@ class MemoryBlobs:
             return self._blobs[digest]
         except KeyError:
             raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest)) from None
+
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Nothing is nearer than memory."""
 
     def close(self) -> None:
         """Nothing to release."""
@@ -65,6 +71,11 @@ class FirstBlobs:
             except NotFound:
                 continue
         raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest))
+
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Tell every source; each ignores what it does not have."""
+        for source in self._sources:
+            source.prefetch(digests)
 
     def close(self) -> None:
         """The sources belong to the bundles they came from, which close them."""

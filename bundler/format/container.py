@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import zstandard
 
@@ -57,6 +57,9 @@ class Container:
         """Release the source and the decoded frames."""
         self._frames.clear()
         self._source.close()
+
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Frames are decoded when the first of their blobs is read; there is nothing to gain by doing it earlier."""
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob.

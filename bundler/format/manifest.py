@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 from bundler.errors import FormatError
@@ -65,9 +65,11 @@ class Content:
     def check_unique(self) -> None:
         """Raise `FormatError` when a kernel key or a path occurs twice, or one entry's path lies in another's."""
         _refuse_repeats("kernel key", (kernel.key for kernel in self.kernels))
-        paths = [f"{kernel.key}/{artifact.filename}" for kernel in self.kernels for artifact in kernel.artifacts]
         placed: list[TuningFile | HelperLibrary | Opaque] = [*self.tuning_files, *self.helpers, *self.opaque]
-        paths += [entry.path for entry in placed]
+        paths = [entry.path for entry in placed]
+        # A kernel's own files differ (`check_kernel`): only those beside another entry's path can clash.
+        shared = {path.partition("/")[0] for path in paths}
+        paths += [f"{k.key}/{artifact.filename}" for k in self.kernels if k.key in shared for artifact in k.artifacts]
         _refuse_repeats("path", paths)
         folders = {path[:end] for path in paths for end, character in enumerate(path) if character == "/"}
         for path in paths:
@@ -126,6 +128,7 @@ class _Decoder:
         self.limits = limits
         self.open_ended = open_ended
         self.blobs: list[tuple[str, int]] = []
+        self.used: set[int] = set()
 
     def fields(self, data: Any, what: str, *kinds: Any) -> list[Any]:
         return wire.fields(data, what, *kinds, open_ended=self.open_ended)
@@ -137,7 +140,8 @@ class _Decoder:
         if schema != SCHEMA:
             raise FormatError(f"content: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)
         self.limits.check("kernels", len(kernels), "bundle")
-        self.blobs = [self.blob(item) for item in blobs]
+        table = tuple(map(self.blob, blobs))
+        self.blobs = [(digest_text(raw), size) for raw, size in table]
         self.limits.check("raw_bytes", sum(size for _, size in self.blobs), "bundle")
         content = Content(
             tuple(map(self.kernel, kernels)),
@@ -147,25 +151,29 @@ class _Decoder:
             tuple(TuningRecord.from_wire(item, open_ended=self.open_ended) for item in records),
         )
         content.check_unique()
-        if [(digest_raw(digest), size) for digest, size in self.blobs] != list(content.blobs):
+        if len(self.used) != len(table) or any(one >= two for (one, _), (two, _) in pairwise(table)):
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
+        vars(content)["blobs"] = table  # what the property would find out again
         return content
 
-    def blob(self, data: Any) -> tuple[str, int]:
+    def blob(self, data: Any) -> tuple[bytes, int]:
         raw, size = self.fields(data, "blob", bytes, int)
         if len(raw) != DIGEST_BYTES:
             raise FormatError(f"blob: a digest of {len(raw)} bytes, expected {DIGEST_BYTES}")
         self.limits.check("file_bytes", size, "file")
-        return digest_text(raw), size
+        return raw, size
 
     def file(self, data: Any) -> Artifact:
         filename, index, flat = self.fields(data, "file", str, int, list)
         if index >= len(self.blobs) or len(flat) % 3:
             raise FormatError(f"file {filename!r}: blob {index} of {len(self.blobs)}, {len(flat)} span numbers")
-        numbers = [wire.expect(number, int, "span") for number in flat]
-        spans = tuple(Span(*numbers[i : i + 3]) for i in range(0, len(numbers), 3))
+        self.used.add(index)
         digest, size = self.blobs[index]
-        return Artifact(names.check_file_name(filename), digest, size, spans)
+        return Artifact(names.check_file_name(filename), digest, size, self.spans(flat) if flat else ())
+
+    def spans(self, flat: list[Any]) -> tuple[Span, ...]:
+        numbers = [wire.expect(number, int, "span") for number in flat]
+        return tuple(Span(*numbers[i : i + 3]) for i in range(0, len(numbers), 3))
 
     def placed(self, data: Any, what: str, *more: Any) -> list[Any]:
         path, file, *rest = self.fields(data, what, str, list, *more)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from bundler.errors import UnsafeName
 
@@ -12,6 +13,8 @@ PATH_DEPTH = 6
 _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{NAME_CHARACTERS}}}")
 # Triton's directory name is the unpadded base32 of a SHA-256; torch and older tools use hex.
 _KEY = re.compile(r"[A-Z2-7]{52}|[0-9a-f]{64}")
+# Every variant of a kernel has files of the same names, and each name is asked about a dozen times.
+_NAMES_REMEMBERED = 4096
 
 GROUP_PREFIX = "__grp__"
 AUTOTUNE_SUFFIX = ".autotune.json"
@@ -26,6 +29,7 @@ LAUNCH_KINDS = BINARY_KINDS | {"json"}
 BINARY_KIND_OF_BACKEND = {"cuda": "cubin", "hip": "hsaco", "xpu": "zebin"}
 
 
+@lru_cache(_NAMES_REMEMBERED)
 def check_file_name(name: str) -> str:
     """Return `name` if it is one safe path component.
 
@@ -62,12 +66,14 @@ def check_kernel_key(key: str) -> str:
     return key
 
 
+@lru_cache(_NAMES_REMEMBERED)
 def artifact_kind(filename: str) -> str:
     """Return the kind of an artifact by its extension, `other` for one we do not know."""
     extension = filename.rpartition(".")[2]
     return extension if extension in STAGE_ORDER or extension == "so" else "other"
 
 
+@lru_cache(_NAMES_REMEMBERED)
 def artifact_order(filename: str) -> tuple[int, str]:
     """Sort key that puts a kernel's files in Triton's own order: source, IR, binary, metadata."""
     kind = artifact_kind(filename)

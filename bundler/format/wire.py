@@ -65,8 +65,10 @@ def _typed(error: Exception, what: str, limits: Limits) -> FormatError:
     if isinstance(error, (msgpack.StackError, RecursionError)):
         return LimitExceeded(f"{what}: nested deeper than {limits.depth} arrays", what=what, limit=limits.depth)
     # msgpack reports an exceeded max_*_len as a ValueError whose text names the bound.
-    kind = LimitExceeded if "max_str_len" in text or "max_bin_len" in text else FormatError
-    return kind(f"{what}: not valid positional msgpack ({text})", what=what)
+    for name, limit in (("str", limits.string_bytes), ("bin", limits.manifest_bytes), ("array", limits.array_items)):
+        if f"max_{name}_len({limit})" in text:
+            return LimitExceeded(f"{what}: over a limit ({text})", what=what, limit=limit)
+    return FormatError(f"{what}: not valid positional msgpack ({text})", what=what)
 
 
 def _refuse_map(pairs: Any) -> Any:
@@ -109,15 +111,15 @@ def fields(data: Any, what: str, *kinds: Any, open_ended: bool = False) -> list[
             f"{what}: expected {len(kinds)} fields, got {len(array)}", what=what, expected=len(kinds), got=len(array)
         )
     for position, (value, kind) in enumerate(zip(array, kinds, strict=False)):
-        if kind is object:
+        got = type(value)
+        fits = got is kind or (type(kind) is tuple and got in kind)
+        if kind is object or (fits and (got is not int or value >= 0)):
             continue
-        allowed = kind if isinstance(kind, tuple) else (kind,)
-        if type(value) not in allowed or (type(value) is int and value < 0):
-            names = " or ".join(k.__name__ for k in allowed)
-            raise FormatError(
-                f"{what}: field {position} should be {names}, got {value!r:.80}",
-                what=what,
-                expected=names,
-                got=type(value).__name__,
-            )
+        names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise FormatError(
+            f"{what}: field {position} should be {names}, got {value!r:.80}",
+            what=what,
+            expected=names,
+            got=got.__name__,
+        )
     return array[: len(kinds)]

@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("bundler.lifecycle")
 
 
-def collect_sightings(sightings: Sightings, roots: Iterable[str], keep: Keep) -> tuple[Bundle, RecordReport]:
+def collect_sightings(
+    sightings: Sightings, roots: Iterable[str], keep: Keep, environment: tuple[tuple[str, str], ...] | None = None
+) -> tuple[Bundle, RecordReport]:
     """Read every directory that was seen.
 
     Args:
         sightings: what was seen, and by whom.
         roots: cache directories to search for results of Triton's tuner for the kernels found.
         keep: `all`, or `launch` for device binaries, metadata and tuning files only.
+        environment: names and versions of the host that compiled; None for this process.
 
     Returns:
         The bundle, and a report that names whatever is not in it.
@@ -43,7 +46,7 @@ def collect_sightings(sightings: Sightings, roots: Iterable[str], keep: Keep) ->
     for sighting in sightings:
         _take(sighting, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
     _add_tuning_files(builders, roots, keep)
-    bundle = join(builders.values(), identity.environment())
+    bundle = join(builders.values(), environment or identity.environment())
     return bundle, _reported(sightings, bundle)
 
 
@@ -52,7 +55,10 @@ def collect_spool(spool: ChildSpool, keep: Keep = "all") -> tuple[Bundle, Record
     sightings = Sightings()
     add_spool(sightings, spool)
     roots = {sighting.root for sighting in sightings}
-    bundle, report = collect_sightings(sightings, roots, keep)
+    # The children may run another Python than this process; what their records say of Triton is what is known.
+    releases = {("triton", event.toolchain.release) for event in spool.events() if event.toolchain.release}
+    host = tuple(pair for pair in identity.environment() if pair[0] in {"platform", "gpu", "driver"})
+    bundle, report = collect_sightings(sightings, roots, keep, (*host, *sorted(releases)))
     return bundle, replace(report, left_out=merge_reasons(report.left_out, spool.problems))
 
 

@@ -41,4 +41,4 @@ def _end(data: bytes) -> int:
     for index in range(section_count):
         kind, offset, size = _SECTION.unpack_from(data, sections + index * section_bytes)
         ends.append(offset + (0 if kind == _SECTION_WITHOUT_BYTES else size))
-    return max(ends)
+    return int(max(ends))

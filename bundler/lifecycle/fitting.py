@@ -49,8 +49,10 @@ class Machine:
             self.unchecked.add("Triton release: the bundle does not say")
         elif ours.release is not None and theirs.release != ours.release:
             return f"compiled by Triton {theirs.release}; this machine has {ours.release}"
-        if theirs.binary is None or ours.binary is None:
+        if theirs.binary is None:
             self.unchecked.add("Triton binary: the bundle does not say (kernels that came by pack)")
+        elif ours.binary is None:
+            self.unchecked.add("Triton binary: not known here")
         elif theirs.binary != ours.binary:
             return (
                 f"compiled by another build of Triton {theirs.release} "

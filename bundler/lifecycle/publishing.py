@@ -29,7 +29,7 @@ from bundler.format.combine import metadata_identity
 from bundler.format.file import os_errors
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.lifecycle.building import portable
-from bundler.lifecycle.reading import KernelFiles, Rejected, read_kernel
+from bundler.lifecycle.reading import KernelFiles, Rejected, read_file, read_kernel
 
 Outcome = Literal["restored", "present", "repaired"]
 
@@ -61,6 +61,8 @@ class CacheDirectory:
         with os_errors(self.path, "write to"):
             os.makedirs(self.path, exist_ok=True)
             self._present = set(os.listdir(self.path))
+        # In a cache that cannot be written the kernels may still all be there.
+        with contextlib.suppress(OSError):
             self._sweep()
 
     def publish(self, key: str, files: Mapping[str, bytes], stored_metadata: bytes) -> Outcome:
@@ -100,18 +102,20 @@ class CacheDirectory:
         """Put a single file in place unless one is there.
 
         Returns:
-            True when it was written, False when the same bytes were there, None when others were.
+            True when it was written, False when the same bytes were there, None when anything else was.
         """
         target = os.path.join(self.path, path)
         with os_errors(target, "write"):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            try:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                return None
             temporary = os.path.join(self.path, _temporary_name(TEMPORARY_PREFIX))
             try:
                 _write_file(temporary, data)
                 _create(temporary, target)
             except FileExistsError:
-                with open(target, "rb") as file:
-                    return False if file.read(len(data) + 1) == data else None
+                return False if _holds(target, data) else None
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
@@ -207,6 +211,13 @@ def _remove(path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         os.unlink(path)
+
+
+def _holds(path: str, data: bytes) -> bool:
+    try:
+        return read_file(*os.path.split(path), DEFAULT_LIMITS) == data
+    except OSError:
+        return False
 
 
 def _leads_here(path: str, directory: str, name: str) -> bool:

@@ -69,6 +69,11 @@ class KernelFiles:
         return next(name for name in self.files if names.artifact_kind(name) == "json")
 
     @property
+    def binary_name(self) -> str:
+        """File name of the device binary."""
+        return next(name for name in self.files if names.artifact_kind(name) in names.BINARY_KINDS)
+
+    @property
     def written_roots(self) -> set[str]:
         """The cache directories that the group file names, as Triton spelled them."""
         return {os.path.dirname(os.path.dirname(path)) for path in self.child_paths.values()}
@@ -143,7 +148,9 @@ def _read_once(directory: str, present: list[str], limits: Limits) -> KernelFile
     if sum(map(len, files.values())) > limits.kernel_bytes:
         return Rejected(f"more than {limits.kernel_bytes} bytes in all")
     others = tuple(name for name in present if name not in children and name != groups[0])
-    return _checked(os.path.basename(directory), files, children, others)
+    kernel = check_kernel_files(os.path.basename(directory), files, children, others)
+    mixed = None if isinstance(kernel, Rejected) else _mixed(files, kernel.binary_name)
+    return Rejected(mixed) if mixed else kernel
 
 
 def read_file(directory: str, name: str, limits: Limits) -> bytes | Rejected:
@@ -180,9 +187,17 @@ def _children(data: bytes | Rejected) -> dict[str, str] | None:
     return paths
 
 
-def _checked(
-    key: str, files: dict[str, bytes], children: dict[str, str], others: tuple[str, ...]
+def check_kernel_files(
+    key: str, files: dict[str, bytes], children: dict[str, str] | None = None, others: tuple[str, ...] = ()
 ) -> KernelFiles | Rejected:
+    """Tell whether these files make a kernel that Triton can read: one whole binary, and metadata of this key.
+
+    Args:
+        key: the kernel key.
+        files: name -> bytes of every file but the group file.
+        children: what the group file says of them, if there is one.
+        others: names of further files beside them.
+    """
     kinds = [names.artifact_kind(name) for name in files]
     binaries = [name for name, kind in zip(files, kinds, strict=True) if kind in names.BINARY_KINDS]
     if len(binaries) != 1 or kinds.count("json") != 1:
@@ -192,7 +207,7 @@ def _checked(
     metadata_name = next(name for name in files if name.endswith(".json"))
     try:
         metadata = json.loads(files[metadata_name])
-        kernel = KernelFiles(key, files, children, metadata, others)
+        kernel = KernelFiles(key, files, children or {}, metadata, others)
         target, digest = kernel.target, bytes.fromhex(metadata["hash"])
         numbers = (int(metadata["shared"]), int(metadata["num_warps"]), kernel.name)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -205,8 +220,7 @@ def _checked(
     unusable = elf.why_unusable(files[binaries[0]])
     if unusable is not None:
         return Rejected(f"{binaries[0]} is {unusable}")
-    mixed = _mixed(files, binaries[0])
-    return Rejected(mixed) if mixed else kernel
+    return kernel
 
 
 def _mixed(files: dict[str, bytes], binary: str) -> str | None:

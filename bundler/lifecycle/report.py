@@ -44,6 +44,7 @@ class RestoreReport:
         present: keys of kernels that were there already: ours, or another complete build of the same kernel.
         repaired: keys of kernels whose broken directory was replaced as a whole.
         skipped: (kernel key or file, reason) of what was left out.
+        damaged: names among `skipped` whose bytes in the bundle are damaged.
         unchecked: facts that are unknown on this machine and therefore excluded nothing.
         companions: paths of tuning files, helper libraries and opaque files that are in place.
         rewritten: files whose bytes hold a path of this machine and so differ from where they were made.
@@ -56,6 +57,7 @@ class RestoreReport:
     present: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
     skipped: Reasons = ()
+    damaged: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()

@@ -11,13 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bundler.errors import BundlerError, BundlerWarning, ConfigError, DigestMismatch, FormatError, ToolchainMismatch
+from bundler.errors import (
+    BundlerError,
+    BundlerWarning,
+    ConfigError,
+    DigestMismatch,
+    FormatError,
+    NotFound,
+    ToolchainMismatch,
+)
 from bundler.format import names, sentinel
 from bundler.format.bundle import Bundle, Keep
+from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.manifest import Observation
 from bundler.lifecycle.fitting import Machine
 from bundler.lifecycle.publishing import CacheDirectory, Outcome
+from bundler.lifecycle.reading import Rejected, check_kernel_files
 from bundler.lifecycle.report import RestoreReport
 from bundler.toolchain import directories, identity
 
@@ -71,6 +81,9 @@ def restore(
     for name, value in (("keep", keep), ("only", only), ("trust", trust)):
         if value not in _CHOICES[name]:
             raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, _CHOICES[name]))}", got=value)
+    _check_devices(devices)
+    if cache_dir is not None and not os.fspath(cache_dir):
+        raise ConfigError("cache_dir is an empty text; give a directory, or None for Triton's own", got=cache_dir)
     if os.name != "posix":
         raise ToolchainMismatch(
             f"restore needs a POSIX system (directories renamed over each other, no-follow opens); this is {os.name}",
@@ -84,16 +97,30 @@ def restore(
             opened.close()
 
 
+def _check_devices(devices: Sequence[int] | None) -> None:
+    if devices is None:
+        return
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+        raise ConfigError(f"devices={devices!r}: expected device indices, such as [0, 1]", got=devices)
+    if not devices or any(type(device) is not int or device < 0 for device in devices):
+        raise ConfigError(f"devices={devices!r}: expected one or more device indices, such as [0, 1]", got=devices)
+
+
 @dataclass
 class _Tally:
     """What the tasks of one restore did so far."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
     companions: list[str] = field(default_factory=list)
     rewritten: set[str] = field(default_factory=set)
     files: int = 0
     bytes: int = 0
+
+    def spoiled(self, name: str, error: BundlerError) -> None:
+        self.skipped.append((name, error.message))
+        self.damaged.append(name)
 
     def wrote(self, files: int, size: int) -> None:
         self.files += files
@@ -103,6 +130,7 @@ class _Tally:
         for key, outcome in other.outcomes.items():
             self.outcomes[key] = _worst(self.outcomes.get(key), outcome)
         self.skipped += other.skipped
+        self.damaged += other.damaged
         self.companions += other.companions
         self.rewritten |= other.rewritten
         self.wrote(other.files, other.bytes)
@@ -146,7 +174,7 @@ class _Restore:
         if self.bundle.kernels and not report.usable:
             keys = {kernel.key for kernel in self.bundle.kernels}
             reason = min(reason for name, reason in report.skipped if name in keys)
-            warnings.warn(f"nothing in this bundle can be used here: {reason}", BundlerWarning, stacklevel=4)
+            warnings.warn(f"nothing in this bundle can be used here: {reason}", BundlerWarning, stacklevel=3)
         return report
 
     def _kernels(self) -> None:
@@ -165,34 +193,50 @@ class _Restore:
             futures = [pool.submit(self._publish_all, task) for task in tasks]
             failure: BundlerError | None = None
             for future in futures:
+                if future.cancelled():
+                    continue
                 tally, error = future.result()
                 self.tally.add(tally)
                 if error is not None and failure is None:
                     failure = error
                     for other in futures:
-                        other.cancel()
-                    break
+                        other.cancel()  # one that runs already goes on, and counts
         if failure is not None:
             raise failure
 
     def _publish_all(self, kernels: list[Kernel]) -> tuple[_Tally, BundlerError | None]:
         tally = _Tally()
+        try:
+            artifacts = [artifact for kernel in kernels for artifact in self._artifacts(kernel)]
+            self.bundle.blobs.prefetch([digest_raw(artifact.digest) for artifact in artifacts])
+        except BundlerError as error:
+            return tally, error
         for kernel in kernels:
             try:
                 stored = {a: self.bundle.read(a) for a in self._artifacts(kernel)}
-            except (DigestMismatch, FormatError) as error:
-                tally.skipped.append((kernel.key, error.message))
+                placed = {root: self._files(kernel, stored, root) for root in self._roots(kernel)}
+            except (DigestMismatch, FormatError, NotFound) as error:
+                tally.spoiled(kernel.key, error)
                 continue
             try:
-                for root in self._roots(kernel):
-                    self._publish(kernel, stored, root, tally)
+                for root, files in placed.items():
+                    self._publish(kernel, stored, files, root, tally)
             except BundlerError as error:
                 return tally, error
         return tally, None
 
-    def _publish(self, kernel: Kernel, stored: dict[Artifact, bytes], root: str, tally: _Tally) -> None:
-        place = self.places[root]
+    def _files(self, kernel: Kernel, stored: dict[Artifact, bytes], root: str) -> dict[str, bytes]:
+        """Return a kernel's files for one directory; raises `FormatError` when Triton could not read them there."""
         files = {artifact.filename: self._localize(artifact, data, root) for artifact, data in stored.items()}
+        checked = check_kernel_files(kernel.key, files)
+        if isinstance(checked, Rejected):
+            raise FormatError(checked.reason, key=kernel.key)
+        return files
+
+    def _publish(
+        self, kernel: Kernel, stored: dict[Artifact, bytes], files: dict[str, bytes], root: str, tally: _Tally
+    ) -> None:
+        place = self.places[root]
         outcome = place.publish(kernel.key, files, stored[kernel.metadata])
         tally.outcomes[kernel.key] = _worst(tally.outcomes.get(kernel.key), outcome)
         if outcome != "present":
@@ -208,11 +252,11 @@ class _Restore:
                 continue
             try:
                 stored = self.bundle.read(entry.artifact)
-            except (DigestMismatch, FormatError) as error:
-                self.tally.skipped.append((entry.path, error.message))
+                placed = {root: self._localize(entry.artifact, stored, root) for root in self._companion_roots(entry)}
+            except (DigestMismatch, FormatError, NotFound) as error:
+                self.tally.spoiled(entry.path, error)
                 continue
-            for root in self._companion_roots(entry):
-                data = self._localize(entry.artifact, stored, root)
+            for root, data in placed.items():
                 written = self._place(root).publish_file(entry.path, data)
                 if written is None:
                     self.tally.skipped.append((entry.path, f"another file is there already, in {root}"))
@@ -263,7 +307,7 @@ class _Restore:
         chosen = self.devices if self.devices is not None else (seen or self.bundle.observed.devices or (0,))
         if self.base is None:
             return list(dict.fromkeys(directories.inductor_kernel_dir(device) for device in chosen))
-        return [os.path.join(self.base, "triton", str(device)) for device in chosen]
+        return [os.path.join(self.base, "triton", str(device)) for device in dict.fromkeys(chosen)]
 
     def _companion_roots(self, entry: Companion) -> list[str]:
         in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(entry.path.partition("/")[0])
@@ -284,6 +328,7 @@ class _Restore:
             present=keys("present"),
             repaired=keys("repaired"),
             skipped=tuple(sorted(set(tally.skipped))),
+            damaged=tuple(sorted(set(tally.damaged))),
             unchecked=tuple(sorted(self.machine.unchecked)),
             companions=tuple(sorted(set(tally.companions))),
             rewritten=tuple(sorted(tally.rewritten)),

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grammar of keys: `a/b/c`, safe as a path on every file system and as text on every server."""
+
+from __future__ import annotations
+
+import re
+
+from bundler.backends.errors import InvalidKey
+
+KEY_CHARACTERS = 400
+KEY_DEPTH = 8
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})*")
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is one.
+
+    Raises:
+        InvalidKey: it is empty, too long or too deep, or a component begins with other than a letter, digit or `_`.
+    """
+    if len(key) > KEY_CHARACTERS or not _KEY.fullmatch(key) or key.count("/") >= KEY_DEPTH:
+        raise InvalidKey(
+            f"not a key: {key!r:.80}; expected at most {KEY_DEPTH} components of A-Z a-z 0-9 . _ - joined by /, each "
+            f"beginning with a letter, digit or _, {KEY_CHARACTERS} characters in all"
+        )
+    return key

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases in files, among processes of one host: a token and an expiry, changed under a short file lock."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+
+import filelock
+
+from bundler.backends import files
+
+# Held only while a few bytes are read and written; whoever waits longer than this does without the lease.
+LOCK_TIMEOUT_S = 1.0
+
+
+class LocalLease:
+    """A lease of `LocalBackend`; a frozen holder that wakes after its expiry finds that it lost it."""
+
+    def __init__(self, path: str, token: str, permissions: files.Permissions) -> None:
+        self._path, self._token, self._permissions = path, token, permissions
+
+    def renew(self, ttl_s: float) -> bool:
+        """Prolong the lease; False when it was lost."""
+        return self._change(ttl_s)
+
+    def release(self) -> bool:
+        """Give the lease back; False when it was lost before."""
+        return self._change(None)
+
+    def _change(self, ttl_s: float | None) -> bool:
+        try:
+            with _lock(self._path, self._permissions):
+                holder = _holder(self._path)
+                if holder is None or holder[0] != self._token or holder[1] <= time.time():
+                    return False
+                if ttl_s is None:
+                    files.remove(self._path)
+                else:
+                    _write(self._path, self._token, ttl_s, self._permissions)
+                return True
+        except filelock.Timeout:
+            return False
+
+
+def take(path: str, ttl_s: float, permissions: files.Permissions) -> LocalLease | None:
+    """Take the lease at `path`; None while another holds it, or while its file is busy."""
+    token = secrets.token_hex(16)
+    try:
+        with _lock(path, permissions):
+            holder = _holder(path)
+            if holder is not None and holder[1] > time.time():
+                return None
+            _write(path, token, ttl_s, permissions)
+    except filelock.Timeout:
+        return None
+    return LocalLease(path, token, permissions)
+
+
+def _lock(path: str, permissions: files.Permissions) -> filelock.BaseFileLock:
+    return filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, mode=permissions.file)
+
+
+def _holder(path: str) -> tuple[str, float] | None:
+    data = files.read(path)
+    token, _, expiry = (data or b"").decode("ascii", "replace").partition(" ")
+    try:
+        return token, float(expiry)
+    except ValueError:
+        return None  # empty or damaged: nobody holds it
+
+
+def _write(path: str, token: str, ttl_s: float, permissions: files.Permissions) -> None:
+    temporary = f"{path}.{files.temporary_name()}"
+    files.write_new(temporary, f"{token} {time.time() + ttl_s!r}".encode(), permissions)
+    os.replace(temporary, path)

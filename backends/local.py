@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A byte store in a directory, on a local or network file system.
+
+::
+
+    <root>/data/v1/u/+3f/9a0c…     objects: created by a hard link from tmp, never changed
+    <root>/refs/v1/t/demo/+gen/0000000007   refs: the highest generation counts, created the same way
+    <root>/leases/…                who may do what, for now
+    <root>/tmp/…                   being written; swept when a day old by the file system's own clock
+
+Nothing depends on locks: a name is taken by whoever links to it first, which also holds between clients of NFS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+
+from bundler.backends import files, refs
+from bundler.backends.base import Backend, Stat, in_prefix
+from bundler.backends.errors import BackendError, BackendFull
+from bundler.backends.keys import check_key
+from bundler.backends.leases import LocalLease, take
+
+# After the disk was full we do not try again at once: each attempt costs time, and the caller goes on without us.
+FULL_PAUSE_S = 30.0
+STALE_AFTER_S = 24 * 3600.0
+_SHARD = "+"
+_GENERATIONS = "+gen"
+_log = logging.getLogger("bundler.backends")
+
+
+class LocalBackend(Backend):
+    """Objects, refs and leases in a directory that processes of one or many hosts share.
+
+    A directory that cannot be written works for reading.  When the disk is full, writing pauses for `FULL_PAUSE_S` with
+    one warning in the log; until then every write raises `BackendFull`.  Leases hold among processes of one host.
+
+    Args:
+        root: the directory; made when first written to.
+        permissions: `files.PRIVATE` or `files.GROUP`.
+
+    Raises:
+        UntrustedRoot: others could write to the directory.
+    """
+
+    reads_are_cheap = True
+
+    def __init__(self, root: str, permissions: files.Permissions = files.PRIVATE) -> None:
+        self.root = os.path.abspath(root)
+        self._permissions = permissions
+        self._made: set[str] = set()
+        self._full_until_s = 0.0
+        self._swept = False
+        with files.errors_by_meaning(self.root, "open"):
+            files.check_root(self.root, permissions)
+
+    def get(self, keys: Collection[str]) -> dict[str, bytes]:
+        found = {}
+        with files.errors_by_meaning(self.root, "read"):
+            for key in keys:
+                data = files.read(self._object(key))
+                if data is not None:
+                    found[key] = data
+        return found
+
+    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
+        targets = {key: self._object(key) for key in items}
+        with self._writing():
+            return frozenset(key for key, target in targets.items() if self._create(target, items[key]))
+
+    def exists(self, keys: Collection[str]) -> frozenset[str]:
+        with files.errors_by_meaning(self.root, "read"):
+            return frozenset(key for key in keys if os.path.lexists(self._object(key)))
+
+    def delete(self, keys: Collection[str]) -> frozenset[str]:
+        with files.errors_by_meaning(self.root, "delete in"):
+            return frozenset(key for key in keys if files.remove(self._object(key)))
+
+    def touch(self, keys: Collection[str]) -> None:
+        for path in [self._object(key) for key in keys]:
+            try:
+                os.utime(path)
+            except OSError as error:
+                if error.errno not in files.ABSENT | files.DENIED:
+                    with files.errors_by_meaning(path, "touch"):
+                        raise
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        top = os.path.join(self.root, "data")
+        with files.errors_by_meaning(top, "list"):
+            for path, key in _walk(top, prefix):
+                try:
+                    found = os.lstat(path)
+                except FileNotFoundError:
+                    continue  # removed since
+                yield Stat(key, found.st_size, found.st_mtime)
+
+    def read_ref(self, key: str) -> bytes | None:
+        return self._latest(key).value
+
+    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        current = self._latest(key)
+        if current.value != expected:
+            return False
+        mine, folder = refs.following(current, value), self._generations(key)
+        with self._writing():
+            if not self._create(refs.path_of(folder, mine.number), mine.encode()):
+                return False
+            if not refs.took_effect(folder, mine):
+                files.remove(refs.path_of(folder, mine.number))
+                return False
+            refs.clean(folder)
+        return True
+
+    def list_refs(self, prefix: str = "") -> Iterator[str]:
+        top = os.path.join(self.root, "refs")
+        for folder, subfolders, _ in os.walk(top):
+            if _GENERATIONS in subfolders:
+                key = os.path.relpath(folder, top).replace(os.sep, "/")
+                if in_prefix(key, prefix) and self.read_ref(key) is not None:
+                    yield key
+            subfolders[:] = sorted(name for name in subfolders if name != _GENERATIONS)
+
+    def now_s(self) -> float:
+        """Return the file system's time, by making a file; the local clock where that is not permitted."""
+        try:
+            with self._writing():
+                probe = self._temporary(b"")
+                try:
+                    return os.stat(probe).st_mtime
+                finally:
+                    files.remove(probe)
+        except BackendError:
+            return time.time()
+
+    def flush(self) -> None:
+        """Write what was put so far to the disk: one call for the whole file system instead of one a file."""
+        if not os.path.isdir(self.root):
+            return
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if ctypes.CDLL(None).syncfs(fd) != 0:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lease(self, key: str, ttl_s: float) -> LocalLease | None:
+        """Take a lease among processes of this host; see `Leasing`."""
+        folder = os.path.join(self.root, "leases")
+        with self._writing():
+            self._directory(folder)
+            return take(os.path.join(folder, _short(check_key(key))), ttl_s, self._permissions)
+
+    def _object(self, key: str) -> str:
+        *folders, last = check_key(key).split("/")
+        # Ten thousand names in one directory are slow on some file systems.
+        return os.path.join(self.root, "data", *folders, _SHARD + _short(last)[:2], last)
+
+    def _generations(self, key: str) -> str:
+        return os.path.join(self.root, "refs", *key.split("/"), _GENERATIONS)
+
+    def _latest(self, key: str) -> refs.Version:
+        folder = self._generations(check_key(key))
+        with files.errors_by_meaning(folder, "read"):
+            return refs.latest(folder)
+
+    def _create(self, target: str, data: bytes) -> bool:
+        self._directory(os.path.dirname(target))
+        temporary = self._temporary(data)
+        try:
+            return files.create(temporary, target)
+        finally:
+            files.remove(temporary)
+
+    def _temporary(self, data: bytes) -> str:
+        folder = os.path.join(self.root, "tmp")
+        self._directory(folder)
+        path = os.path.join(folder, files.temporary_name())
+        files.write_new(path, data, self._permissions)
+        if not self._swept:
+            self._swept = True
+            self._sweep(folder, os.stat(path).st_mtime)
+        return path
+
+    def _sweep(self, folder: str, now_s: float) -> None:
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            try:
+                if now_s - os.lstat(path).st_mtime > STALE_AFTER_S:
+                    files.remove(path)
+            except FileNotFoundError:
+                continue  # its writer was quicker
+
+    def _directory(self, path: str) -> None:
+        if path not in self._made:
+            files.make_directories(path, self.root, self._permissions)
+            self._made.add(path)
+
+    def _writing(self) -> _Writing:
+        return _Writing(self)
+
+
+class _Writing:
+    """Maps errors of writing, and pauses writing after a full disk."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self._errors = files.errors_by_meaning(backend.root, "write to")
+
+    def __enter__(self) -> None:
+        left_s = self._backend._full_until_s - time.monotonic()  # noqa: SLF001  # the same module
+        if left_s > 0:
+            raise BackendFull(f"{self._backend.root} was full; writing is tried again in {left_s:.0f} s")
+        self._errors.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool | None:
+        try:
+            return self._errors.__exit__(type(error) if error else None, error, None)
+        except BackendFull:
+            self._backend._full_until_s = time.monotonic() + FULL_PAUSE_S  # noqa: SLF001  # the same module
+            _log.warning("%s is full; writing pauses for %.0f s", self._backend.root, FULL_PAUSE_S)
+            raise
+
+
+def _walk(top: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield path and key of every object under `top` whose key is in `prefix`."""
+    start = os.path.join(top, *prefix.split("/")) if prefix else top
+    if prefix:
+        *folders, last = prefix.split("/")
+        exact = os.path.join(top, *folders, _SHARD + _short(last)[:2], last)
+        if os.path.isfile(exact):
+            yield exact, prefix
+    for folder, subfolders, names in os.walk(start):
+        subfolders.sort()
+        if os.path.basename(folder).startswith(_SHARD):
+            parent = os.path.relpath(os.path.dirname(folder), top).replace(os.sep, "/")
+            for name in sorted(names):
+                yield os.path.join(folder, name), name if parent == "." else f"{parent}/{name}"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A byte store in this process's memory, for tests and for a tier that needs no disk."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+
+from bundler.backends.base import Backend, Stat, in_prefix
+from bundler.backends.keys import check_key
+
+
+class MemoryBackend(Backend):
+    """Objects, refs and leases in dictionaries under one lock.  A forked child has a copy of its own."""
+
+    reads_are_cheap = True
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._objects: dict[str, tuple[bytes, float]] = {}
+        self._refs: dict[str, bytes] = {}
+        self._leases: dict[str, tuple[str, float]] = {}
+
+    def get(self, keys: Collection[str]) -> dict[str, bytes]:
+        with self._lock:
+            return {key: self._objects[key][0] for key in map(check_key, keys) if key in self._objects}
+
+    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
+        with self._lock:
+            created = [key for key in map(check_key, items) if key not in self._objects]
+            self._objects.update({key: (bytes(items[key]), time.time()) for key in created})
+            return frozenset(created)
+
+    def exists(self, keys: Collection[str]) -> frozenset[str]:
+        with self._lock:
+            return frozenset(key for key in map(check_key, keys) if key in self._objects)
+
+    def delete(self, keys: Collection[str]) -> frozenset[str]:
+        with self._lock:
+            return frozenset(key for key in map(check_key, keys) if self._objects.pop(key, None) is not None)
+
+    def touch(self, keys: Collection[str]) -> None:
+        with self._lock:
+            for key in map(check_key, keys):
+                if key in self._objects:
+                    self._objects[key] = (self._objects[key][0], time.time())
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        with self._lock:
+            found = [Stat(key, len(data), at) for key, (data, at) in self._objects.items() if in_prefix(key, prefix)]
+        return iter(found)
+
+    def read_ref(self, key: str) -> bytes | None:
+        with self._lock:
+            return self._refs.get(check_key(key))
+
+    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        with self._lock:
+            if self._refs.get(check_key(key)) != expected:
+                return False
+            if value is None:
+                self._refs.pop(key, None)
+            else:
+                self._refs[key] = value
+            return True
+
+    def list_refs(self, prefix: str = "") -> Iterator[str]:
+        with self._lock:
+            return iter([key for key in self._refs if in_prefix(key, prefix)])
+
+    def now_s(self) -> float:
+        return time.time()
+
+    def lease(self, key: str, ttl_s: float) -> MemoryLease | None:
+        """Take a lease; see `Leasing`."""
+        token = secrets.token_hex(16)
+        with self._lock:
+            holder = self._leases.get(check_key(key))
+            if holder is not None and holder[1] > time.monotonic():
+                return None
+            self._leases[key] = (token, time.monotonic() + ttl_s)
+        return MemoryLease(self, key, token)
+
+    def _renew(self, key: str, token: str, ttl_s: float | None) -> bool:
+        with self._lock:
+            holder = self._leases.get(key)
+            if holder is None or holder[0] != token or holder[1] <= time.monotonic():
+                return False
+            if ttl_s is None:
+                del self._leases[key]
+            else:
+                self._leases[key] = (token, time.monotonic() + ttl_s)
+            return True
+
+
+class MemoryLease:
+    """A lease of `MemoryBackend`."""
+
+    def __init__(self, backend: MemoryBackend, key: str, token: str) -> None:
+        self._backend, self._key, self._token = backend, key, token
+
+    def renew(self, ttl_s: float) -> bool:
+        """Prolong the lease; False when it was lost."""
+        return self._backend._renew(self._key, self._token, ttl_s)  # noqa: SLF001  # the same module
+
+    def release(self) -> bool:
+        """Give the lease back; False when it was lost before."""
+        return self._backend._renew(self._key, self._token, None)  # noqa: SLF001  # the same module

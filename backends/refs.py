@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small values that change by compare-and-set, in plain files and without locks.
+
+::
+
+    <folder>/0000000007      the highest number is the value
+
+A new value takes the next number by a hard link, which only one writer can get, on NFS too.  Old numbers are cleaned away,
+so a writer that slept could take a number that was used before.  To find that out, each value carries a random token of
+its own and those of its last predecessors: whoever took a number and finds higher ones looks for its token in the highest.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+
+from bundler.backends import files
+
+KEPT_NUMBERS = 8
+# More swaps than that would have to pass between two system calls of a writer for it to mistake success for failure.
+HISTORY = 64
+_TOKEN_BYTES = 8
+_HEAD = struct.Struct("<H?")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One value of a ref: its number, the tokens of itself and its predecessors (oldest first), the value or None."""
+
+    number: int
+    tokens: tuple[bytes, ...]
+    value: bytes | None
+
+    def encode(self) -> bytes:
+        """Return the bytes of the file."""
+        return _HEAD.pack(len(self.tokens), self.value is not None) + b"".join(self.tokens) + (self.value or b"")
+
+    @staticmethod
+    def decode(number: int, data: bytes) -> Version | None:
+        """Read a file; None when it is damaged, which only a failing disk does, since it appears by a link."""
+        if len(data) < _HEAD.size:
+            return None
+        count, is_set = _HEAD.unpack_from(data)
+        end = _HEAD.size + count * _TOKEN_BYTES
+        if len(data) < end:
+            return None
+        tokens = tuple(data[i : i + _TOKEN_BYTES] for i in range(_HEAD.size, end, _TOKEN_BYTES))
+        return Version(number, tokens, data[end:] if is_set else None)
+
+
+NEVER_SET = Version(0, (), None)
+
+
+def latest(folder: str) -> Version:
+    """Return the current version; a damaged one counts as not set."""
+    numbers = numbers_in(folder)
+    while numbers:
+        data = files.read(path_of(folder, numbers[-1]))
+        if data is not None:
+            return Version.decode(numbers[-1], data) or Version(numbers[-1], (), None)
+        # Cleaned away between listing and reading: newer ones have come.
+        numbers = numbers_in(folder)
+    return NEVER_SET
+
+
+def following(version: Version, value: bytes | None) -> Version:
+    """Return what comes after `version`."""
+    tokens = (*version.tokens, secrets.token_bytes(_TOKEN_BYTES))
+    return Version(version.number + 1, tokens[-HISTORY:], value)
+
+
+def took_effect(folder: str, mine: Version) -> bool:
+    """Tell whether a version whose number we took is the current one, or one that the current one was built on."""
+    return mine.tokens[-1] in latest(folder).tokens
+
+
+def clean(folder: str) -> None:
+    """Remove all but the last numbers."""
+    for number in numbers_in(folder)[:-KEPT_NUMBERS]:
+        files.remove(path_of(folder, number))
+
+
+def numbers_in(folder: str) -> list[int]:
+    """Return the numbers in a folder, ascending; none when it is not there."""
+    try:
+        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+    except FileNotFoundError:
+        return []
+
+
+def path_of(folder: str, number: int) -> str:
+    """Return the path of a number."""
+    return os.path.join(folder, f"{number:010d}")

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store holds and under which keys.
+
+::
+
+    v1/u/<64 hex>   a unit: the launch set of one kernel, the rest of one kernel, or one other file
+    v1/m/<64 hex>/<16 hex>   a manifest: content and observations of a bundle, by the digests of both
+    v1/t/<tag>      a ref: which manifest
+
+Keys begin with the major version of this layout, so that two versions of the library share a store without reading each
+other's objects.  Units are named by the digests of what is in them: bundles that share kernels share units.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import zstandard
+
+from bundler.errors import ConfigError, DigestMismatch, FormatError
+from bundler.format import names, wire
+from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
+from bundler.format.entries import HelperLibrary, Opaque, TuningFile
+from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
+from bundler.format.manifest import Content
+
+MAJOR = "v1"
+UNITS, MANIFESTS, TAGS = f"{MAJOR}/u", f"{MAJOR}/m", f"{MAJOR}/t"
+ZSTD_LEVEL = 6
+# What one call to a byte store may carry; larger ones are split.
+BATCH_BYTES = 16 * MIB
+BATCH_KEYS = 512
+
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,3}")
+_MANIFEST = re.compile(MANIFESTS + r"/[0-9a-f]{64}/[0-9a-f]{16}")
+_MAGIC = b"TBV1"
+_HEAD_BYTES = len(_MAGIC) + DIGEST_BYTES
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Blobs that are stored as one value: raw digests and sizes, in order."""
+
+    blobs: tuple[tuple[bytes, int], ...]
+
+    @property
+    def key(self) -> str:
+        """The key, from the digests alone."""
+        return f"{UNITS}/{sha256(b''.join(digest for digest, _ in self.blobs)).hex()}"
+
+    @property
+    def size(self) -> int:
+        """Bytes, uncompressed."""
+        return sum(size for _, size in self.blobs)
+
+
+def units_of(content: Content) -> Iterator[Unit]:
+    """Yield the units of a bundle; a blob that two kernels share is in a unit of each."""
+    sizes = dict(content.blobs)
+
+    def unit(digests: list[str]) -> Unit:
+        raw = sorted({digest_raw(digest) for digest in digests})
+        return Unit(tuple((digest, sizes[digest]) for digest in raw))
+
+    for kernel in content.kernels:
+        yield unit([a.digest for a in kernel.launch_set])
+        rest = [a.digest for a in kernel.artifacts if a.kind not in names.LAUNCH_KINDS]
+        if rest:
+            yield unit(rest)
+    companions: list[TuningFile | HelperLibrary | Opaque] = [*content.tuning_files, *content.helpers, *content.opaque]
+    for entry in companions:
+        yield unit([entry.artifact.digest])
+
+
+def seal(payload: bytes) -> bytes:
+    """Return what is stored for a payload: magic, digest of the compressed bytes, the compressed bytes."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        ZSTD_LEVEL, source_size=len(payload), write_checksum=True, write_content_size=True
+    )
+    data = zstandard.ZstdCompressor(compression_params=parameters).compress(payload)
+    return _MAGIC + sha256(data) + data
+
+
+def check_seal(value: bytes, key: str) -> memoryview:
+    """Return the compressed bytes of a stored value; raises `DigestMismatch` when they are damaged."""
+    view = memoryview(value)
+    if len(view) < _HEAD_BYTES or view[: len(_MAGIC)] != _MAGIC:
+        raise DigestMismatch(f"{key}: not a value of this store; verify --repair removes it", key=key)
+    check_digest(view[_HEAD_BYTES:], bytes(view[len(_MAGIC) : _HEAD_BYTES]), key)
+    return view[_HEAD_BYTES:]
+
+
+def unseal(value: bytes, key: str, size: int | None, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Return the payload of a stored value.
+
+    Args:
+        value: what the store gave.
+        key: its key, for messages.
+        size: the size that the payload must have; None for a manifest, which is bounded by the limits.
+        limits: bounds.
+
+    Raises:
+        DigestMismatch, FormatError, LimitExceeded: damaged, or not what it should be.
+    """
+    data = bytes(check_seal(value, key))
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        declared = frame.content_size
+        if size is None:
+            limits.check("manifest_bytes", declared, key)
+        elif declared != size:
+            raise FormatError(f"{key}: declares {declared} bytes, expected {size}", key=key)
+        payload: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=declared, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"{key}: {error}", key=key) from error
+    return payload
+
+
+def split_unit(payload: bytes, unit: Unit) -> dict[bytes, bytes]:
+    """Return a unit's blobs by raw digest, each verified."""
+    blobs, offset = {}, 0
+    for digest, size in unit.blobs:
+        data = payload[offset : offset + size]
+        check_digest(data, digest, unit.key)
+        blobs[digest] = data
+        offset += size
+    return blobs
+
+
+def manifests_of(digest: str) -> str:
+    """Return the prefix of a bundle's manifests; raises `FormatError` when it is not a digest."""
+    return f"{MANIFESTS}/{digest_raw(digest).hex()}"
+
+
+def manifest_key(digest: str, observed_bytes: bytes) -> str:
+    """Return the key of a manifest: one bundle may have been observed in several ways."""
+    return f"{manifests_of(digest)}/{sha256(observed_bytes).hex()[:16]}"
+
+
+def digest_of_manifest(key: str) -> str:
+    """Return the bundle digest that a manifest's key names."""
+    return f"sha256:{key.split('/')[2]}"
+
+
+def tag_key(tag: str) -> str:
+    """Return the key of a tag.
+
+    Raises:
+        ConfigError: not a tag: up to four components of `A-Z a-z 0-9 . _ -` joined by `/`.
+    """
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(
+            f"not a tag: {tag!r}; expected up to four components of A-Z a-z 0-9 . _ - joined by /, each beginning "
+            "with a letter, digit or _, such as llama3/h200",
+            tag=tag,
+        )
+    return f"{TAGS}/{tag}"
+
+
+def encode_tag(manifest: str) -> bytes:
+    """Return the value of a tag that names a manifest by its key."""
+    return wire.pack([1, manifest])
+
+
+def decode_tag(value: bytes, tag: str) -> str:
+    """Return the key of the manifest that a tag names; raises `FormatError`."""
+    version, manifest = wire.fields(wire.unpack(value, f"tag {tag}"), f"tag {tag}", int, str, open_ended=True)
+    if version != 1 or not _MANIFEST.fullmatch(manifest):
+        raise FormatError(f"tag {tag}: version {version}, naming {manifest!r:.90}; upgrade triton-bundler", tag=tag)
+    return str(manifest)
+
+
+def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
+    """Return the stored value of a manifest."""
+    return seal(wire.pack([1, content_bytes, observed_bytes]))
+
+
+def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, bytes]:
+    """Return content and observed bytes; raises `DigestMismatch` when the content is not what the key names."""
+    payload = unseal(value, key, None, limits)
+    _, content, observed = wire.fields(wire.unpack(payload, key, limits), key, int, bytes, bytes, open_ended=True)
+    check_digest(content, digest_raw(digest_of_manifest(key)), key)
+    return content, observed

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store's operations did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Reasons = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class PushReport:
+    """What a push did.
+
+    Attributes:
+        digest: of the bundle that the tag names now (with `merge`, the union), or of the bundle pushed without a tag.
+        blobs_sent, blobs_present: units that were missing, and that were there.
+        bytes_sent: stored bytes of what was sent, the manifest included.
+        repaired: units that were there but damaged, and were sent again.
+        variants_dropped: builds that `merge` left out.
+        tag_before, tag_after: digests that the tag named; None for not set, or no tag given.
+        seconds: wall time.
+    """
+
+    digest: str
+    blobs_sent: int
+    blobs_present: int
+    bytes_sent: int
+    repaired: int
+    variants_dropped: int
+    tag_before: str | None
+    tag_after: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TagInfo:
+    """A tag and the digest of the bundle that it names."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """What a store holds; sizes are stored bytes.  `tagged_bytes` is what tags reach."""
+
+    units: int
+    unit_bytes: int
+    manifests: int
+    manifest_bytes: int
+    tags: int
+    tagged_bytes: int
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was checked.
+
+    Attributes:
+        checked: objects read.
+        damaged: (key, reason) of objects whose bytes are not what they should be.
+        dangling: (bundle digest or tag, what it lacks).
+        removed: keys of damaged objects that `repair` removed, for the next push to send again.
+    """
+
+    checked: int
+    damaged: Reasons
+    dangling: Reasons
+    removed: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged or missing."""
+        return not self.damaged and not self.dangling
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What was removed, or with `dry_run` would be.
+
+    Attributes:
+        removed: keys, oldest first.
+        removed_bytes, kept_bytes: stored bytes.
+        tagged_bytes: what tags reach, which is never removed.
+        spared: objects that no tag reaches, kept because they were touched in the last day.
+        over_limit_bytes: by how much what is kept exceeds `max_bytes`; 0 when it does not.
+    """
+
+    removed: tuple[str, ...]
+    removed_bytes: int
+    kept_bytes: int
+    tagged_bytes: int
+    spared: int
+    over_limit_bytes: int

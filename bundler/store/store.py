@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BundleStore`: push, pull and tags."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from bundler.backends.base import Backend
+from bundler.errors import BundlerError, ConfigError, DigestMismatch, MergeConflict, NotFound, StoreUnavailable
+from bundler.format.bundle import Bundle
+from bundler.format.combine import merge
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.manifest import Content, Observed
+from bundler.store import layout
+from bundler.store.errors_map import store_errors
+from bundler.store.maintenance import Maintenance
+from bundler.store.reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+from bundler.store.source import StoreBlobs, batches, quarantine
+
+Mode = Literal["merge", "replace", "create"]
+MODES = ("merge", "replace", "create")
+# Each lost race means that another push succeeded; so many in a row for one tag is no race any more.
+SWAP_ATTEMPTS = 100
+_log = logging.getLogger("bundler.store")
+
+
+@dataclass
+class _Sent:
+    """What a push sent so far."""
+
+    units: int = 0
+    present: int = 0
+    bytes: int = 0
+    repaired: int = 0
+
+
+class BundleStore:
+    """Bundles in a byte store, shared by any number of processes.
+
+    Guarantees: a manifest is written after every unit that it names was acknowledged, and a tag after its manifest; what is
+    read is verified; every operation may be repeated, and stopped anywhere.  Of pushes to one tag at once with
+    `mode="merge"`, the tag holds all.  Thread-safe; may be used on both sides of a fork.
+    Does not guarantee: that a push survives a power failure before it returned; that what no tag reaches stays longer than
+    `prune` says.
+
+    Args:
+        backend: the byte store; closed with the store.
+        name: what to call it in messages; holds no secret.
+        limits: bounds on what is read.
+    """
+
+    def __init__(self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._backend, self.name, self._limits = backend, name, limits
+        self._maintenance = Maintenance(backend, name, limits)
+
+    def push(self, bundle: Bundle, tag: str | None = None, mode: Mode = "merge") -> PushReport:
+        """Store a bundle, sending only what is missing.
+
+        Args:
+            bundle: what to store.
+            tag: a name for it, such as `llama3/h200`; None stores it under its digest alone.
+            mode: `merge` makes the tag name the union of what it named and this; `replace` makes it name this; `create`
+                refuses when it names something else.
+
+        Raises:
+            ConfigError: not a tag, or another mode.
+            MergeConflict: with `create`, the tag is set; with `merge`, one key stands for two kernels.
+            StoreFull, AccessDenied, StoreUnavailable: it could not be stored; the tag names what it named before.
+        """
+        if mode not in MODES:
+            raise ConfigError(f"mode={mode!r}: expected {', '.join(map(repr, MODES))}", got=mode)
+        started = time.monotonic()
+        key = None if tag is None else layout.tag_key(tag)
+        sent = _Sent()
+        for _ in range(SWAP_ATTEMPTS):
+            before = self._ref(key)
+            current = None if before is None or tag is None else layout.decode_tag(before, tag)
+            final = self._combined(bundle, tag, current, mode)
+            manifest = self._send(final, sent)
+            if key is None or before == layout.encode_tag(manifest) or self._swap(key, before, manifest):
+                return PushReport(
+                    final.digest, sent.units, sent.present, sent.bytes, sent.repaired, final.variants_dropped,
+                    current and layout.digest_of_manifest(current), None if key is None else final.digest,
+                    time.monotonic() - started,
+                )  # fmt: skip
+        raise StoreUnavailable(
+            f"{self.name}: tag {tag} changed {SWAP_ATTEMPTS} times while we pushed; try again", tag=tag
+        )
+
+    def pull(self, tag_or_digest: str) -> Bundle:
+        """Return a bundle by tag or `sha256:…` digest; its content is fetched when it is read.
+
+        Raises:
+            NotFound: no such tag or bundle, or its manifest is missing.
+            ConfigError: neither a tag nor a digest.
+            DigestMismatch, FormatError: the manifest is damaged; it was removed, push again.
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        return self._open(self._manifest_of(tag_or_digest))
+
+    def tags(self) -> tuple[TagInfo, ...]:
+        """Return every tag, by name."""
+        with store_errors(self.name):
+            keys = sorted(self._backend.list_refs(layout.TAGS))
+        return tuple(self._tag_infos(keys))
+
+    def delete_tag(self, tag: str) -> bool:
+        """Remove a tag; True when it was set.  What it named stays until `prune`."""
+        key = layout.tag_key(tag)
+        with store_errors(self.name):
+            for _ in range(SWAP_ATTEMPTS):
+                value = self._backend.read_ref(key)
+                if value is None:
+                    return False
+                if self._backend.swap_ref(key, value, None):
+                    return True
+        raise StoreUnavailable(f"{self.name}: tag {tag} keeps changing; try again", tag=tag)
+
+    def stats(self) -> StoreStats:
+        """Return what the store holds."""
+        return self._maintenance.stats()
+
+    def verify(self, repair: bool = False) -> VerifyReport:
+        """Read and check everything.
+
+        Args:
+            repair: remove damaged objects, so that the next push sends them again.
+        """
+        return self._maintenance.verify(repair=repair)
+
+    def prune(
+        self, max_bytes: int | None = None, older_than_s: float | None = None, dry_run: bool = False
+    ) -> PruneReport:
+        """Remove what no tag reaches, oldest first.
+
+        Nothing that a tag reaches is removed, and nothing that was touched in the last 24 hours on the store's own clock:
+        another process may be about to name it.
+
+        Args:
+            max_bytes: stop when the store holds no more than this; None removes all that may be removed.
+            older_than_s: only what was not touched for so many seconds.
+            dry_run: remove nothing, only say what would be.
+        """
+        return self._maintenance.prune(max_bytes, older_than_s, dry_run=dry_run)
+
+    def close(self) -> None:
+        """Release the byte store; closing twice is fine."""
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def _ref(self, key: str | None) -> bytes | None:
+        with store_errors(self.name):
+            return None if key is None else self._backend.read_ref(key)
+
+    def _swap(self, key: str, before: bytes | None, manifest: str) -> bool:
+        with store_errors(self.name):
+            return self._backend.swap_ref(key, before, layout.encode_tag(manifest))
+
+    def _combined(self, bundle: Bundle, tag: str | None, current: str | None, mode: Mode) -> Bundle:
+        if current is None or mode == "replace":
+            return bundle
+        if mode == "create":
+            if layout.digest_of_manifest(current) == bundle.digest:
+                return bundle
+            raise MergeConflict(f"{self.name}: tag {tag} is set already; use mode='merge' or 'replace'", tag=tag)
+        try:
+            return merge([self._open(current), bundle])
+        except (NotFound, DigestMismatch) as error:
+            # A tag without its manifest names nothing that could be merged; the push repairs it.
+            _log.warning("%s: tag %s is dangling and is set anew: %s", self.name, tag, error)
+            return bundle
+
+    def _send(self, bundle: Bundle, sent: _Sent) -> str:
+        """Store units, then the manifest, each only when missing; returns the manifest's key."""
+        units = {unit.key: unit for unit in layout.units_of(bundle.content)}
+        for batch in batches(list(units.values())):
+            present = self._present([unit.key for unit in batch], sent)
+            missing = [unit for unit in batch if unit.key not in present]
+            sent.present += len(present)
+            self._send_units(bundle, missing, sent)
+        observed = bundle.observed.encode()
+        key = layout.manifest_key(bundle.digest, observed)
+        with store_errors(self.name):
+            self._backend.flush()
+            if not self._present([key], sent):
+                value = layout.encode_manifest(bundle.content.encode(), observed)
+                self._backend.put({key: value})
+                self._backend.flush()
+                sent.bytes += len(value)
+        return key
+
+    def _send_units(self, bundle: Bundle, units: list[layout.Unit], sent: _Sent) -> None:
+        values = {}
+        for unit in units:
+            try:
+                payload = b"".join(bundle.blobs.read_blob(digest) for digest, _ in unit.blobs)
+            except NotFound as error:
+                # Merged from a tag whose unit is gone: readers skip that kernel until somebody who has it pushes again.
+                _log.warning("%s: %s is dangling: %s", self.name, unit.key, error)
+                continue
+            values[unit.key] = layout.seal(payload)
+        if values:
+            with store_errors(self.name):
+                self._backend.put(values)
+        sent.units += len(values)
+        sent.bytes += sum(map(len, values.values()))
+
+    def _present(self, keys: list[str], sent: _Sent) -> frozenset[str]:
+        """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
+        with store_errors(self.name):
+            if not self._backend.reads_are_cheap:
+                present = self._backend.exists(keys)
+                self._backend.touch(present)
+                return present
+            found = self._backend.get(keys)
+        sound = set()
+        for key, value in found.items():
+            try:
+                layout.check_seal(value, key)
+                sound.add(key)
+            except DigestMismatch as error:
+                _log.warning("%s: %s is damaged and is sent again: %s", self.name, key, error)
+                quarantine(self._backend, self.name, key)
+                sent.repaired += 1
+        with store_errors(self.name):
+            self._backend.touch(sound)
+        return frozenset(sound)
+
+    def _manifest_of(self, tag_or_digest: str) -> str:
+        with store_errors(self.name):
+            if tag_or_digest.startswith("sha256:"):
+                found = sorted(self._backend.list(layout.manifests_of(tag_or_digest)), key=lambda s: s.modified_s)
+                if found:
+                    return found[-1].key
+                raise NotFound(f"{self.name}: no bundle {tag_or_digest}", digest=tag_or_digest)
+            value = self._backend.read_ref(layout.tag_key(tag_or_digest))
+        if value is None:
+            raise NotFound(
+                f"{self.name}: no tag {tag_or_digest!r}; `triton-bundler tags` lists them", tag=tag_or_digest
+            )
+        return layout.decode_tag(value, tag_or_digest)
+
+    def _open(self, manifest: str) -> Bundle:
+        with store_errors(self.name):
+            value = self._backend.get([manifest]).get(manifest)
+        if value is None:
+            digest = layout.digest_of_manifest(manifest)
+            raise NotFound(f"{self.name}: the manifest of {digest} is missing; push the bundle again", digest=digest)
+        try:
+            content_bytes, observed_bytes = layout.decode_manifest(value, manifest, self._limits)
+        except DigestMismatch:
+            quarantine(self._backend, self.name, manifest)
+            raise
+        content = Content.decode(content_bytes, self._limits)
+        observed = Observed.decode(observed_bytes, self._limits)
+        blobs = StoreBlobs(self._backend, self.name, content, self._limits)
+        self._keep_alive(manifest, content)
+        return Bundle(content, observed, blobs, content_bytes=content_bytes)
+
+    def _keep_alive(self, manifest: str, content: Content) -> None:
+        """Mark what was pulled as in use, so that `prune` spares it; a store that we may only read stays as it is."""
+        try:
+            with store_errors(self.name):
+                self._backend.touch([manifest, *(unit.key for unit in layout.units_of(content))])
+        except BundlerError as error:
+            _log.info("%s: not marked as in use: %s", self.name, error)
+
+    def _tag_infos(self, keys: list[str]) -> Iterator[TagInfo]:
+        for key in keys:
+            tag = key.removeprefix(f"{layout.TAGS}/")
+            value = self._ref(key)
+            if value is not None:
+                yield TagInfo(tag, layout.digest_of_manifest(layout.decode_tag(value, tag)))
