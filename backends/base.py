@@ -48,8 +48,11 @@ class Backend(ABC):
         """Return the keys that are there."""
 
     @abstractmethod
-    def delete(self, keys: Collection[str]) -> frozenset[str]:
-        """Remove objects.  Returns the keys that were there."""
+    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+        """Remove objects; with `unmodified_since_s` only those that nobody touched after it, in one step with the look.
+
+        Returns the keys that were removed.
+        """
 
     @abstractmethod
     def touch(self, keys: Collection[str]) -> None:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -20,7 +22,10 @@ ABSENT = {errno.ENOENT, errno.ENOTDIR}
 PASSING = {errno.ESTALE, errno.EBUSY}
 # What file systems without hard links answer.
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
+# What says that bytes which were written before are lost.
+LOST = {errno.EIO, *FULL}
 ATTEMPTS = 3
+_TEMPORARY = re.compile(r"\d+\.[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ def errors_by_meaning(path: str, verb: str) -> Iterator[None]:
         raise kind(f"cannot {verb} {path}: {error.strerror or error}; {fix}") from error
 
 
-def check_root(path: str, permissions: Permissions) -> None:
-    """Refuse a directory that somebody could write to whom we have no reason to trust; an absent one is fine.
+def check_root(path: str, permissions: Permissions) -> bool:
+    """Refuse a directory that somebody could write to whom we have no reason to trust; False when there is none.
 
     Raises:
         UntrustedRoot: writable by everyone; or, in private mode, by a group; or of another user (but root).
@@ -63,7 +68,7 @@ def check_root(path: str, permissions: Permissions) -> None:
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        return
+        return False
     if not stat.S_ISDIR(found.st_mode):
         raise BackendUnavailable(f"{path} is not a directory; choose another path for the store")
     why, fix = None, ""
@@ -77,6 +82,7 @@ def check_root(path: str, permissions: Permissions) -> None:
         why, fix = f"it belongs to user {found.st_uid}", "use a directory of your own, or ?mode=group"
     if why is not None:
         raise UntrustedRoot(f"{path} cannot be trusted: {why}, and kernels in it run on your GPU; {fix}")
+    return True
 
 
 def make_directories(path: str, root: str, permissions: Permissions) -> None:
@@ -90,7 +96,7 @@ def make_directories(path: str, root: str, permissions: Permissions) -> None:
         path = os.path.dirname(path)
     for directory in reversed(missing):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(directory)
+            os.mkdir(directory, permissions.directory & 0o777)
             # mkdir is subject to the umask, which may hide a group's bits.
             os.chmod(directory, permissions.directory)
 
@@ -99,16 +105,17 @@ def write_new(path: str, data: bytes, permissions: Permissions) -> None:
     """Write a file that must not exist; removed again when that fails."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions.file)
     try:
-        if permissions.group:
-            os.fchmod(fd, permissions.file)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        try:
+            if permissions.group:
+                os.fchmod(fd, permissions.file)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)  # where a network file system says that the disk is full
     except BaseException:
-        os.close(fd)
         os.unlink(path)
         raise
-    os.close(fd)
 
 
 def create(temporary: str, target: str) -> bool:
@@ -120,7 +127,7 @@ def create(temporary: str, target: str) -> bool:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        # Two writers may both find the name free; the later rename wins, whole.
+        # Two writers may both find the name free; the later rename wins, whole, and both believe that they were first.
         if os.path.lexists(target):
             return False
         os.rename(temporary, target)
@@ -153,6 +160,45 @@ def remove(path: str) -> bool:
     return True
 
 
+def remove_unmodified(path: str, aside: str, since_s: float) -> bool:
+    """Remove a file unless it was modified after `since_s`; True when it was removed.
+
+    Once it has the name `aside` nobody touches it any more: what was touched before that is put back.
+    """
+    try:
+        if os.lstat(path).st_mtime > since_s:
+            return False
+        os.rename(path, aside)
+    except OSError as error:
+        if error.errno in ABSENT:
+            return False
+        raise
+    try:
+        touched = os.lstat(aside).st_mtime > since_s
+        if touched:
+            create(aside, path)
+        return not touched
+    except FileNotFoundError:
+        return True  # swept: it was old
+    finally:
+        remove(aside)
+
+
+def sync(fd: int) -> None:
+    """Write a whole file system to the disk: one call instead of one a file."""
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if syncfs is not None and syncfs(fd) == 0:
+        return
+    if syncfs is not None and ctypes.get_errno() in LOST:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.fsync(fd)  # not Linux, or not permitted
+
+
 def temporary_name() -> str:
     """Return a name that nobody else uses."""
     return f"{os.getpid()}.{secrets.token_hex(8)}"
+
+
+def is_temporary_name(name: str) -> bool:
+    """Tell whether a name is of the kind that `temporary_name` makes."""
+    return _TEMPORARY.fullmatch(name) is not None

@@ -12,13 +12,23 @@ KEY_DEPTH = 8
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})*")
 
 
+def is_key(text: str) -> bool:
+    """Tell whether a text is a key."""
+    return len(text) <= KEY_CHARACTERS and _KEY.fullmatch(text) is not None and text.count("/") < KEY_DEPTH
+
+
+def check_prefix(prefix: str) -> str:
+    """Return what a listing is restricted to: a key, or the empty text for everything; raises `InvalidKey`."""
+    return prefix and check_key(prefix)
+
+
 def check_key(key: str) -> str:
     """Return `key` if it is one.
 
     Raises:
         InvalidKey: it is empty, too long or too deep, or a component begins with other than a letter, digit or `_`.
     """
-    if len(key) > KEY_CHARACTERS or not _KEY.fullmatch(key) or key.count("/") >= KEY_DEPTH:
+    if not is_key(key):
         raise InvalidKey(
             f"not a key: {key!r:.80}; expected at most {KEY_DEPTH} components of A-Z a-z 0-9 . _ - joined by /, each "
             f"beginning with a letter, digit or _, {KEY_CHARACTERS} characters in all"

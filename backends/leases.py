@@ -30,18 +30,19 @@ class LocalLease:
         return self._change(None)
 
     def _change(self, ttl_s: float | None) -> bool:
-        try:
-            with _lock(self._path, self._permissions):
-                holder = _holder(self._path)
-                if holder is None or holder[0] != self._token or holder[1] <= time.time():
-                    return False
-                if ttl_s is None:
-                    files.remove(self._path)
-                else:
-                    _write(self._path, self._token, ttl_s, self._permissions)
-                return True
-        except filelock.Timeout:
-            return False
+        with files.errors_by_meaning(self._path, "change"):
+            try:
+                with _lock(self._path, self._permissions):
+                    holder = _holder(self._path)
+                    if holder is None or holder[0] != self._token or holder[1] <= time.time():
+                        return False
+                    if ttl_s is None:
+                        files.remove(self._path)
+                    else:
+                        _write(self._path, self._token, ttl_s, self._permissions)
+                    return True
+            except filelock.Timeout:
+                return False
 
 
 def take(path: str, ttl_s: float, permissions: files.Permissions) -> LocalLease | None:
@@ -72,6 +73,7 @@ def _holder(path: str) -> tuple[str, float] | None:
 
 
 def _write(path: str, token: str, ttl_s: float, permissions: files.Permissions) -> None:
-    temporary = f"{path}.{files.temporary_name()}"
+    temporary = f"{path}.new"
+    files.remove(temporary)  # of a holder that was killed: under the lock it is nobody else's
     files.write_new(temporary, f"{token} {time.time() + ttl_s!r}".encode(), permissions)
     os.replace(temporary, path)

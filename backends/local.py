@@ -13,7 +13,7 @@ Nothing depends on locks: a name is taken by whoever links to it first, which al
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import hashlib
 import logging
 import os
@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping
 from bundler.backends import files, refs
 from bundler.backends.base import Backend, Stat, in_prefix
 from bundler.backends.errors import BackendError, BackendFull
-from bundler.backends.keys import check_key
+from bundler.backends.keys import check_key, check_prefix, is_key
 from bundler.backends.leases import LocalLease, take
 
 # After the disk was full we do not try again at once: each attempt costs time, and the caller goes on without us.
@@ -39,6 +39,7 @@ class LocalBackend(Backend):
 
     A directory that cannot be written works for reading.  When the disk is full, writing pauses for `FULL_PAUSE_S` with
     one warning in the log; until then every write raises `BackendFull`.  Leases hold among processes of one host.
+    Not guaranteed: on a file system without hard links, of two that swap one ref at the same instant both may succeed.
 
     Args:
         root: the directory; made when first written to.
@@ -56,8 +57,8 @@ class LocalBackend(Backend):
         self._made: set[str] = set()
         self._full_until_s = 0.0
         self._swept = False
-        with files.errors_by_meaning(self.root, "open"):
-            files.check_root(self.root, permissions)
+        self._trusted = False
+        self._trust_root()
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
         found = {}
@@ -77,20 +78,23 @@ class LocalBackend(Backend):
         with files.errors_by_meaning(self.root, "read"):
             return frozenset(key for key in keys if os.path.lexists(self._object(key)))
 
-    def delete(self, keys: Collection[str]) -> frozenset[str]:
+    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+        paths = {key: self._object(key) for key in keys}
         with files.errors_by_meaning(self.root, "delete in"):
-            return frozenset(key for key in keys if files.remove(self._object(key)))
+            return frozenset(key for key, path in paths.items() if self._remove(path, unmodified_since_s))
 
     def touch(self, keys: Collection[str]) -> None:
         for path in [self._object(key) for key in keys]:
             try:
-                os.utime(path)
+                os.utime(path, follow_symlinks=False)
             except OSError as error:
                 if error.errno not in files.ABSENT | files.DENIED:
                     with files.errors_by_meaning(path, "touch"):
                         raise
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
+        check_prefix(prefix)
+        self._trust_root()
         top = os.path.join(self.root, "data")
         with files.errors_by_meaning(top, "list"):
             for path, key in _walk(top, prefix):
@@ -114,22 +118,27 @@ class LocalBackend(Backend):
             if not refs.took_effect(folder, mine):
                 files.remove(refs.path_of(folder, mine.number))
                 return False
-            refs.clean(folder)
+            with contextlib.suppress(OSError):  # the value is set; the next one cleans
+                refs.clean(folder)
         return True
 
     def list_refs(self, prefix: str = "") -> Iterator[str]:
+        check_prefix(prefix)
+        self._trust_root()
         top = os.path.join(self.root, "refs")
-        for folder, subfolders, _ in os.walk(top):
-            if _GENERATIONS in subfolders:
-                key = os.path.relpath(folder, top).replace(os.sep, "/")
-                if in_prefix(key, prefix) and self.read_ref(key) is not None:
-                    yield key
-            subfolders[:] = sorted(name for name in subfolders if name != _GENERATIONS)
+        with files.errors_by_meaning(top, "list"):
+            for folder, subfolders, _ in os.walk(top, onerror=_raise_unless_absent):
+                if _GENERATIONS in subfolders:
+                    key = os.path.relpath(folder, top).replace(os.sep, "/")
+                    if in_prefix(key, prefix) and self.read_ref(key) is not None:
+                        yield key
+                subfolders[:] = sorted(name for name in subfolders if name != _GENERATIONS)
 
     def now_s(self) -> float:
         """Return the file system's time, by making a file; the local clock where that is not permitted."""
         try:
-            with self._writing():
+            # Not `_writing`: on a full disk a prune needs the right time, and an empty file often has room.
+            with files.errors_by_meaning(self.root, "write to"):
                 probe = self._temporary(b"")
                 try:
                     return os.stat(probe).st_mtime
@@ -139,15 +148,16 @@ class LocalBackend(Backend):
             return time.time()
 
     def flush(self) -> None:
-        """Write what was put so far to the disk: one call for the whole file system instead of one a file."""
-        if not os.path.isdir(self.root):
-            return
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if ctypes.CDLL(None).syncfs(fd) != 0:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+        """Write what was put so far to the disk; see `Backend`."""
+        with files.errors_by_meaning(self.root, "flush"):
+            try:
+                fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                files.sync(fd)
+            finally:
+                os.close(fd)
 
     def lease(self, key: str, ttl_s: float) -> LocalLease | None:
         """Take a lease among processes of this host; see `Leasing`."""
@@ -156,8 +166,15 @@ class LocalBackend(Backend):
             self._directory(folder)
             return take(os.path.join(folder, _short(check_key(key))), ttl_s, self._permissions)
 
+    def _trust_root(self) -> None:
+        """Check the directory once it is there: who made it after we were opened may be anyone."""
+        if not self._trusted:
+            with files.errors_by_meaning(self.root, "open"):
+                self._trusted = files.check_root(self.root, self._permissions)
+
     def _object(self, key: str) -> str:
         *folders, last = check_key(key).split("/")
+        self._trust_root()
         # Ten thousand names in one directory are slow on some file systems.
         return os.path.join(self.root, "data", *folders, _SHARD + _short(last)[:2], last)
 
@@ -166,10 +183,28 @@ class LocalBackend(Backend):
 
     def _latest(self, key: str) -> refs.Version:
         folder = self._generations(check_key(key))
+        self._trust_root()
         with files.errors_by_meaning(folder, "read"):
             return refs.latest(folder)
 
+    def _remove(self, path: str, unmodified_since_s: float | None) -> bool:
+        if unmodified_since_s is None:
+            return files.remove(path)
+        if not os.path.lexists(path):
+            return False
+        aside = os.path.join(self._temporaries(), files.temporary_name())
+        return files.remove_unmodified(path, aside, unmodified_since_s)
+
     def _create(self, target: str, data: bytes) -> bool:
+        try:
+            return self._create_now(target, data)
+        except FileNotFoundError:
+            # Somebody removed directories that we have made.
+            self._made.clear()
+            self._trusted = False
+            return self._create_now(target, data)
+
+    def _create_now(self, target: str, data: bytes) -> bool:
         self._directory(os.path.dirname(target))
         temporary = self._temporary(data)
         try:
@@ -178,8 +213,7 @@ class LocalBackend(Backend):
             files.remove(temporary)
 
     def _temporary(self, data: bytes) -> str:
-        folder = os.path.join(self.root, "tmp")
-        self._directory(folder)
+        folder = self._temporaries()
         path = os.path.join(folder, files.temporary_name())
         files.write_new(path, data, self._permissions)
         if not self._swept:
@@ -188,17 +222,22 @@ class LocalBackend(Backend):
         return path
 
     def _sweep(self, folder: str, now_s: float) -> None:
-        for name in os.listdir(folder):
+        # Whoever gives a directory of theirs as root may have files in a tmp/ of their own.
+        for name in filter(files.is_temporary_name, os.listdir(folder)):
             path = os.path.join(folder, name)
-            try:
+            with contextlib.suppress(OSError):  # its writer was quicker
                 if now_s - os.lstat(path).st_mtime > STALE_AFTER_S:
                     files.remove(path)
-            except FileNotFoundError:
-                continue  # its writer was quicker
+
+    def _temporaries(self) -> str:
+        folder = os.path.join(self.root, "tmp")
+        self._directory(folder)
+        return folder
 
     def _directory(self, path: str) -> None:
         if path not in self._made:
             files.make_directories(path, self.root, self._permissions)
+            self._trust_root()
             self._made.add(path)
 
     def _writing(self) -> _Writing:
@@ -222,25 +261,35 @@ class _Writing:
         try:
             return self._errors.__exit__(type(error) if error else None, error, None)
         except BackendFull:
-            self._backend._full_until_s = time.monotonic() + FULL_PAUSE_S  # noqa: SLF001  # the same module
-            _log.warning("%s is full; writing pauses for %.0f s", self._backend.root, FULL_PAUSE_S)
+            now_s, until_s = time.monotonic(), self._backend._full_until_s  # noqa: SLF001  # the same module
+            self._backend._full_until_s = now_s + FULL_PAUSE_S  # noqa: SLF001  # the same module
+            if now_s >= until_s:  # no other thread has said so
+                _log.warning("%s is full; writing pauses for %.0f s", self._backend.root, FULL_PAUSE_S)
             raise
 
 
+def _raise_unless_absent(error: OSError) -> None:
+    # A listing that silently lacks something would let a prune remove what is in use.
+    if error.errno not in files.ABSENT:
+        raise error
+
+
 def _walk(top: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield path and key of every object under `top` whose key is in `prefix`."""
+    """Yield path and key of every object under `top` whose key is in `prefix`; other names are nothing of ours."""
     start = os.path.join(top, *prefix.split("/")) if prefix else top
     if prefix:
         *folders, last = prefix.split("/")
         exact = os.path.join(top, *folders, _SHARD + _short(last)[:2], last)
         if os.path.isfile(exact):
             yield exact, prefix
-    for folder, subfolders, names in os.walk(start):
+    for folder, subfolders, names in os.walk(start, onerror=_raise_unless_absent):
         subfolders.sort()
         if os.path.basename(folder).startswith(_SHARD):
             parent = os.path.relpath(os.path.dirname(folder), top).replace(os.sep, "/")
             for name in sorted(names):
-                yield os.path.join(folder, name), name if parent == "." else f"{parent}/{name}"
+                key = name if parent == "." else f"{parent}/{name}"
+                if is_key(key):
+                    yield os.path.join(folder, name), key
 
 
 def _short(text: str) -> str:

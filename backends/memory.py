@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 
 from bundler.backends.base import Backend, Stat, in_prefix
-from bundler.backends.keys import check_key
+from bundler.backends.keys import check_key, check_prefix
 
 
 class MemoryBackend(Backend):
@@ -18,7 +19,7 @@ class MemoryBackend(Backend):
     reads_are_cheap = True
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._own_lock, self._pid = threading.Lock(), os.getpid()
         self._objects: dict[str, tuple[bytes, float]] = {}
         self._refs: dict[str, bytes] = {}
         self._leases: dict[str, tuple[str, float]] = {}
@@ -37,9 +38,16 @@ class MemoryBackend(Backend):
         with self._lock:
             return frozenset(key for key in map(check_key, keys) if key in self._objects)
 
-    def delete(self, keys: Collection[str]) -> frozenset[str]:
+    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+        wanted = frozenset(map(check_key, keys))
         with self._lock:
-            return frozenset(key for key in map(check_key, keys) if self._objects.pop(key, None) is not None)
+            gone = frozenset(
+                key for key in wanted & self._objects.keys()
+                if unmodified_since_s is None or self._objects[key][1] <= unmodified_since_s
+            )  # fmt: skip
+            for key in gone:
+                del self._objects[key]
+        return gone
 
     def touch(self, keys: Collection[str]) -> None:
         with self._lock:
@@ -48,6 +56,7 @@ class MemoryBackend(Backend):
                     self._objects[key] = (self._objects[key][0], time.time())
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
+        check_prefix(prefix)
         with self._lock:
             found = [Stat(key, len(data), at) for key, (data, at) in self._objects.items() if in_prefix(key, prefix)]
         return iter(found)
@@ -67,6 +76,7 @@ class MemoryBackend(Backend):
             return True
 
     def list_refs(self, prefix: str = "") -> Iterator[str]:
+        check_prefix(prefix)
         with self._lock:
             return iter([key for key in self._refs if in_prefix(key, prefix)])
 
@@ -82,6 +92,13 @@ class MemoryBackend(Backend):
                 return None
             self._leases[key] = (token, time.monotonic() + ttl_s)
         return MemoryLease(self, key, token)
+
+    @property
+    def _lock(self) -> threading.Lock:
+        # Another thread could hold it at the moment of a fork; in the child nobody would let it go.
+        if self._pid != os.getpid():
+            self._own_lock, self._pid = threading.Lock(), os.getpid()
+        return self._own_lock
 
     def _renew(self, key: str, token: str, ttl_s: float | None) -> bool:
         with self._lock:

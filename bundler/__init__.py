@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from bundler.format.keyparts import KeyParts
     from bundler.format.launch import LaunchFacts, LaunchSpec, TuningRecord
     from bundler.format.limits import Limits
+    from bundler.lifecycle.checking import check
     from bundler.lifecycle.packing import pack
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
-    from bundler.lifecycle.report import RecordReport, RestoreReport
+    from bundler.lifecycle.report import CheckReport, RecordReport, RestoreReport
     from bundler.lifecycle.restoring import restore
     from bundler.lifecycle.restoring import restore as read_and_emit
     from bundler.lifecycle.storing import Store, open_store
@@ -42,6 +43,7 @@ _HOMES = {
     "Bundle": "format.bundle",
     "BundlerError": "errors",
     "BundlerWarning": "errors",
+    "CheckReport": "lifecycle.report",
     "Diff": "format.combine",
     "HelperLibrary": "format.entries",
     "Kernel": "format.entries",
@@ -64,6 +66,7 @@ _HOMES = {
     "TuningRecord": "format.launch",
     "VerifyReport": "store.reports",
     "begin_compile": "lifecycle.recorder",
+    "check": "lifecycle.checking",
     "collect": "lifecycle.recorder",
     "diff": "format.combine",
     "end_compile": "lifecycle.recorder",
@@ -80,6 +83,7 @@ __all__ = [
     "Bundle",
     "BundlerError",
     "BundlerWarning",
+    "CheckReport",
     "Diff",
     "HelperLibrary",
     "Kernel",
@@ -102,6 +106,7 @@ __all__ = [
     "TuningRecord",
     "VerifyReport",
     "begin_compile",
+    "check",
     "collect",
     "diff",
     "end_compile",

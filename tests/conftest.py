@@ -129,9 +129,9 @@ def compiled(tmp_path_factory):
         pytest.skip("triton is not installed, so there is nothing to compile with")
     folder = tmp_path_factory.mktemp("compiled")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    command = [sys.executable, "-W", "ignore", "-c", _COMPILE, ROOT / "examples" / "kernels.py", folder / "b.tbundle"]
+    program = [_COMPILE, ROOT / "examples" / "kernels.py", folder / "b.tbundle", *TARGETS]
     done = subprocess.run(
-        [*map(str, command), *TARGETS],
+        [sys.executable, "-P", "-W", "ignore", "-c", *map(str, program)],
         env=clean | {"TRITON_CACHE_DIR": str(folder / "cache"), "HOME": str(folder)},
         capture_output=True, text=True, timeout=110,
     )  # fmt: skip

@@ -11,8 +11,11 @@ from bundler.cli.compare import diff, merge
 from bundler.cli.demo import demo
 from bundler.cli.doctor import doctor
 from bundler.cli.look import inspect, verify
-from bundler.cli.move import pack, restore
+from bundler.cli.move import pack
 from bundler.cli.record import run
+from bundler.cli.restoring import restore
+from bundler.cli.share import pull, push, tags
+from bundler.cli.tend import prune, stats
 
 
 @click.group(
@@ -28,5 +31,7 @@ def app() -> None:
     """
 
 
-for command in (demo, run, pack, restore, inspect, verify, diff, merge, doctor):
+for command in (
+    demo, run, pack, restore, inspect, verify, diff, merge, push, pull, tags, stats, prune, doctor,
+):  # fmt: skip
     app.add_command(command)

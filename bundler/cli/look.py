@@ -17,6 +17,8 @@ from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.leaking import find_leaks, show_leaks
 from bundler.cli.move import counts
 from bundler.cli.screen import Column, Screen
+from bundler.cli.share import STORE_METAVAR
+from bundler.cli.tend import verify_store
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
@@ -164,11 +166,31 @@ def _compiler(toolchain: Toolchain) -> str:
     return release + binary + (f", ptxas {toolchain.ptxas}" if toolchain.ptxas else "")
 
 
-@click.command(short_help="Check every byte of a bundle.", epilog=example("verify model.tbundle"))
-@click.argument("bundle")
+@click.command(
+    short_help="Check every byte of a bundle or a store.",
+    epilog=example("verify model.tbundle", "verify --store file:///var/cache/kernels --repair"),
+)
+@click.argument("bundle", required=False)
+@click.option("--store", "url", metavar=STORE_METAVAR, help="Check a store instead.")
+@click.option(
+    "--repair", is_flag=True, help="Remove what is damaged in the store, so that the next push sends it again."
+)
 @reports
-def verify(screen: Screen, bundle: str) -> int:
-    """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest."""
+def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool) -> int:
+    """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest.
+
+    Or everything in a store: each object, and that bundles and tags lack nothing.
+    """
+    if (bundle is None) == (url is None):
+        raise click.UsageError("give a BUNDLE or --store" + (", not both" if bundle is not None else ""))
+    if url is not None:
+        return verify_store(screen, url, repair=repair)
+    if repair:
+        raise click.UsageError("--repair needs --store; a damaged bundle is made anew, or fetched again")
+    return _verify_bundle(screen, str(bundle))
+
+
+def _verify_bundle(screen: Screen, bundle: str) -> int:
     with Bundle.load(bundle) as opened, screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
         damage = _damage(opened)
         problems = [*damage]

@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pack` and `restore`: cache directory -> bundle -> cache directory."""
+"""`pack`: cache directory -> bundle; and what commands that write bundles share."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import Any
 
 import click
 
 import bundler
 from bundler.cli import words
-from bundler.cli.command import FINE, PROBLEM, example, keep_option, output_option, reports
+from bundler.cli.command import FINE, example, keep_option, output_option, reports
 from bundler.cli.screen import Column, Screen
 from bundler.errors import AccessDenied, NotFound
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.file import os_errors, replacing
-from bundler.lifecycle.report import RestoreReport
-from bundler.lifecycle.restoring import Only, Trust
 
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
 
@@ -111,64 +108,3 @@ def _by_target(bundle: Bundle) -> list[tuple[str, int, int, int]]:
         own = sum(artifact.size for artifact in kernel.launch_set)
         sums[str(kernel.target)] = (number + 1, launch + own, rest + kernel.size - own)
     return [(target, *numbers) for target, numbers in sorted(sums.items())]
-
-
-@click.command(
-    short_help="Put a bundle's kernels where the next process looks.",
-    epilog=example("restore model.tbundle", "restore model.tbundle --cache-dir /tmp/cache --only all"),
-)
-@click.argument("bundle")
-@click.option("--cache-dir", metavar="DIR", help="Where to; without it, where Triton (or Inductor) looks here and now.")
-@keep_option
-@click.option(
-    "--only",
-    type=click.Choice(["usable", "all"]),
-    default="usable",
-    show_default=True,
-    help="Leave out what this machine surely cannot use, or restore everything.",
-)
-@click.option(
-    "--trust",
-    type=click.Choice(["kernels", "code"]),
-    default="kernels",
-    show_default=True,
-    help="With code, also what is executed or unpickled: shared libraries, files of torch.",
-)
-@click.option("--device", "devices", type=click.IntRange(0), multiple=True, metavar="N",
-              help="For an Inductor bundle: the device to place kernels for; repeat for several.")  # fmt: skip
-@reports
-def restore(
-    screen: Screen, bundle: str, cache_dir: str | None, keep: Keep, only: Only, trust: Trust, devices: tuple[int, ...]
-) -> int:
-    """Put the kernels of BUNDLE where Triton or Inductor will look for them.
-
-    Every byte is verified before it becomes visible. Exit status 1 when nothing in the bundle can be used here.
-    """
-    with Bundle.load(bundle) as opened:
-        with screen.progress(f"restoring {bundle}", len(opened.content.blobs)) as bar:
-            report = bundler.restore(bar.watching(opened), cache_dir, keep, devices or None, only, trust)
-        _show_report(screen, report, opened)
-        screen.finish({"bundle": bundle, "digest": opened.digest, "counts": counts(opened),
-                       "usable": report.usable, **asdict(report)})  # fmt: skip
-        return PROBLEM if report.damaged or (opened.kernels and not report.usable) else FINE
-
-
-def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
-    outcomes = (
-        ("restored", report.restored, "written now"),
-        ("present", report.present, "there already, complete"),
-        ("repaired", report.repaired, "broken before, replaced as a whole"),
-    )
-    screen.facts([
-        *((name, f"{words.count(len(keys), 'kernel')} ({why})") for name, keys, why in outcomes if keys),
-        *(("beside", words.count(len(paths), "other file")) for paths in (report.companions,) if paths),
-        *(("rewritten", f"{words.count(len(files), 'file')} with a path of this machine")
-          for files in (report.rewritten,) if files),
-        *(("into", directory) for directory in report.directories),
-        *(("not checked", fact) for fact in report.unchecked),
-    ])  # fmt: skip
-    screen.reasons("skipped", report.skipped, words.kernel_names(bundle))
-    screen.done(
-        f"{report.usable:,} of {words.count(len(bundle.kernels), 'kernel')} in place; {words.count(report.files, 'file')}"
-        f", {words.size(report.bytes)} written in {words.duration(report.seconds)}"
-    )

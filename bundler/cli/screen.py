@@ -184,7 +184,7 @@ class Bar:
         """Return the bundle such that each blob that is read advances the bar."""
         if self._progress is None:
             return bundle
-        return Bundle(bundle.content, bundle.observed, _Counted(bundle.blobs, self),
+        return Bundle(bundle.content, bundle.observed, _Counted(bundle.blobs, self), writable=bundle.writable,
                       variants_dropped=bundle.variants_dropped, left_out=bundle.left_out)  # fmt: skip
 
 

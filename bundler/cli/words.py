@@ -18,7 +18,8 @@ EXAMPLE_CHARACTERS = 40
 _UNITS = ("KB", "MB", "GB", "TB")
 _STEP = 1000
 KINDS = {Kernel: "kernel", TuningFile: "tuning file", HelperLibrary: "helper library", Opaque: "opaque file"}
-_PLURALS = {"helper library": "helper libraries", "is": "are", "process": "processes"}
+_PLURALS = {"helper library": "helper libraries", "is": "are", "process": "processes",
+            "incomplete bundle or tag": "incomplete bundles or tags"}  # fmt: skip
 
 
 def plain(text: str) -> str:

@@ -107,10 +107,17 @@ class Bundle:
         self._content = content
         self._observed = observed
         self._blobs = blobs
-        self._content_bytes = content.encode() if content_bytes is None else content_bytes
+        self._encoded = content_bytes
         self._writable = writable
         self.variants_dropped = variants_dropped
         self.left_out = left_out
+
+    @property
+    def _content_bytes(self) -> bytes:
+        # Encoded when asked for: a bundle may only be a step on the way to another.
+        if self._encoded is None:
+            self._encoded = self._content.encode()
+        return self._encoded
 
     @property
     def digest(self) -> str:

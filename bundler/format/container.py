@@ -196,14 +196,14 @@ class Container:
         return places
 
     def _frame(self, number: int) -> bytes:
-        # Two threads may decode the same frame, which costs time, never correctness.
-        data = self._frames.pop(number, None)
+        data = self._frames.get(number)
         if data is None:
+            # Two threads may decode the same frame, which costs time, never correctness.
             section = self.sections[number]
             data = self._decode(section, b"".join(self._frame(p) for p in section.prefix))
-        self._frames[number] = data  # the youngest is last
-        for oldest in list(self._frames)[:-CACHED_FRAMES]:
-            self._frames.pop(oldest, None)
+            self._frames[number] = data  # the youngest is last
+            for oldest in list(self._frames)[:-CACHED_FRAMES]:
+                self._frames.pop(oldest, None)
         return data
 
     def _stored(self, section: Section) -> bytes:

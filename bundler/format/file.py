@@ -6,12 +6,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from bundler.errors import AccessDenied, BundlerError, NotFound, StoreFull
+
+# What a killed writer left is removed by a later one that replaces the same file; long enough that no living one uses it.
+STALE_AFTER_S = 24 * 3600
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -77,7 +81,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Write a file that readers see whole or not at all.
 
     Yields a temporary file in the same directory.  When the block ends well it is flushed to disk and renamed over
-    `path`; otherwise it is removed and what was at `path` stays.
+    `path`; otherwise it is removed and what was at `path` stays.  Temporary files of this `path` that killed writers left
+    are removed once they are a day old.
 
     Raises:
         StoreFull, AccessDenied, NotFound, BundlerError: the operating system refused; the cause is chained.
@@ -88,9 +93,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is a device, pipe or socket, expected a bundle file", str(target))
-        handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", suffix=".tmp", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=_temporary_prefix(target), suffix=".tmp", dir=target.parent)
         try:
             with open(handle, "wb") as out:
+                # Before the writing, which may need the space; the new file's time is the file system's own clock.
+                with contextlib.suppress(OSError):
+                    _sweep(target, os.fstat(handle).st_mtime)
                 yield out
                 out.flush()
                 os.fchmod(out.fileno(), 0o666 & ~_umask())
@@ -127,6 +135,18 @@ def typed(error: OSError, path: str | os.PathLike[str], verb: str) -> BundlerErr
     if error.errno == errno.EISDIR:
         return BundlerError(f"cannot {verb} {where}: it is a directory, expected a bundle file", path=where)
     return BundlerError(f"cannot {verb} {where}: {why}", path=where)
+
+
+def _temporary_prefix(target: Path) -> str:
+    return f".{target.name[:64]}."
+
+
+def _sweep(target: Path, now_s: float) -> None:
+    temporary = re.compile(rf"{re.escape(_temporary_prefix(target))}[a-z0-9_]{{8}}\.tmp")
+    for name in filter(temporary.fullmatch, os.listdir(target.parent)):
+        with contextlib.suppress(FileNotFoundError):
+            if now_s - os.lstat(target.parent / name).st_mtime > STALE_AFTER_S:
+                os.unlink(target.parent / name)
 
 
 def _umask() -> int:

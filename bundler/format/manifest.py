@@ -29,6 +29,7 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.sentinel import Span
 
 SCHEMA = 1
+_BLOB_TYPES, _FILE_TYPES = [bytes, int], [str, int, list]
 T = TypeVar("T")
 
 
@@ -151,20 +152,24 @@ class _Decoder:
             tuple(TuningRecord.from_wire(item, open_ended=self.open_ended) for item in records),
         )
         content.check_unique()
-        if len(self.used) != len(table) or any(one >= two for (one, _), (two, _) in pairwise(table)):
+        if len(self.used) == len(table) and all(one < two for (one, _), (two, _) in pairwise(table)):
+            vars(content)["blobs"] = table  # what the property would find out again, from every file
+        if content.blobs != table:
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
-        vars(content)["blobs"] = table  # what the property would find out again
         return content
 
     def blob(self, data: Any) -> tuple[bytes, int]:
-        raw, size = self.fields(data, "blob", bytes, int)
+        # A manifest is mostly blobs and files: `fields` is asked only where something is odd.
+        plain = type(data) is list and [*map(type, data)] == _BLOB_TYPES and data[1] >= 0
+        raw, size = data if plain else self.fields(data, "blob", *_BLOB_TYPES)
         if len(raw) != DIGEST_BYTES:
             raise FormatError(f"blob: a digest of {len(raw)} bytes, expected {DIGEST_BYTES}")
         self.limits.check("file_bytes", size, "file")
         return raw, size
 
     def file(self, data: Any) -> Artifact:
-        filename, index, flat = self.fields(data, "file", str, int, list)
+        plain = type(data) is list and [*map(type, data)] == _FILE_TYPES and data[1] >= 0
+        filename, index, flat = data if plain else self.fields(data, "file", *_FILE_TYPES)
         if index >= len(self.blobs) or len(flat) % 3:
             raise FormatError(f"file {filename!r}: blob {index} of {len(self.blobs)}, {len(flat)} span numbers")
         self.used.add(index)

@@ -109,10 +109,25 @@ def triton_dirs(data: bytes) -> set[str]:
 
 def json_strings(data: bytes) -> Iterator[str]:
     """Yield each string of a valid JSON document that could hold a path, decoded."""
-    for token in _STRING.finditer(data):
-        if b"/" in token[1] or b"\\" in token[1]:
-            value: str = json.loads(token[0])
-            yield value
+    for _, raw in _tokens(data):
+        yield _decoded(raw)
+
+
+def _tokens(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and bytes, between the quotes, of each string that could hold a path."""
+    if b"\\" in data:
+        yield from ((t.start(1), t[1]) for t in _STRING.finditer(data) if b"/" in t[1] or b"\\" in t[1])
+        return
+    offset = 0
+    for number, part in enumerate(data.split(b'"')):
+        if number % 2 and b"/" in part:
+            yield offset, part
+        offset += len(part) + 1
+
+
+def _decoded(raw: bytes) -> str:
+    value: str = json.loads(b'"%s"' % raw) if b"\\" in raw else raw.decode("utf-8")
+    return value
 
 
 def _spelling(path: str) -> str:
@@ -131,16 +146,13 @@ def _is_json(data: bytes) -> bool:
 
 def _matches(data: bytes, matcher: re.Pattern[str]) -> Iterator[tuple[int, int, str, str]]:
     """Yield byte range, group name and raw text of every match of `matcher` in a decoded string."""
-    for token in _STRING.finditer(data):
-        if b"/" not in token[1] and b"\\" not in token[1]:
-            continue
-        raw = token[1].decode("utf-8")
-        found = list(matcher.finditer(json.loads(token[0])))
+    for offset, raw in _tokens(data):
+        found = list(matcher.finditer(_decoded(raw)))
         if not found:
             continue
-        units = _UNIT.findall(raw)
+        units = _UNIT.findall(raw.decode("utf-8"))
         for match in found:
-            start = token.start(1) + len("".join(units[: match.start()]).encode())
+            start = offset + len("".join(units[: match.start()]).encode())
             text = "".join(units[match.start() : match.end()])
             yield start, start + len(text.encode()), str(match.lastgroup), text
 

@@ -33,8 +33,10 @@ from bundler.format.layout import (
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observed
 
-# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
-ZSTD_LEVEL = 9
+# Level of zstd, and size of its hash table (0: the level's own), tried in turn until a reader would take the result for no
+# bomb.  Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.  The first is
+# for frames with a prefix: in the level's own table of 8 MiB, what lies more than a few MiB back is forgotten.
+EFFORTS = ((9, 24), (9, 0), (1, 0))
 COMPRESSION_THREADS = 4
 
 
@@ -81,9 +83,6 @@ def write_container(
     Raises:
         FormatError: the manifest is beyond the default limits, or has names that a reader refuses.
     """
-    # What readers refuse is not written.
-    Content.decode(content_bytes)
-    Observed.decode(observed_bytes)
     frames = plan_frames(content)
     prefix = _prefix_for_opaque(frames, content)
 
@@ -107,7 +106,11 @@ def write_container(
         position += len(data)
 
     with ThreadPoolExecutor(COMPRESSION_THREADS) as pool:
-        for (kind, blobs), (codec, data, raw) in zip(frames, pool.map(compress, frames), strict=True):
+        compressed = pool.map(compress, frames)
+        # What readers refuse is not written; looked at while the threads compress.
+        Content.decode(content_bytes)
+        Observed.decode(observed_bytes)
+        for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
             put(kind, codec, data, raw, blobs, prefix if kind == OPAQUE and codec == ZSTD else [])
     for kind, raw_bytes in ((CONTENT, content_bytes), (OBSERVED, observed_bytes)):
         codec, data = _compress(raw_bytes)
@@ -134,11 +137,23 @@ def _prefix_for_opaque(frames: list[tuple[int, list[int]]], content: Content) ->
 
 def _compress(raw: bytes, shared: bytes = b"") -> tuple[int, bytes]:
     """Return codec and stored bytes; a frame that does not shrink, or shrinks suspiciously well, is stored as it is."""
+    ratio_limit = DEFAULT_LIMITS.ratio if len(raw) > DEFAULT_LIMITS.ratio_applies_above_bytes else len(raw) + 1
+    for level, hash_log in EFFORTS if shared else EFFORTS[1:]:
+        data = _zstd(raw, shared, level, hash_log)
+        if len(data) >= len(raw):
+            break
+        if len(raw) <= ratio_limit * len(data):
+            return ZSTD, data
+    return STORED, raw
+
+
+def _zstd(raw: bytes, shared: bytes, level: int, hash_log: int) -> bytes:
+    # zstd's long-distance matcher stays off: with it, real graph entries came out twice as large, in twice the time.
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        ZSTD_LEVEL,
+        level,
         source_size=len(raw) + len(shared),
         window_log=max(10, min(25, (len(raw) + len(shared)).bit_length())),
-        enable_ldm=True,
+        hash_log=hash_log,
         write_checksum=True,
         write_content_size=True,
         write_dict_id=False,
@@ -146,6 +161,5 @@ def _compress(raw: bytes, shared: bytes = b"") -> tuple[int, bytes]:
     compressor = zstandard.ZstdCompressor(
         compression_params=parameters, dict_data=dictionary(shared) if shared else None
     )
-    data = compressor.compress(raw)
-    ratio_limit = DEFAULT_LIMITS.ratio if len(raw) > DEFAULT_LIMITS.ratio_applies_above_bytes else len(raw) + 1
-    return (STORED, raw) if len(data) >= len(raw) or len(raw) > ratio_limit * len(data) else (ZSTD, data)
+    data: bytes = compressor.compress(raw)
+    return data

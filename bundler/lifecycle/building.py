@@ -155,7 +155,7 @@ def join(builders: Iterable[Builder], environment: tuple[tuple[str, str], ...] |
                 Content.of(entries.values()), Observed(builder.observed, environments), MemoryBlobs(builder.blobs)
             )
             try:
-                bundles = [merge([*bundles, bundle])]
+                bundles = [merge([*bundles, bundle]) if bundles else bundle]
                 break
             except MergeConflict as error:
                 key = error.facts.get("key")

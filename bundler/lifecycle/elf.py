@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from typing import Any
 
 MAGIC = b"\x7fELF"
 _CLASS, _CLASS_64 = 4, 2
@@ -35,10 +37,14 @@ def _end(data: bytes) -> int:
     """Return how many bytes the headers account for; raises `struct.error` when they are not all there."""
     segments, sections, segment_bytes, segment_count, section_bytes, section_count = _HEADER.unpack_from(data)
     ends = [segments + segment_bytes * segment_count, sections + section_bytes * section_count]
-    for index in range(segment_count):
-        offset, size = _SEGMENT.unpack_from(data, segments + index * segment_bytes)
+    for offset, size in _rows(_SEGMENT, data, segments, segment_bytes, segment_count):
         ends.append(offset + size)
-    for index in range(section_count):
-        kind, offset, size = _SECTION.unpack_from(data, sections + index * section_bytes)
+    for kind, offset, size in _rows(_SECTION, data, sections, section_bytes, section_count):
         ends.append(offset + (0 if kind == _SECTION_WITHOUT_BYTES else size))
     return int(max(ends))
+
+
+def _rows(row: struct.Struct, data: bytes, start: int, stride: int, count: int) -> Iterable[tuple[Any, ...]]:
+    if stride == row.size:  # as every linker writes it; fewer rows than there should be show by their missing end
+        return row.iter_unpack(data[start : start + stride * count])
+    return (row.unpack_from(data, start + index * stride) for index in range(count))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from typing import Literal
 from bundler.errors import BundlerError, FormatError
 from bundler.format import names
 from bundler.format.combine import metadata_identity
-from bundler.format.file import os_errors
+from bundler.format.file import os_errors, typed
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.lifecycle.building import portable
 from bundler.lifecycle.reading import KernelFiles, Rejected, read_file, read_kernel
@@ -39,6 +40,8 @@ ASIDE_PREFIX = "tmp.bundler.old."
 STALE_AFTER_S = 24 * 3600
 ATTEMPTS = 4
 
+_READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
@@ -58,6 +61,9 @@ class CacheDirectory:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
+        self._prefix = os.path.join(self.path, "")
+        self._numbers = itertools.count()
+        self._random = secrets.token_hex(8)
         with os_errors(self.path, "write to"):
             os.makedirs(self.path, exist_ok=True)
             self._present = set(os.listdir(self.path))
@@ -75,27 +81,33 @@ class CacheDirectory:
         """
         if key in self._present and self._usable(key, files, stored_metadata):
             return "present"
-        with os_errors(os.path.join(self.path, key), "write"):
+        try:
             return self._publish(key, files, stored_metadata)
+        except BundlerError:
+            raise
+        except OSError as error:
+            raise typed(error, self._prefix + key, "write") from error
 
     def _publish(self, key: str, files: Mapping[str, bytes], stored_metadata: bytes) -> Outcome:
         temporary = self._write(key, files)
         outcome: Outcome = "restored"
+        renamed = False
         try:
             for _ in range(ATTEMPTS):
-                if self._rename(temporary, key):
+                renamed = self._rename(temporary, key)
+                if renamed:
                     return outcome
                 if self._usable(key, files, stored_metadata):
                     return "present"
                 self._move_aside(key)
                 outcome = "repaired"
             raise BundlerError(
-                f"{os.path.join(self.path, key)}: another process keeps writing a broken kernel there; "
+                f"{self._prefix}{key}: another process keeps writing a broken kernel there; "
                 "stop it, or remove the directory",
-                path=os.path.join(self.path, key),
+                path=self._prefix + key,
             )
         finally:
-            if os.path.isdir(temporary):
+            if not renamed:
                 shutil.rmtree(temporary, ignore_errors=True)
 
     def publish_file(self, path: str, data: bytes) -> bool | None:
@@ -122,15 +134,16 @@ class CacheDirectory:
         return True
 
     def _write(self, key: str, files: Mapping[str, bytes]) -> str:
-        temporary = os.path.join(self.path, _temporary_name(TEMPORARY_PREFIX))
+        # Unique among processes by the process, among threads by the number.
+        temporary = f"{self._prefix}{TEMPORARY_PREFIX}{os.getpid()}.{self._random}{next(self._numbers)}"
         os.mkdir(temporary)
         try:
-            folder = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            folder = os.open(temporary, _READ_DIRECTORY)
             try:
                 for name, data in files.items():
                     _write_file(name, data, folder)
                 metadata_name = next(name for name in files if name.endswith(".json"))
-                group = {name: os.path.join(self.path, key, name) for name in files}
+                group = {name: f"{self._prefix}{key}/{name}" for name in files}
                 _write_file(names.GROUP_PREFIX + metadata_name, json.dumps({"child_paths": group}).encode(), folder)
             finally:
                 os.close(folder)
@@ -141,7 +154,7 @@ class CacheDirectory:
 
     def _rename(self, temporary: str, key: str) -> bool:
         try:
-            os.rename(temporary, os.path.join(self.path, key))
+            os.rename(temporary, self._prefix + key)
         except OSError as error:
             if error.errno in _OCCUPIED:
                 return False
@@ -150,25 +163,14 @@ class CacheDirectory:
 
     def _usable(self, key: str, files: Mapping[str, bytes], stored_metadata: bytes) -> bool:
         """Tell whether the directory holds this kernel, in our bytes or in those of another complete build."""
-        target = os.path.join(self.path, key)
-        found = read_kernel(target, DEFAULT_LIMITS)
+        found = look(self.path, key)
         if isinstance(found, Rejected):
             if not found.missing:
-                _log.info("%s is broken: %s", target, found.reason)
+                _log.info("%s is broken: %s", os.path.join(self.path, key), found.reason)
             return False
-        if not all(_leads_here(path, target, name) for name, path in found.child_paths.items()):
-            _log.info("%s is broken: its group file names files elsewhere", target)
-            return False
-        if all(found.files.get(name) == data for name, data in files.items()):
-            return True
-        return self._same_launch(found, stored_metadata)
-
-    def _same_launch(self, found: KernelFiles, stored_metadata: bytes) -> bool:
-        theirs, _ = portable(found.files[found.metadata_name], {self.path, *found.written_roots})
-        try:
-            return metadata_identity(theirs) == metadata_identity(stored_metadata)
-        except FormatError:
-            return False
+        return all(found.files.get(name) == data for name, data in files.items()) or same_launch(
+            self.path, found, stored_metadata
+        )
 
     def _move_aside(self, key: str) -> None:
         # Not deleted at once: a process that opened the kernel before may still read its files.
@@ -191,6 +193,38 @@ class CacheDirectory:
             with contextlib.suppress(FileNotFoundError):
                 if now - os.lstat(path).st_ctime > STALE_AFTER_S:
                     _remove(path)
+
+
+def look(directory: str, key: str) -> KernelFiles | Rejected:
+    """Read a kernel where Triton would, changing nothing."""
+    target = os.path.join(directory, key)
+    found = read_kernel(target, DEFAULT_LIMITS)
+    if not isinstance(found, Rejected) and not all(
+        _leads_here(path, target, name) for name, path in found.child_paths.items()
+    ):
+        return Rejected("its group file names files elsewhere")
+    return found
+
+
+def same_launch(directory: str, found: KernelFiles, stored_metadata: bytes) -> bool:
+    """Tell whether a complete kernel is another build of the one whose stored metadata is given."""
+    theirs, _ = portable(found.files[found.metadata_name], {directory, *found.written_roots})
+    try:
+        return metadata_identity(theirs) == metadata_identity(stored_metadata)
+    except FormatError:
+        return False
+
+
+def look_for_file(directory: str, path: str, data: bytes) -> bool | None:
+    """Tell what `publish_file` would answer: True when there is no such file, False for the same bytes, else None."""
+    target = os.path.join(directory, path)
+    try:
+        os.lstat(target)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return None
+    return False if _holds(target, data) else None
 
 
 def _create(temporary: str, target: str) -> None:
@@ -230,12 +264,11 @@ def _leads_here(path: str, directory: str, name: str) -> bool:
 
 
 def _write_file(path: str, data: bytes, folder: int | None = None) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o666, dir_fd=folder)
+    fd = os.open(path, _CREATE_FILE, 0o666, dir_fd=folder)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        done = os.write(fd, data) if data else 0
+        while done < len(data):
+            done += os.write(fd, memoryview(data)[done:])
     finally:
         os.close(fd)
 

@@ -70,3 +70,27 @@ class RestoreReport:
     def usable(self) -> int:
         """How many kernels are in place now."""
         return len(self.restored) + len(self.present) + len(self.repaired)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check found.  Kernels count once, however many devices they are placed for.
+
+    Attributes:
+        missing: (kernel key or file, reason) of what a restore would write: it is not there, or broken.
+        present: keys of kernels and paths of files that are in place, in each directory where they belong.
+        skipped: (kernel key or file, reason) of what a restore would leave out.
+        unchecked: facts that are unknown on this machine and therefore excluded nothing.
+        directories: where we looked.
+    """
+
+    missing: Reasons = ()
+    present: tuple[str, ...] = ()
+    skipped: Reasons = ()
+    unchecked: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that this machine can use is missing."""
+        return not self.missing

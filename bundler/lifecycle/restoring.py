@@ -5,40 +5,21 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
 
-from bundler.errors import (
-    BundlerError,
-    BundlerWarning,
-    ConfigError,
-    DigestMismatch,
-    FormatError,
-    NotFound,
-    ToolchainMismatch,
-)
-from bundler.format import names, sentinel
+from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
+from bundler.format import names
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
-from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
-from bundler.format.manifest import Observation
-from bundler.lifecycle.fitting import Machine
+from bundler.format.entries import Artifact, Kernel
+from bundler.lifecycle.placing import KERNELS_PER_TASK, Only, Placement, Trust, check_choices, opened
 from bundler.lifecycle.publishing import CacheDirectory, Outcome
 from bundler.lifecycle.reading import Rejected, check_kernel_files
 from bundler.lifecycle.report import RestoreReport
-from bundler.toolchain import directories, identity
-
-Only = Literal["usable", "all"]
-Trust = Literal["kernels", "code"]
-Companion = TuningFile | HelperLibrary | Opaque
 
 WRITER_THREADS = 2
-KERNELS_PER_TASK = 16
-NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
-_CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
 def restore(
@@ -78,32 +59,9 @@ def restore(
     Warns:
         BundlerWarning: nothing in the bundle can be used here, with the reason.
     """
-    for name, value in (("keep", keep), ("only", only), ("trust", trust)):
-        if value not in _CHOICES[name]:
-            raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, _CHOICES[name]))}", got=value)
-    _check_devices(devices)
-    if cache_dir is not None and not os.fspath(cache_dir):
-        raise ConfigError("cache_dir is an empty text; give a directory, or None for Triton's own", got=cache_dir)
-    if os.name != "posix":
-        raise ToolchainMismatch(
-            f"restore needs a POSIX system (directories renamed over each other, no-follow opens); this is {os.name}",
-            platform=os.name,
-        )
-    opened = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    try:
-        return _Restore(opened, cache_dir, keep, devices, only, trust).run()
-    finally:
-        if opened is not bundle:
-            opened.close()
-
-
-def _check_devices(devices: Sequence[int] | None) -> None:
-    if devices is None:
-        return
-    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
-        raise ConfigError(f"devices={devices!r}: expected device indices, such as [0, 1]", got=devices)
-    if not devices or any(type(device) is not int or device < 0 for device in devices):
-        raise ConfigError(f"devices={devices!r}: expected one or more device indices, such as [0, 1]", got=devices)
+    check_choices(cache_dir, keep, devices, only, trust)
+    with opened(bundle) as source:
+        return _Restore(source, cache_dir, keep, devices, only, trust).run()
 
 
 @dataclass
@@ -142,7 +100,7 @@ def _worst(one: Outcome | None, two: Outcome) -> Outcome:
     return two if one is None else max(one, two, key=order.index)
 
 
-class _Restore:
+class _Restore(Placement):
     def __init__(
         self,
         bundle: Bundle,
@@ -152,13 +110,7 @@ class _Restore:
         only: Only,
         trust: Trust,
     ) -> None:
-        self.bundle = bundle
-        self.keep, self.only, self.trust = keep, only, trust
-        self.base = None if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
-        self.devices = tuple(devices) if devices is not None else None
-        self.machine = Machine()
-        self.triton_dir = identity.triton_dir()
-        self.inductor = is_inductor(bundle)
+        super().__init__(bundle, cache_dir, keep, devices, only, trust)
         self.tally = _Tally()
         self.places: dict[str, CacheDirectory] = {}
 
@@ -172,22 +124,13 @@ class _Restore:
             raise
         report = self._report(started)
         if self.bundle.kernels and not report.usable:
-            keys = {kernel.key for kernel in self.bundle.kernels}
-            reason = min(reason for name, reason in report.skipped if name in keys)
-            warnings.warn(f"nothing in this bundle can be used here: {reason}", BundlerWarning, stacklevel=3)
+            self._warn_of_nothing(report.skipped, stacklevel=3)
         return report
 
     def _kernels(self) -> None:
-        wanted = []
-        for kernel in self.bundle.kernels:
-            reason = self.machine.why_not(kernel) if self.only == "usable" else None
-            if reason is None:
-                wanted.append(kernel)
-            else:
-                self.tally.skipped.append((kernel.key, reason))
+        wanted = self._wanted_kernels()
         for root in {root for kernel in wanted for root in self._roots(kernel)}:
             self._place(root)
-        # Neighbours share compressed frames, so tasks take runs of neighbours.
         tasks = [wanted[i : i + KERNELS_PER_TASK] for i in range(0, len(wanted), KERNELS_PER_TASK)]
         with ThreadPoolExecutor(WRITER_THREADS) as pool:
             futures = [pool.submit(self._publish_all, task) for task in tasks]
@@ -244,12 +187,7 @@ class _Restore:
             tally.rewritten |= {f"{kernel.key}/{artifact.filename}" for artifact in stored if artifact.spans}
 
     def _companions(self) -> None:
-        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *self.bundle.opaque]
-        for entry in companions:
-            reason = self._why_not(entry)
-            if reason is not None:
-                self.tally.skipped.append((entry.path, reason))
-                continue
+        for entry in self._wanted_companions():
             try:
                 stored = self.bundle.read(entry.artifact)
                 placed = {root: self._localize(entry.artifact, stored, root) for root in self._companion_roots(entry)}
@@ -266,56 +204,14 @@ class _Restore:
                     self.tally.wrote(1, len(data))
                     self.tally.rewritten |= {entry.path} if entry.artifact.spans else set()
 
-    def _why_not(self, entry: Companion) -> str | None:
-        if isinstance(entry, TuningFile):
-            return None
-        if self.trust != "code":
-            return NEEDS_TRUST
-        if self.keep == "launch" and isinstance(entry, Opaque):
-            return "not needed to launch (keep='launch')"
-        if self.only == "usable" and isinstance(entry, HelperLibrary):
-            return self.machine.why_not_helper(entry)
-        return None
-
     def _artifacts(self, kernel: Kernel) -> Iterable[Artifact]:
         chosen = kernel.launch_set if self.keep == "launch" else kernel.artifacts
         return sorted(chosen, key=lambda artifact: names.artifact_order(artifact.filename))
-
-    def _localize(self, artifact: Artifact, data: bytes, root: str) -> bytes:
-        if not artifact.spans:
-            return data
-        paths = {sentinel.CACHE_DIR: root}
-        if self.triton_dir is not None:
-            paths[sentinel.TRITON_DIR] = self.triton_dir
-        return sentinel.from_sentinels(data, artifact.spans, paths)
 
     def _place(self, root: str) -> CacheDirectory:
         if root not in self.places:
             self.places[root] = CacheDirectory(root)
         return self.places[root]
-
-    def _roots(self, kernel: Kernel) -> list[str]:
-        """Cache directories that this kernel goes to."""
-        seen = self.bundle.observed.kernels.get(kernel.key, Observation())
-        if self.base is not None:
-            return self._device_roots(seen.devices) if self.inductor else [self.base]
-        roots = self._device_roots(seen.devices) if "inductor" in seen.layouts else []
-        return roots + ([directories.triton_cache_dir()] if "inductor" not in seen.layouts or "triton" in seen.layouts
-                        else [])  # fmt: skip
-
-    def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
-        chosen = self.devices if self.devices is not None else (seen or self.bundle.observed.devices or (0,))
-        if self.base is None:
-            return list(dict.fromkeys(directories.inductor_kernel_dir(device) for device in chosen))
-        return [os.path.join(self.base, "triton", str(device)) for device in dict.fromkeys(chosen)]
-
-    def _companion_roots(self, entry: Companion) -> list[str]:
-        in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(entry.path.partition("/")[0])
-        if not in_triton:
-            return [self.base or directories.inductor_cache_dir()]
-        if self.inductor:
-            return self._device_roots()
-        return [self.base or directories.triton_cache_dir()]
 
     def _report(self, started: float) -> RestoreReport:
         tally = self.tally
@@ -327,7 +223,7 @@ class _Restore:
             restored=keys("restored"),
             present=keys("present"),
             repaired=keys("repaired"),
-            skipped=tuple(sorted(set(tally.skipped))),
+            skipped=tuple(sorted({*self.unusable, *tally.skipped})),
             damaged=tuple(sorted(set(tally.damaged))),
             unchecked=tuple(sorted(self.machine.unchecked)),
             companions=tuple(sorted(set(tally.companions))),
@@ -337,12 +233,3 @@ class _Restore:
             bytes=tally.bytes,
             seconds=time.monotonic() - started,
         )
-
-
-def is_inductor(bundle: Bundle) -> bool:
-    """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
-    return (
-        bool(bundle.opaque)
-        or any("inductor" in seen.layouts for seen in bundle.observed.kernels.values())
-        or any(not entry.in_triton_cache for entry in bundle.tuning_files)
-    )

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Keep
 from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.lifecycle.placing import Only, Trust
 from bundler.lifecycle.report import RestoreReport
-from bundler.lifecycle.restoring import Only, Trust, restore
+from bundler.lifecycle.restoring import restore
 from bundler.store.opening import open_backend
 from bundler.store.store import BundleStore
 

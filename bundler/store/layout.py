@@ -130,8 +130,11 @@ def split_unit(payload: bytes, unit: Unit) -> dict[bytes, bytes]:
 
 
 def manifests_of(digest: str) -> str:
-    """Return the prefix of a bundle's manifests; raises `FormatError` when it is not a digest."""
-    return f"{MANIFESTS}/{digest_raw(digest).hex()}"
+    """Return the prefix of a bundle's manifests; raises `ConfigError` when it is not a digest."""
+    try:
+        return f"{MANIFESTS}/{digest_raw(digest).hex()}"
+    except FormatError as error:
+        raise ConfigError(error.message, got=digest) from error
 
 
 def manifest_key(digest: str, observed_bytes: bytes) -> str:
@@ -166,10 +169,17 @@ def encode_tag(manifest: str) -> bytes:
 
 def decode_tag(value: bytes, tag: str) -> str:
     """Return the key of the manifest that a tag names; raises `FormatError`."""
-    version, manifest = wire.fields(wire.unpack(value, f"tag {tag}"), f"tag {tag}", int, str, open_ended=True)
-    if version != 1 or not _MANIFEST.fullmatch(manifest):
-        raise FormatError(f"tag {tag}: version {version}, naming {manifest!r:.90}; upgrade triton-bundler", tag=tag)
-    return str(manifest)
+    try:
+        version, manifest = wire.fields(wire.unpack(value, "its value"), "its value", int, str, open_ended=True)
+        if version == 1 and _MANIFEST.fullmatch(manifest):
+            return str(manifest)
+        why = f"version {version}, naming {manifest!r:.90}"
+    except FormatError as error:
+        why = error.message
+    raise FormatError(
+        f"tag {tag} cannot be read ({why}): it is damaged or of a newer version; push it with mode replace, delete it, or "
+        "upgrade triton-bundler", tag=tag,
+    )  # fmt: skip
 
 
 def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
@@ -178,8 +188,10 @@ def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
 
 
 def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, bytes]:
-    """Return content and observed bytes; raises `DigestMismatch` when the content is not what the key names."""
+    """Return content and observed bytes; raises `DigestMismatch` when they are not what the key names."""
     payload = unseal(value, key, None, limits)
     _, content, observed = wire.fields(wire.unpack(payload, key, limits), key, int, bytes, bytes, open_ended=True)
     check_digest(content, digest_raw(digest_of_manifest(key)), key)
+    if manifest_key(digest_of_manifest(key), observed) != key:
+        raise DigestMismatch(f"{key}: the observations are of another manifest; push the bundle again", key=key)
     return content, observed

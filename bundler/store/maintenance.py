@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 from bundler.backends.base import Backend, Stat
@@ -12,13 +11,12 @@ from bundler.format.limits import Limits
 from bundler.format.manifest import Content
 from bundler.store import layout
 from bundler.store.errors_map import store_errors
-from bundler.store.reports import PruneReport, StoreStats, VerifyReport
+from bundler.store.reports import PruneReport, StoreStats, TagInfo, VerifyReport
 from bundler.store.source import quarantine
 
 # Another process may have found an object present and be about to name it in a manifest.
 SPARED_S = 24 * 3600.0
 READ_AT_ONCE = 64
-_log = logging.getLogger("bundler.store")
 
 
 class Maintenance:
@@ -26,6 +24,31 @@ class Maintenance:
 
     def __init__(self, backend: Backend, name: str, limits: Limits) -> None:
         self._backend, self._name, self._limits = backend, name, limits
+
+    def tags(self) -> Iterator[TagInfo]:
+        """Yield every tag with what is in its bundle."""
+        tagged = list(self._tagged())
+        manifests = sorted({manifest for _, manifest, _ in tagged if manifest is not None})
+        values: dict[str, bytes] = {}
+        with store_errors(self._name):
+            for start in range(0, len(manifests), READ_AT_ONCE):
+                values |= self._backend.get(manifests[start : start + READ_AT_ONCE])
+        for tag, manifest, why in tagged:
+            if manifest is None:
+                yield TagInfo(tag, None, problem=why)
+            else:
+                yield self._tag_info(tag, manifest, values.get(manifest))
+
+    def _tag_info(self, tag: str, manifest: str, value: bytes | None) -> TagInfo:
+        digest = layout.digest_of_manifest(manifest)
+        if value is None:
+            return TagInfo(tag, digest, problem=f"the manifest of {digest} is missing; push the bundle again")
+        try:
+            content = self._content(manifest, value)
+        except BundlerError as error:
+            return TagInfo(tag, digest, problem=error.message)
+        targets = sorted({str(kernel.target) for kernel in content.kernels})
+        return TagInfo(tag, digest, len(content.kernels), tuple(targets), sum(size for _, size in content.blobs))
 
     def stats(self) -> StoreStats:
         """Count and add up."""
@@ -64,10 +87,10 @@ class Maintenance:
         with store_errors(self._name):
             now_s = self._backend.now_s()
             everything = [*self._backend.list(layout.UNITS), *self._backend.list(layout.MANIFESTS)]
-        reached, complete = self._reached()
+        reached, unfollowed = self._reached()
         loose = sorted((s for s in everything if s.key not in reached), key=lambda s: (s.modified_s, s.key))
-        # Without its manifest a tag does not say what it reaches: then nothing is known to be loose.
-        old = [s for s in loose if complete and now_s - s.modified_s > SPARED_S]
+        # A tag that cannot be read does not say what it reaches: then nothing is known to be loose.
+        old = [s for s in loose if not unfollowed and now_s - s.modified_s > SPARED_S]
         kept_bytes = _bytes(everything)
         removed: list[Stat] = []
         for stat in old:
@@ -82,7 +105,7 @@ class Maintenance:
         return PruneReport(
             tuple(stat.key for stat in removed), _bytes(removed), kept_bytes,
             _bytes([s for s in everything if s.key in reached]), len(loose) - len(old),
-            0 if max_bytes is None else max(0, kept_bytes - max_bytes),
+            0 if max_bytes is None else max(0, kept_bytes - max_bytes), unfollowed,
         )  # fmt: skip
 
     def _remove(self, stat: Stat) -> bool:
@@ -91,29 +114,34 @@ class Maintenance:
             now = next(iter(self._backend.list(stat.key)), None)
             return now == stat and bool(self._backend.delete([stat.key]))
 
-    def _reached(self) -> tuple[set[str], bool]:
-        """Return every key that a tag reaches, and whether all tags could be followed."""
+    def _reached(self) -> tuple[set[str], tuple[tuple[str, str], ...]]:
+        """Return every key that a tag reaches, and of which tags that is not known, and why."""
         reached: set[str] = set()
-        complete = True
-        for _, manifest in self._tagged():
+        unfollowed: list[tuple[str, str]] = []
+        for tag, manifest, why in self._tagged():
+            if manifest is None:
+                unfollowed.append((tag, why))
+                continue
             with store_errors(self._name):
                 value = self._backend.get([manifest]).get(manifest)
             reached.add(manifest)
             try:
                 reached |= set() if value is None else {unit.key for unit in self._units(manifest, value)}
             except BundlerError as error:
-                complete = False
-                _log.warning("%s: %s cannot be followed, nothing is pruned: %s", self._name, manifest, error)
-        return reached, complete
+                unfollowed.append((tag, error.message))
+        return reached, tuple(unfollowed)
 
-    def _tagged(self) -> Iterator[tuple[str, str]]:
-        """Yield each tag and the key of its manifest."""
+    def _tagged(self) -> Iterator[tuple[str, str | None, str]]:
+        """Yield each tag, the key of its manifest, and where that cannot be told, why."""
         with store_errors(self._name):
             refs = {key: self._backend.read_ref(key) for key in sorted(self._backend.list_refs(layout.TAGS))}
         for key, value in refs.items():
             if value is not None:
                 tag = key.removeprefix(f"{layout.TAGS}/")
-                yield tag, layout.decode_tag(value, tag)
+                try:
+                    yield tag, layout.decode_tag(value, tag), ""
+                except FormatError as error:
+                    yield tag, None, error.message.removeprefix(f"tag {tag} ")
 
     def _everything(self) -> Iterator[tuple[str, bytes]]:
         with store_errors(self._name):
@@ -131,12 +159,17 @@ class Maintenance:
             layout.check_seal(value, key)
 
     def _units(self, manifest: str, value: bytes) -> list[layout.Unit]:
+        return list(layout.units_of(self._content(manifest, value)))
+
+    def _content(self, manifest: str, value: bytes) -> Content:
         content_bytes, _ = layout.decode_manifest(value, manifest, self._limits)
-        return list(layout.units_of(Content.decode(content_bytes, self._limits)))
+        return Content.decode(content_bytes, self._limits)
 
     def _dangling(self, sound: set[str]) -> Iterator[tuple[str, str]]:
-        for tag, manifest in self._tagged():
-            if manifest not in sound:
+        for tag, manifest, why in self._tagged():
+            if manifest is None:
+                yield tag, why
+            elif manifest not in sound:
                 yield tag, f"its manifest {manifest} is missing or damaged"
         for manifest in sorted(key for key in sound if key.startswith(f"{layout.MANIFESTS}/")):
             with store_errors(self._name):
@@ -144,12 +177,14 @@ class Maintenance:
             if value is None:
                 continue  # removed since
             try:
-                missing = [unit.key for unit in self._units(manifest, value) if unit.key not in sound]
+                units = self._units(manifest, value)
             except (DigestMismatch, FormatError) as error:
                 yield layout.digest_of_manifest(manifest), str(error)
                 continue
+            missing = [unit.key for unit in units if unit.key not in sound]
             if missing:
-                yield layout.digest_of_manifest(manifest), f"{len(missing)} units are missing or damaged: {missing[0]}"
+                lacks = f"{len(missing)} of {len(units)} units missing or damaged, such as {missing[0]}"
+                yield layout.digest_of_manifest(manifest), lacks
 
 
 def _bytes(stats: list[Stat]) -> int:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, unquote, urlsplit
+import os
+import os
+from urllib.parse import SplitResult, parse_qsl, unquote_to_bytes, urlsplit, urlunsplit
 
 from bundler.backends.base import Backend
 from bundler.backends.files import GROUP, PRIVATE
@@ -27,14 +29,36 @@ def open_backend(url: str) -> Backend:
         ConfigError: not such a URL, or a directory that others could write to.
         AccessDenied, StoreUnavailable: the directory cannot be opened.
     """
-    parts = urlsplit(url)
-    if parts.scheme == "memory" and not parts.netloc and not parts.path:
+    parts = _split(url)
+    if parts.scheme == "memory" and not any(parts[1:]):
         return MemoryBackend()
-    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
-        raise ConfigError(f"not a store: {url!r}; expected {_SCHEMES}", url=url)
+    path = os.fsdecode(unquote_to_bytes(parts.path))
+    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
+        raise ConfigError(f"not a store: {_shown(parts)!r}; expected {_SCHEMES}", url=_shown(parts))
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     mode = settings.pop("mode", "private")
-    if settings or mode not in _MODES:
+    if settings or mode not in _MODES or parts.fragment:
         raise ConfigError(f"{url!r}: expected ?mode=private or ?mode=group and nothing else", url=url)
     with store_errors(url):
-        return LocalBackend(unquote(parts.path), _MODES[mode])
+        return LocalBackend(path, _MODES[mode])
+
+
+def _split(url: str) -> SplitResult:
+    # The parser drops line breaks, and then means another directory.
+    if not url.isprintable():
+        raise ConfigError(f"not a store: {url!r:.80} has characters that do not print; expected {_SCHEMES}")
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"not a store: {error}; expected {_SCHEMES}") from error
+
+
+def _shown(parts: SplitResult) -> str:
+    """Return a URL without what may be secret: user, password and settings."""
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def local_directory(url: str) -> str | None:
+    """Return the directory of a `file:` store, which need not exist; None for another kind of store."""
+    parts = urlsplit(url)
+    return os.path.abspath(unquote(parts.path)) if parts.scheme == "file" else None

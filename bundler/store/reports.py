@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Reasons = tuple[tuple[str, str], ...]
 
@@ -18,7 +18,7 @@ class PushReport:
         bytes_sent: stored bytes of what was sent, the manifest included.
         repaired: units that were there but damaged, and were sent again.
         variants_dropped: builds that `merge` left out.
-        tag_before, tag_after: digests that the tag named; None for not set, or no tag given.
+        tag_before, tag_after: digests that the tag named; None for not set, not readable, or no tag given.
         seconds: wall time.
     """
 
@@ -35,10 +35,21 @@ class PushReport:
 
 @dataclass(frozen=True)
 class TagInfo:
-    """A tag and the digest of the bundle that it names."""
+    """A tag, and the bundle that it names; equal where name and digest are.
+
+    Attributes:
+        name: the tag.
+        digest: of the bundle; None when what the tag says is damaged or of a newer version.
+        kernels, targets, size_bytes: what is in the bundle, uncompressed.
+        problem: why the bundle cannot be opened; None when it can.
+    """
 
     name: str
-    digest: str
+    digest: str | None
+    kernels: int = field(default=0, compare=False)
+    targets: tuple[str, ...] = field(default=(), compare=False)
+    size_bytes: int = field(default=0, compare=False)
+    problem: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class PruneReport:
         tagged_bytes: what tags reach, which is never removed.
         spared: objects that no tag reaches, kept because they were touched in the last day.
         over_limit_bytes: by how much what is kept exceeds `max_bytes`; 0 when it does not.
+        unfollowed: (tag, reason) of tags of which it is not known what they reach: then nothing is removed.
     """
 
     removed: tuple[str, ...]
@@ -93,3 +105,4 @@ class PruneReport:
     tagged_bytes: int
     spared: int
     over_limit_bytes: int
+    unfollowed: Reasons = ()

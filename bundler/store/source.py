@@ -26,8 +26,10 @@ class StoreBlobs:
     Safe under threads.
     """
 
-    def __init__(self, backend: Backend, name: str, content: Content, limits: Limits) -> None:
-        self._backend, self._name, self._limits = backend, name, limits
+    def __init__(
+        self, backend: Backend, name: str, content: Content, limits: Limits, *, read_only: bool = False
+    ) -> None:
+        self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
         self._units: dict[bytes, Unit] = {}
         for unit in units_of(content):
             for digest, _ in unit.blobs:
@@ -70,8 +72,9 @@ class StoreBlobs:
         try:
             blobs = split_unit(unseal(value, unit.key, unit.size, self._limits), unit)
         except (DigestMismatch, FormatError) as error:
-            _log.warning("%s: %s is damaged and will be sent again by the next push: %s", self._name, unit.key, error)
-            quarantine(self._backend, self._name, unit.key)
+            if not self._read_only:
+                _log.warning("%s: %s is damaged; the next push sends it again: %s", self._name, unit.key, error)
+                quarantine(self._backend, self._name, unit.key)
             raise
         with self._lock:
             self._cache.update(blobs)

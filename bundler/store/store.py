@@ -5,13 +5,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
 from bundler.backends.base import Backend
-from bundler.errors import BundlerError, ConfigError, DigestMismatch, MergeConflict, NotFound, StoreUnavailable
+from bundler.errors import (
+    BundlerError,
+    ConfigError,
+    DigestMismatch,
+    FormatError,
+    MergeConflict,
+    NotFound,
+    StoreUnavailable,
+)
 from bundler.format.bundle import Bundle
 from bundler.format.combine import merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits
@@ -69,6 +76,7 @@ class BundleStore:
 
         Raises:
             ConfigError: not a tag, or another mode.
+            FormatError: what the tag says is damaged or of a newer version; `replace` does not mind.
             MergeConflict: with `create`, the tag is set; with `merge`, one key stands for two kernels.
             StoreFull, AccessDenied, StoreUnavailable: it could not be stored; the tag names what it named before.
         """
@@ -79,7 +87,7 @@ class BundleStore:
         sent = _Sent()
         for _ in range(SWAP_ATTEMPTS):
             before = self._ref(key)
-            current = None if before is None or tag is None else layout.decode_tag(before, tag)
+            current = self._current(before, tag, mode)
             final = self._combined(bundle, tag, current, mode)
             manifest = self._send(final, sent)
             if key is None or before == layout.encode_tag(manifest) or self._swap(key, before, manifest):
@@ -92,22 +100,25 @@ class BundleStore:
             f"{self.name}: tag {tag} changed {SWAP_ATTEMPTS} times while we pushed; try again", tag=tag
         )
 
-    def pull(self, tag_or_digest: str) -> Bundle:
+    def pull(self, tag_or_digest: str, *, read_only: bool = False) -> Bundle:
         """Return a bundle by tag or `sha256:…` digest; its content is fetched when it is read.
+
+        Args:
+            tag_or_digest: which bundle.
+            read_only: leave the store as it is; else what is pulled is marked as in use, so that `prune` spares it, and
+                what is found damaged is removed, so that the next push sends it again.
 
         Raises:
             NotFound: no such tag or bundle, or its manifest is missing.
             ConfigError: neither a tag nor a digest.
-            DigestMismatch, FormatError: the manifest is damaged; it was removed, push again.
+            DigestMismatch, FormatError: the manifest is damaged; push again.
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
-        return self._open(self._manifest_of(tag_or_digest))
+        return self._open(self._manifest_of(tag_or_digest), read_only=read_only)
 
     def tags(self) -> tuple[TagInfo, ...]:
-        """Return every tag, by name."""
-        with store_errors(self.name):
-            keys = sorted(self._backend.list_refs(layout.TAGS))
-        return tuple(self._tag_infos(keys))
+        """Return every tag, by name, with what is in its bundle."""
+        return tuple(self._maintenance.tags())
 
     def delete_tag(self, tag: str) -> bool:
         """Remove a tag; True when it was set.  What it named stays until `prune`."""
@@ -166,6 +177,16 @@ class BundleStore:
     def _ref(self, key: str | None) -> bytes | None:
         with store_errors(self.name):
             return None if key is None else self._backend.read_ref(key)
+
+    def _current(self, before: bytes | None, tag: str | None, mode: Mode) -> str | None:
+        if before is None or tag is None:
+            return None
+        try:
+            return layout.decode_tag(before, tag)
+        except FormatError:
+            if mode == "replace":
+                return None
+            raise
 
     def _swap(self, key: str, before: bytes | None, manifest: str) -> bool:
         with store_errors(self.name):
@@ -255,7 +276,7 @@ class BundleStore:
             )
         return layout.decode_tag(value, tag_or_digest)
 
-    def _open(self, manifest: str) -> Bundle:
+    def _open(self, manifest: str, *, read_only: bool = False) -> Bundle:
         with store_errors(self.name):
             value = self._backend.get([manifest]).get(manifest)
         if value is None:
@@ -264,12 +285,14 @@ class BundleStore:
         try:
             content_bytes, observed_bytes = layout.decode_manifest(value, manifest, self._limits)
         except DigestMismatch:
-            quarantine(self._backend, self.name, manifest)
+            if not read_only:
+                quarantine(self._backend, self.name, manifest)
             raise
         content = Content.decode(content_bytes, self._limits)
         observed = Observed.decode(observed_bytes, self._limits)
-        blobs = StoreBlobs(self._backend, self.name, content, self._limits)
-        self._keep_alive(manifest, content)
+        blobs = StoreBlobs(self._backend, self.name, content, self._limits, read_only=read_only)
+        if not read_only:
+            self._keep_alive(manifest, content)
         return Bundle(content, observed, blobs, content_bytes=content_bytes)
 
     def _keep_alive(self, manifest: str, content: Content) -> None:
@@ -279,10 +302,3 @@ class BundleStore:
                 self._backend.touch([manifest, *(unit.key for unit in layout.units_of(content))])
         except BundlerError as error:
             _log.info("%s: not marked as in use: %s", self.name, error)
-
-    def _tag_infos(self, keys: list[str]) -> Iterator[TagInfo]:
-        for key in keys:
-            tag = key.removeprefix(f"{layout.TAGS}/")
-            value = self._ref(key)
-            if value is not None:
-                yield TagInfo(tag, layout.digest_of_manifest(layout.decode_tag(value, tag)))

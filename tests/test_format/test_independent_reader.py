@@ -15,7 +15,9 @@ PATHS = ("/new place/é", "/opt/triton")
 
 def ours(bundle):
     """Return {path: (stored, restored)} as the independent reader does."""
-    files = [(f"{kernel.key}/{artifact.filename}", artifact) for kernel in bundle.kernels for artifact in kernel.artifacts]
+    files = [
+        (f"{kernel.key}/{artifact.filename}", artifact) for kernel in bundle.kernels for artifact in kernel.artifacts
+    ]
     files += [(e.path, e.artifact) for e in (*bundle.tuning_files, *bundle.helpers, *bundle.opaque)]
     paths = {CACHE_DIR: PATHS[0], TRITON_DIR: PATHS[1]}
     stored = {path: (bundle.read(artifact), artifact.spans) for path, artifact in files}

@@ -184,7 +184,20 @@ def test_a_root_that_is_everywhere_is_not_looked_for(root):
         '["/tmp/c/a"]'.encode("utf-32-be"),
         '\ufeff["/tmp/c/a"]'.encode(),
     ],
-    ids=["empty", "binary", "open", "quotes", "control", "comma", "deep", "latin-1", "utf-16le", "utf-16", "utf-32", "bom"],
+    ids=[
+        "empty",
+        "binary",
+        "open",
+        "quotes",
+        "control",
+        "comma",
+        "deep",
+        "latin-1",
+        "utf-16le",
+        "utf-16",
+        "utf-32",
+        "bom",
+    ],
 )
 def test_what_is_not_json_in_utf8_is_left_alone(data):
     """Bytes that are not a JSON document in UTF-8 stay as they are."""

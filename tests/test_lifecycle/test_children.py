@@ -78,7 +78,7 @@ def test_a_childs_kernel_has_the_facts_of_a_heard_one(cache, tmp_path):
 if sys.argv[2] == "child":
     child = "import sys; sys.path.insert(0, sys.argv[1]); import kernels; kernels.compile_one('swiglu', 'cuda:90')"
     with bundler.recording(children=True) as recording:
-        subprocess.run([sys.executable, "-c", child, os.path.dirname(sys.argv[1])], check=True)
+        subprocess.run([sys.executable, "-P", "-c", child, os.path.dirname(sys.argv[1])], check=True)
 else:
     with bundler.recording() as recording:
         kernels.compile_one("swiglu", "cuda:90")
@@ -122,14 +122,15 @@ report(recording)
 
 def test_a_forked_child_that_leaves_the_block_takes_nothing_with_it(cache):
     """A forked child that runs on to the end of the block, as after an exception, neither ends the parent's recording nor
-    removes the spool of its other children."""
+    removes the spool of its other children.
+    """
     code = """
 with bundler.recording(children=True) as recording:
     pid = os.fork()
     if pid:
         assert os.waitpid(pid, 0)[1] == 0
         child = "import sys; sys.path.insert(0, sys.argv[1]); import kernels; kernels.compile_one('gelu', 'cuda:90')"
-        subprocess.run([sys.executable, "-c", child, os.path.dirname(sys.argv[1])], check=True)
+        subprocess.run([sys.executable, "-P", "-c", child, os.path.dirname(sys.argv[1])], check=True)
 if not pid:
     os._exit(0)
 report(recording)

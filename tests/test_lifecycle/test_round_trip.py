@@ -55,7 +55,12 @@ def test_an_empty_cache_does_not_hit(tmp_path):
     """Without a restore the same question finds the refusing ptxas, so a hit above is no accident."""
     environment, log = workshop.refusing(tmp_path / "ptxas")
     done = workshop.run(
-        workshop._ASK, workshop.KERNELS, "gelu", "cuda:90", env={"TRITON_CACHE_DIR": tmp_path / "c", **environment}, check=False
+        workshop._ASK,
+        workshop.KERNELS,
+        "gelu",
+        "cuda:90",
+        env={"TRITON_CACHE_DIR": tmp_path / "c", **environment},
+        check=False,
     )
     assert done.returncode != 0
     assert log.read_text().startswith("ptxas")
@@ -76,12 +81,19 @@ def test_elsewhere_only_path_prefixes_differ(compiled, tmp_path):
     """Restored elsewhere, each file is the original or, if it holds the cache's path, the original with the new path."""
     bundler.restore(compiled.bundle, tmp_path / "there")
     before, after = workshop.tree(compiled.cache), workshop.tree(tmp_path / "there")
-    moved = {name: data.replace(str(compiled.cache).encode(), str(tmp_path / "there").encode()) for name, data in before.items()}
+    moved = {
+        name: data.replace(str(compiled.cache).encode(), str(tmp_path / "there").encode())
+        for name, data in before.items()
+    }
     assert after == moved
-    assert {name for name in before if before[name] != after[name]} == {name for name in before if workshop.GROUP in name}
+    assert {name for name in before if before[name] != after[name]} == {
+        name for name in before if workshop.GROUP in name
+    }
 
 
-@pytest.mark.parametrize("name", ["Zwischen Räume", "キャッシュ", "emoji 🚀 dir", 'quote"back\\slash', "dots.and-dashes_", "[[cache_dir]]"])
+@pytest.mark.parametrize(
+    "name", ["Zwischen Räume", "キャッシュ", "emoji 🚀 dir", 'quote"back\\slash', "dots.and-dashes_", "[[cache_dir]]"]
+)
 def test_any_directory_name_works(tmp_path, name):
     """Caches whose path has blanks, quotes or letters of any script are recorded, restored byte for byte, and hit."""
     here, there = tmp_path / f"{name} 1", tmp_path / f"{name} 2"
@@ -120,7 +132,9 @@ def test_a_relative_cache_directory_works(tmp_path):
     found = workshop.answer(code, path, env={"TRITON_CACHE_DIR": "some/cache"}, cwd=tmp_path / "there")
     assert found == [str(tmp_path / "there" / "some" / "cache")]
     assert (tmp_path / "there" / "some" / "cache" / kernel.name).is_dir()
-    assert workshop.hits_without_compiler("some/cache", tmp_path / "ptxas", "gelu", ["cuda:90"], cwd=tmp_path / "there") == (1, 0)
+    assert workshop.hits_without_compiler(
+        "some/cache", tmp_path / "ptxas", "gelu", ["cuda:90"], cwd=tmp_path / "there"
+    ) == (1, 0)
 
 
 def test_a_relative_argument_is_the_directory_it_names_now(compiled, tmp_path, monkeypatch):

@@ -232,7 +232,7 @@ def test_any_sequence_of_calls_agrees_with_the_table(kernels, cache, compiled, m
     run_state_machine_as_test(
         Nesting,
         settings=settings(
-            max_examples=25, stateful_step_count=20, deadline=None, database=None,
+            max_examples=15, stateful_step_count=20, deadline=None, database=None,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip

@@ -44,7 +44,7 @@ def load(path, name):
 def run(code, *args, env=None, check=True, cwd=None):
     """Run code in a new Python; `env` is added to the environment of this process."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, args)],
+        [sys.executable, "-P", "-W", "ignore", "-c", code, *map(str, args)],
         env={**os.environ, **{name: str(value) for name, value in (env or {}).items()}},
         capture_output=True, text=True, timeout=100, cwd=cwd,
     )  # fmt: skip
@@ -90,7 +90,9 @@ def tree(directory):
 
 def temporaries(directory):
     """Names in a cache directory that are no kernel's, but for directories put aside."""
-    return [name for name in os.listdir(directory) if name.startswith("tmp.") and not name.startswith("tmp.bundler.old.")]
+    return [
+        name for name in os.listdir(directory) if name.startswith("tmp.") and not name.startswith("tmp.bundler.old.")
+    ]
 
 
 def put_aside(directory):

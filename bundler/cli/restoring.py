@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`restore`: from a bundle, or from a store, to where the next process looks; or only a look at what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+import bundler
+from bundler.cli import words
+from bundler.cli.command import FINE, PROBLEM, example, keep_option, reports
+from bundler.cli.move import counts
+from bundler.cli.screen import Screen
+from bundler.cli.share import STORE_HELP, STORE_METAVAR, existing_store
+from bundler.format.bundle import Bundle
+from bundler.lifecycle.report import CheckReport, RestoreReport
+
+
+@click.command(
+    short_help="Put a bundle's kernels where the next process looks.",
+    epilog=example(
+        "restore model.tbundle",
+        "restore model.tbundle --cache-dir /tmp/cache --only all",
+        "restore --tag llama3/h200 --store file:///var/cache/kernels",
+        "restore --tag llama3/h200 --store file:///var/cache/kernels --check",
+    ),
+)
+@click.argument("bundle", required=False)
+@click.option(
+    "--tag", metavar="T", help="Instead of BUNDLE: a tag in a store, or the sha256:… digest of a bundle there."
+)
+@click.option("--store", "url", metavar=STORE_METAVAR, help=STORE_HELP)
+@click.option("--check", is_flag=True, help="Write nothing; exit status 1 when something usable is missing.")
+@click.option("--cache-dir", metavar="DIR", help="Where to; without it, where Triton (or Inductor) looks here and now.")
+@keep_option
+@click.option(
+    "--only",
+    type=click.Choice(["usable", "all"]),
+    default="usable",
+    show_default=True,
+    help="Leave out what this machine surely cannot use, or restore everything.",
+)
+@click.option(
+    "--trust",
+    type=click.Choice(["kernels", "code"]),
+    default="kernels",
+    show_default=True,
+    help="With code, also what is executed or unpickled: shared libraries, files of torch.",
+)
+@click.option("--device", "devices", type=click.IntRange(0), multiple=True, metavar="N",
+              help="For an Inductor bundle: the device to place kernels for; repeat for several.")  # fmt: skip
+@reports
+def restore(
+    screen: Screen,
+    bundle: str | None,
+    tag: str | None,
+    url: str | None,
+    check: bool,
+    devices: tuple[int, ...],
+    **choices: Any,
+) -> int:
+    """Put the kernels of BUNDLE, or of a bundle in a store, where Triton or Inductor will look for them.
+
+    Every byte is verified before it becomes visible. Exit status 1 when nothing in the bundle can be used here.
+    """
+    choices["devices"] = devices or None
+    with _source(bundle, tag, url, read_only=check) as source:
+        if check:
+            return _check(screen, source, choices)
+        return _restore(screen, source, choices)
+
+
+@dataclass(frozen=True)
+class _Source:
+    bundle: Bundle
+    name: str
+    facts: dict[str, Any]
+
+    def told(self) -> dict[str, Any]:
+        """Return what `--json` says of it."""
+        return {**self.facts, "digest": self.bundle.digest, "counts": counts(self.bundle)}
+
+
+@contextmanager
+def _source(path: str | None, tag: str | None, url: str | None, *, read_only: bool) -> Iterator[_Source]:
+    if (path is None) == (tag is None):
+        raise click.UsageError("give a BUNDLE or --tag" + (", not both" if path is not None else ""))
+    if (tag is None) != (url is None):
+        raise click.UsageError("--tag and --store belong together")
+    with ExitStack() as stack:
+        if path is not None:
+            yield _Source(stack.enter_context(Bundle.load(path)), path, {"bundle": path})
+        elif tag is not None and url is not None:
+            store = stack.enter_context(existing_store(url))
+            pulled = stack.enter_context(store.pull(tag, read_only=read_only))
+            yield _Source(pulled, tag, {"store": store.name, "tag": tag})
+
+
+def _restore(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
+    opened = source.bundle
+    with screen.progress(f"restoring {source.name}", len(opened.content.blobs)) as bar:
+        report = bundler.restore(bar.watching(opened), **choices)
+    _show_report(screen, report, opened)
+    screen.finish({**source.told(), "usable": report.usable, **asdict(report)})
+    return PROBLEM if report.damaged or (opened.kernels and not report.usable) else FINE
+
+
+def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
+    outcomes = (
+        ("restored", report.restored, "written now"),
+        ("present", report.present, "there already, complete"),
+        ("repaired", report.repaired, "broken before, replaced as a whole"),
+    )
+    screen.facts([
+        *((name, f"{words.count(len(keys), 'kernel')} ({why})") for name, keys, why in outcomes if keys),
+        *(("beside", words.count(len(paths), "other file")) for paths in (report.companions,) if paths),
+        *(("rewritten", f"{words.count(len(files), 'file')} with a path of this machine")
+          for files in (report.rewritten,) if files),
+        *(("into", directory) for directory in report.directories),
+        *(("not checked", fact) for fact in report.unchecked),
+    ])  # fmt: skip
+    screen.reasons("skipped", report.skipped, words.kernel_names(bundle))
+    screen.done(
+        f"{report.usable:,} of {words.count(len(bundle.kernels), 'kernel')} in place; {words.count(report.files, 'file')}"
+        f", {words.size(report.bytes)} written in {words.duration(report.seconds)}"
+    )
+
+
+def _check(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
+    with screen.progress(f"checking {source.name}"):
+        report = bundler.check(source.bundle, **choices)
+    keys = {kernel.key for kernel in source.bundle.kernels}
+    present = keys & {*report.present}
+    _show_check(screen, report, source.bundle, len(present), len(keys))
+    screen.finish({**source.told(), "ok": report.complete, **asdict(report)})
+    nothing_usable = keys <= {name for name, _ in report.skipped}
+    return PROBLEM if report.missing or (keys and nothing_usable) else FINE
+
+
+def _show_check(screen: Screen, report: CheckReport, bundle: Bundle, present: int, total: int) -> None:
+    screen.facts([
+        *(("looked in", directory) for directory in report.directories),
+        *(("not checked", fact) for fact in report.unchecked),
+    ])  # fmt: skip
+    screen.reasons("would be skipped", report.skipped, words.kernel_names(bundle))
+    screen.reasons("missing", report.missing, words.kernel_names(bundle))
+    missing = len({name for name, _ in report.missing})
+    screen.done(f"{present:,} of {words.count(total, 'kernel')} in place; "
+                + (f"{missing:,} to restore" if missing else "nothing to restore"))  # fmt: skip

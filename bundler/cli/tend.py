@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`stats`, `prune`, and the store's part of `verify`: looking after a store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from bundler.cli import words
+from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.quantities import to_bytes, to_seconds
+from bundler.cli.screen import Screen
+from bundler.cli.share import existing_store, store_option
+from bundler.lifecycle.storing import Store
+from bundler.store.reports import PruneReport, VerifyReport
+
+PROBLEMS_SHOWN = 10
+
+
+@click.command(short_help="Say what a store holds.", epilog=example("stats --store file:///var/cache/kernels"))
+@store_option
+@reports
+def stats(screen: Screen, url: str) -> int:
+    """Say how much a store holds, and how much of it tags reach."""
+    with existing_store(url) as store:
+        found = store.stats()
+        in_all = found.unit_bytes + found.manifest_bytes
+        screen.facts([
+            ("store", store.name),
+            ("tags", f"{found.tags:,}"),
+            ("bundles", f"{found.manifests:,} ({words.size(found.manifest_bytes)} of manifests)"),
+            ("units", f"{found.units:,} ({words.size(found.unit_bytes)})"),
+            ("tagged", words.size(found.tagged_bytes)),
+            ("untagged", f"{words.size(in_all - found.tagged_bytes)}, which prune removes once unused for a day"),
+        ])  # fmt: skip
+        screen.finish({"store": store.name, **asdict(found)})
+    return FINE
+
+
+@click.command(
+    short_help="Remove what no tag reaches.",
+    epilog=example(
+        "prune --store file:///var/cache/kernels --older-than 7d --dry-run",
+        "prune --store file:///var/cache/kernels --max-bytes 20GB",
+    ),
+)
+@store_option
+@click.option(
+    "--max-bytes", callback=to_bytes, metavar="SIZE", help="Stop when the store holds no more than this: 500MB, 2GiB."
+)
+@click.option(
+    "--older-than", callback=to_seconds, metavar="DURATION", help="Only what was not used for so long: 36h, 7d."
+)
+@click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
+@reports
+def prune(screen: Screen, url: str, max_bytes: int | None, older_than: int | None, dry_run: bool) -> int:
+    """Remove what no tag reaches, oldest first.
+
+    What was used in the last 24 hours stays, whatever the options say. Exit status 1 when what tags reach is already more
+    than --max-bytes.
+    """
+    with existing_store(url) as store, screen.progress(f"pruning {url}"):
+        report = store.prune(max_bytes, older_than, dry_run)
+    _show_prune(screen, report, dry_run=dry_run)
+    status = _limit(screen, report, max_bytes)
+    for tag, reason in report.unfollowed:
+        screen.complain(f"nothing may be removed, since it is not known what tag {tag} reaches: {reason}")
+    screen.finish({"store": store.name, "dry_run": dry_run, **asdict(report)})
+    return PROBLEM if report.unfollowed else status
+
+
+def _show_prune(screen: Screen, report: PruneReport, *, dry_run: bool) -> None:
+    number, size = words.count(len(report.removed), "object"), words.size(report.removed_bytes)
+    what = f"{number}, {size}" if report.removed else "nothing"
+    if report.spared and not report.unfollowed:
+        screen.line(f"spared {words.count(report.spared, 'object')} used in the last 24 hours")
+    screen.line(f"{'would keep' if dry_run else 'kept'} {words.size(report.kept_bytes)}, of which tags reach "
+                f"{words.size(report.tagged_bytes)}")  # fmt: skip
+    screen.done(f"would remove {what}" if dry_run else f"removed {what}")
+
+
+def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:
+    """Say why the store holds more than it should; returns the exit status."""
+    if max_bytes is None or not report.over_limit_bytes or report.unfollowed:
+        return FINE
+    over = f"{words.size(report.over_limit_bytes)} more than --max-bytes {words.size(max_bytes)}"
+    if report.tagged_bytes > max_bytes:
+        screen.complain(f"{words.size(report.kept_bytes)} stay, {over}, because tags reach "
+                        f"{words.size(report.tagged_bytes)}; delete tags, or allow more")  # fmt: skip
+        return PROBLEM
+    screen.warn(
+        f"{words.size(report.kept_bytes)} stay for now, {over}: the rest was used too recently; prune again later"
+    )
+    return FINE
+
+
+def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
+    """Check everything in a store; returns the exit status."""
+    with existing_store(url) as store:
+        with screen.progress(f"verifying {url}"):
+            report = store.verify(repair)
+        if report.sound:
+            screen.line(f"checked {words.count(report.checked, 'object')}, and that bundles and tags lack nothing")
+            screen.done(f"{store.name} is sound")
+        else:
+            _show_problems(screen, store, report, repair=repair)
+        screen.finish({"store": store.name, "ok": report.sound, **asdict(report)})
+    return FINE if report.sound else PROBLEM
+
+
+def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair: bool) -> None:
+    found = [words.count(len(reasons), noun) for reasons, noun in (
+        (report.damaged, "damaged object"), (report.dangling, "incomplete bundle or tag")) if reasons]  # fmt: skip
+    again = "push these bundles again"
+    fix = again if repair or not report.damaged else f"verify --repair, then {again}"
+    screen.complain(f"{store.name}: {', '.join(found)}; {fix}")
+    tagged: dict[str, list[str]] = {}
+    for tag in store.tags():
+        tagged.setdefault(tag.digest or "", []).append(tag.name)
+    problems = [*report.damaged, *report.dangling]
+    for name, reason in problems[:PROBLEMS_SHOWN]:
+        called = f" ({', '.join(tagged[name])})" if name in tagged else ""
+        screen.line(f"  {name}{called}: {reason.removeprefix(f'{name}: ')}")
+    if len(problems) > PROBLEMS_SHOWN:
+        screen.line(f"  … and {len(problems) - PROBLEMS_SHOWN} more; --json lists all")
+    if repair and report.removed:
+        screen.done(
+            f"removed {words.count(len(report.removed), 'damaged object')}; the next push sends what was in them"
+        )

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Placement`: what of a bundle this machine can use, and which directories it belongs to."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from bundler.errors import BundlerWarning, ConfigError, ToolchainMismatch
+from bundler.format import names, sentinel
+from bundler.format.bundle import Bundle, Keep
+from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.manifest import Observation
+from bundler.lifecycle.fitting import Machine
+from bundler.toolchain import directories, identity
+
+Only = Literal["usable", "all"]
+Trust = Literal["kernels", "code"]
+Companion = TuningFile | HelperLibrary | Opaque
+
+# Neighbours share compressed frames, so tasks take runs of neighbours.
+KERNELS_PER_TASK = 16
+NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
+_CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
+
+
+class Placement:
+    """What of one bundle goes where; the choices are those of `bundler.restore`.
+
+    Looks at this machine, and neither reads nor writes a cache directory.
+
+    Raises:
+        ConfigError: a choice has a value that it cannot have.
+        ToolchainMismatch: not a POSIX system.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        cache_dir: str | os.PathLike[str] | None,
+        keep: Keep,
+        devices: Sequence[int] | None,
+        only: Only,
+        trust: Trust,
+    ) -> None:
+        self.bundle = bundle
+        self.keep, self.only, self.trust = keep, only, trust
+        self.base = None if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
+        self.devices = tuple(devices) if devices is not None else None
+        self.machine = Machine()
+        self.triton_dir = identity.triton_dir()
+        self.inductor = is_inductor(bundle)
+        self.unusable: list[tuple[str, str]] = []
+
+    def _wanted_kernels(self) -> list[Kernel]:
+        """Return the kernels to place; the others are in `unusable` then, with the reason."""
+        wanted = []
+        for kernel in self.bundle.kernels:
+            reason = self.machine.why_not(kernel) if self.only == "usable" else None
+            if reason is None:
+                wanted.append(kernel)
+            else:
+                self.unusable.append((kernel.key, reason))
+        return wanted
+
+    def _wanted_companions(self) -> Iterator[Companion]:
+        """Yield the other files to place; the rest are in `unusable` then, with the reason."""
+        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *self.bundle.opaque]
+        for entry in companions:
+            reason = self._why_not(entry)
+            if reason is None:
+                yield entry
+            else:
+                self.unusable.append((entry.path, reason))
+
+    def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]], stacklevel: int) -> None:
+        keys = {kernel.key for kernel in self.bundle.kernels}
+        reason = min(reason for name, reason in skipped if name in keys)
+        warnings.warn(f"nothing in this bundle can be used here: {reason}", BundlerWarning, stacklevel=stacklevel + 1)
+
+    def _why_not(self, entry: Companion) -> str | None:
+        if isinstance(entry, TuningFile):
+            return None
+        if self.trust != "code":
+            return NEEDS_TRUST
+        if self.keep == "launch" and isinstance(entry, Opaque):
+            return "not needed to launch (keep='launch')"
+        if self.only == "usable" and isinstance(entry, HelperLibrary):
+            return self.machine.why_not_helper(entry)
+        return None
+
+    def _localize(self, artifact: Artifact, data: bytes, root: str) -> bytes:
+        if not artifact.spans:
+            return data
+        paths = {sentinel.CACHE_DIR: root}
+        if self.triton_dir is not None:
+            paths[sentinel.TRITON_DIR] = self.triton_dir
+        return sentinel.from_sentinels(data, artifact.spans, paths)
+
+    def _roots(self, kernel: Kernel) -> list[str]:
+        """Cache directories that this kernel goes to."""
+        seen = self.bundle.observed.kernels.get(kernel.key, Observation())
+        if self.base is not None:
+            return self._device_roots(seen.devices) if self.inductor else [self.base]
+        roots = self._device_roots(seen.devices) if "inductor" in seen.layouts else []
+        return roots + ([directories.triton_cache_dir()] if "inductor" not in seen.layouts or "triton" in seen.layouts
+                        else [])  # fmt: skip
+
+    def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
+        chosen = self.devices if self.devices is not None else (seen or self.bundle.observed.devices or (0,))
+        if self.base is None:
+            return list(dict.fromkeys(directories.inductor_kernel_dir(device) for device in chosen))
+        return [os.path.join(self.base, "triton", str(device)) for device in dict.fromkeys(chosen)]
+
+    def _companion_roots(self, entry: Companion) -> list[str]:
+        in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(entry.path.partition("/")[0])
+        if not in_triton:
+            return [self.base or directories.inductor_cache_dir()]
+        if self.inductor:
+            return self._device_roots()
+        return [self.base or directories.triton_cache_dir()]
+
+
+@contextmanager
+def opened(bundle: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
+    """Open a bundle given by its path; one that is open already stays open."""
+    if isinstance(bundle, Bundle):
+        yield bundle
+        return
+    with Bundle.load(bundle) as loaded:
+        yield loaded
+
+
+def check_choices(
+    cache_dir: str | os.PathLike[str] | None, keep: Keep, devices: Sequence[int] | None, only: Only, trust: Trust
+) -> None:
+    """Raise `ConfigError` for a value that a choice cannot have, `ToolchainMismatch` where nothing can be placed."""
+    for name, value in (("keep", keep), ("only", only), ("trust", trust)):
+        if value not in _CHOICES[name]:
+            raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, _CHOICES[name]))}", got=value)
+    _check_devices(devices)
+    if cache_dir is not None and not os.fspath(cache_dir):
+        raise ConfigError("cache_dir is an empty text; give a directory, or None for Triton's own", got=cache_dir)
+    if os.name != "posix":
+        raise ToolchainMismatch(
+            f"restore needs a POSIX system (directories renamed over each other, no-follow opens); this is {os.name}",
+            platform=os.name,
+        )
+
+
+def _check_devices(devices: Sequence[int] | None) -> None:
+    if devices is None:
+        return
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+        raise ConfigError(f"devices={devices!r}: expected device indices, such as [0, 1]", got=devices)
+    if not devices or any(type(device) is not int or device < 0 for device in devices):
+        raise ConfigError(f"devices={devices!r}: expected one or more device indices, such as [0, 1]", got=devices)
+
+
+def is_inductor(bundle: Bundle) -> bool:
+    """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
+    return (
+        bool(bundle.opaque)
+        or any("inductor" in seen.layouts for seen in bundle.observed.kernels.values())
+        or any(not entry.in_triton_cache for entry in bundle.tuning_files)
+    )
