@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz clean check-python
+.PHONY: help demo test lint bench fuzz crash clean check-python
 
 PYTHON ?= python3
 # Besides the release in constraints.txt, the two ends of what we support.
@@ -55,6 +55,10 @@ bench: .venv-test/.ready ## measure; ARGS go to the benchmark
 
 fuzz: tool := tools/fuzz_bundle.py
 fuzz: .venv-test/.ready ## feed damaged bundles to the reader; ARGS go to the fuzzer
+	$(run-tool)
+
+crash: tool := tools/crash_matrix.py
+crash: .venv-test/.ready ## stop every operation at every file-system call; needs a C compiler; ARGS go to the tool
 	$(run-tool)
 
 define run-tool

@@ -95,7 +95,7 @@ def _why_triton_fails() -> str | None:
     """Import Triton in a process of its own, since this one stays without."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _IMPORT_TRITON],
+            [sys.executable, "-P", "-c", _IMPORT_TRITON],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, timeout=_IMPORT_TIMEOUT_S,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:

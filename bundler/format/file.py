@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -93,7 +93,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is a device, pipe or socket, expected a bundle file", str(target))
-        handle, name = tempfile.mkstemp(prefix=_temporary_prefix(target), suffix=".tmp", dir=target.parent)
+        name = str(target.with_name(f"{_temporary_prefix(target)}{secrets.token_hex(8)}.tmp"))
+        # The mode leaves the user's umask to decide, as for any new file.
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             with open(handle, "wb") as out:
                 # Before the writing, which may need the space; the new file's time is the file system's own clock.
@@ -101,7 +103,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                     _sweep(target, os.fstat(handle).st_mtime)
                 yield out
                 out.flush()
-                os.fchmod(out.fileno(), 0o666 & ~_umask())
                 os.fsync(out.fileno())
             Path(name).replace(target)
         except BaseException:
@@ -147,13 +148,6 @@ def _sweep(target: Path, now_s: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             if now_s - os.lstat(target.parent / name).st_mtime > STALE_AFTER_S:
                 os.unlink(target.parent / name)
-
-
-def _umask() -> int:
-    # There is no way to read the umask without setting it; mkstemp made the file private, so nothing leaks.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _sync_directory(directory: Path) -> None:

@@ -33,10 +33,13 @@ from bundler.format.layout import (
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observed
 
-# Level of zstd, and size of its hash table (0: the level's own), tried in turn until a reader would take the result for no
-# bomb.  Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.  The first is
-# for frames with a prefix: in the level's own table of 8 MiB, what lies more than a few MiB back is forgotten.
-EFFORTS = ((9, 24), (9, 0), (1, 0))
+# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
+ZSTD_LEVEL = 9
+# A table of 64 MiB: in the level's own, of 8 MiB, what lies more than a few MiB back in a prefix is forgotten.
+PREFIX_HASH_LOG = 24
+# Copies of one kernel shrink so well that a reader would take the frame for a bomb; the headers of blocks of this size
+# keep it just under the limit.
+SMALL_BLOCK_BYTES = 2048
 COMPRESSION_THREADS = 4
 
 
@@ -137,23 +140,12 @@ def _prefix_for_opaque(frames: list[tuple[int, list[int]]], content: Content) ->
 
 def _compress(raw: bytes, shared: bytes = b"") -> tuple[int, bytes]:
     """Return codec and stored bytes; a frame that does not shrink, or shrinks suspiciously well, is stored as it is."""
-    ratio_limit = DEFAULT_LIMITS.ratio if len(raw) > DEFAULT_LIMITS.ratio_applies_above_bytes else len(raw) + 1
-    for level, hash_log in EFFORTS if shared else EFFORTS[1:]:
-        data = _zstd(raw, shared, level, hash_log)
-        if len(data) >= len(raw):
-            break
-        if len(raw) <= ratio_limit * len(data):
-            return ZSTD, data
-    return STORED, raw
-
-
-def _zstd(raw: bytes, shared: bytes, level: int, hash_log: int) -> bytes:
     # zstd's long-distance matcher stays off: with it, real graph entries came out twice as large, in twice the time.
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        level,
+        ZSTD_LEVEL,
         source_size=len(raw) + len(shared),
         window_log=max(10, min(25, (len(raw) + len(shared)).bit_length())),
-        hash_log=hash_log,
+        hash_log=PREFIX_HASH_LOG if shared else 0,
         write_checksum=True,
         write_content_size=True,
         write_dict_id=False,
@@ -161,5 +153,18 @@ def _zstd(raw: bytes, shared: bytes, level: int, hash_log: int) -> bytes:
     compressor = zstandard.ZstdCompressor(
         compression_params=parameters, dict_data=dictionary(shared) if shared else None
     )
-    data: bytes = compressor.compress(raw)
-    return data
+    data = compressor.compress(raw)
+    if _like_a_bomb(raw, data):
+        data = _in_small_blocks(compressor, raw)
+    return (STORED, raw) if len(data) >= len(raw) or _like_a_bomb(raw, data) else (ZSTD, data)
+
+
+def _like_a_bomb(raw: bytes, data: bytes) -> bool:
+    return len(raw) > DEFAULT_LIMITS.ratio_applies_above_bytes and len(raw) > DEFAULT_LIMITS.ratio * len(data)
+
+
+def _in_small_blocks(compressor: zstandard.ZstdCompressor, raw: bytes) -> bytes:
+    steps = compressor.compressobj(size=len(raw))
+    pieces = (raw[start : start + SMALL_BLOCK_BYTES] for start in range(0, len(raw), SMALL_BLOCK_BYTES))
+    flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
+    return b"".join([*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()])

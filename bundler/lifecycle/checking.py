@@ -10,7 +10,7 @@ from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Kernel
-from bundler.lifecycle.placing import KERNELS_PER_TASK, Companion, Only, Placement, Trust, check_choices, opened
+from bundler.lifecycle.placing import Companion, Only, Placement, Trust, check_choices, opened, runs
 from bundler.lifecycle.publishing import look, look_for_file, same_launch
 from bundler.lifecycle.reading import KernelFiles, Rejected
 from bundler.lifecycle.report import CheckReport
@@ -51,8 +51,8 @@ class _Check(Placement):
         missing: list[tuple[str, str]] = []
         names: set[str] = {kernel.key for kernel in wanted}
         directories: set[str] = {root for kernel in wanted for root in self._roots(kernel)}
-        for start in range(0, len(wanted), KERNELS_PER_TASK):
-            missing += self._missing_kernels(wanted[start : start + KERNELS_PER_TASK])
+        for kernels in runs(wanted):
+            missing += self._missing_kernels(kernels)
         for entry in self._wanted_companions():
             names.add(entry.path)
             directories |= {*self._companion_roots(entry)}
@@ -85,7 +85,7 @@ class _Check(Placement):
         # Equal metadata is the quick answer: whoever wrote the other files compiled the same kernel.
         if found.files[found.metadata_name] == ours or same_launch(root, found, stored):
             return None
-        return f"broken in {root}: its metadata are not of this kernel"
+        return f"broken in {root}: its metadata differs from this kernel's"
 
     def _missing_companion(self, entry: Companion) -> list[tuple[str, str]]:
         missing = []

@@ -13,6 +13,7 @@ from bundler.errors import BundlerWarning, ConfigError, ToolchainMismatch
 from bundler.format import names, sentinel
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
 from bundler.lifecycle.fitting import Machine
 from bundler.toolchain import directories, identity
@@ -21,10 +22,25 @@ Only = Literal["usable", "all"]
 Trust = Literal["kernels", "code"]
 Companion = TuningFile | HelperLibrary | Opaque
 
-# Neighbours share compressed frames, so tasks take runs of neighbours.
-KERNELS_PER_TASK = 16
+# Neighbours share compressed frames and are fetched together, so they are worked on together, as far as memory allows.
+KERNELS_PER_RUN = 16
+BYTES_PER_RUN = 8 * MIB
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
+
+
+def runs(kernels: Iterable[Kernel]) -> Iterator[list[Kernel]]:
+    """Split kernels into runs of neighbours, bounded in number and in bytes; a larger kernel is alone."""
+    run: list[Kernel] = []
+    size = 0
+    for kernel in kernels:
+        if run and (len(run) == KERNELS_PER_RUN or size + kernel.size > BYTES_PER_RUN):
+            yield run
+            run, size = [], 0
+        run.append(kernel)
+        size += kernel.size
+    if run:
+        yield run
 
 
 class Placement:

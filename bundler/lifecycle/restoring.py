@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
@@ -14,11 +16,12 @@ from bundler.format import names
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, Kernel
-from bundler.lifecycle.placing import KERNELS_PER_TASK, Only, Placement, Trust, check_choices, opened
+from bundler.lifecycle.placing import Only, Placement, Trust, check_choices, opened, runs
 from bundler.lifecycle.publishing import CacheDirectory, Outcome
 from bundler.lifecycle.reading import Rejected, check_kernel_files
 from bundler.lifecycle.report import RestoreReport
 
+# One more thread reads and verifies.  On a network's file system, where each call waits, this many files are written at once.
 WRITER_THREADS = 2
 
 
@@ -64,9 +67,19 @@ def restore(
         return _Restore(source, cache_dir, keep, devices, only, trust).run()
 
 
+@dataclass(frozen=True)
+class _Verified:
+    """A kernel whose bytes are what they should be: its files by directory, and the names of those that hold a path."""
+
+    key: str
+    metadata: bytes
+    placed: Mapping[str, dict[str, bytes]]
+    with_paths: list[str]
+
+
 @dataclass
 class _Tally:
-    """What the tasks of one restore did so far."""
+    """What one restore did so far; the writers' threads share it."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -75,23 +88,22 @@ class _Tally:
     rewritten: set[str] = field(default_factory=set)
     files: int = 0
     bytes: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def spoiled(self, name: str, error: BundlerError) -> None:
         self.skipped.append((name, error.message))
         self.damaged.append(name)
 
+    def placed(self, kernel: _Verified, files: Mapping[str, bytes], outcome: Outcome) -> None:
+        with self.lock:
+            self.outcomes[kernel.key] = _worst(self.outcomes.get(kernel.key), outcome)
+            if outcome != "present":
+                self.wrote(len(files) + 1, sum(map(len, files.values())))
+                self.rewritten |= {f"{kernel.key}/{name}" for name in kernel.with_paths}
+
     def wrote(self, files: int, size: int) -> None:
         self.files += files
         self.bytes += size
-
-    def add(self, other: _Tally) -> None:
-        for key, outcome in other.outcomes.items():
-            self.outcomes[key] = _worst(self.outcomes.get(key), outcome)
-        self.skipped += other.skipped
-        self.damaged += other.damaged
-        self.companions += other.companions
-        self.rewritten |= other.rewritten
-        self.wrote(other.files, other.bytes)
 
 
 def _worst(one: Outcome | None, two: Outcome) -> Outcome:
@@ -131,60 +143,44 @@ class _Restore(Placement):
         wanted = self._wanted_kernels()
         for root in {root for kernel in wanted for root in self._roots(kernel)}:
             self._place(root)
-        tasks = [wanted[i : i + KERNELS_PER_TASK] for i in range(0, len(wanted), KERNELS_PER_TASK)]
+        writing: deque[Future[None]] = deque()
         with ThreadPoolExecutor(WRITER_THREADS) as pool:
-            futures = [pool.submit(self._publish_all, task) for task in tasks]
-            failure: BundlerError | None = None
-            for future in futures:
-                if future.cancelled():
-                    continue
-                tally, error = future.result()
-                self.tally.add(tally)
-                if error is not None and failure is None:
-                    failure = error
-                    for other in futures:
-                        other.cancel()  # one that runs already goes on, and counts
-        if failure is not None:
-            raise failure
+            for kernels in runs(wanted):
+                # What is verified and not yet written is in memory; this bounds it.
+                if len(writing) > WRITER_THREADS:
+                    writing.popleft().result()
+                writing.append(pool.submit(self._publish_all, self._verified(kernels)))
+            for task in writing:
+                task.result()
 
-    def _publish_all(self, kernels: list[Kernel]) -> tuple[_Tally, BundlerError | None]:
-        tally = _Tally()
-        try:
-            artifacts = [artifact for kernel in kernels for artifact in self._artifacts(kernel)]
-            self.bundle.blobs.prefetch([digest_raw(artifact.digest) for artifact in artifacts])
-        except BundlerError as error:
-            return tally, error
-        for kernel in kernels:
+    def _verified(self, kernels: list[Kernel]) -> list[_Verified]:
+        """Read kernels and check everything about them; a damaged one is reported and left out."""
+        chosen = [self._artifacts(kernel) for kernel in kernels]
+        self.bundle.blobs.prefetch([digest_raw(artifact.digest) for artifacts in chosen for artifact in artifacts])
+        verified = []
+        for kernel, artifacts in zip(kernels, chosen, strict=True):
             try:
-                stored = {a: self.bundle.read(a) for a in self._artifacts(kernel)}
+                stored = [(artifact, self.bundle.read(artifact)) for artifact in artifacts]
                 placed = {root: self._files(kernel, stored, root) for root in self._roots(kernel)}
             except (DigestMismatch, FormatError, NotFound) as error:
-                tally.spoiled(kernel.key, error)
-                continue
-            try:
-                for root, files in placed.items():
-                    self._publish(kernel, stored, files, root, tally)
-            except BundlerError as error:
-                return tally, error
-        return tally, None
+                self.tally.spoiled(kernel.key, error)
+            else:
+                metadata = next(data for artifact, data in stored if artifact.kind == "json")
+                verified.append(_Verified(kernel.key, metadata, placed, [a.filename for a in artifacts if a.spans]))
+        return verified
 
-    def _files(self, kernel: Kernel, stored: dict[Artifact, bytes], root: str) -> dict[str, bytes]:
+    def _files(self, kernel: Kernel, stored: list[tuple[Artifact, bytes]], root: str) -> dict[str, bytes]:
         """Return a kernel's files for one directory; raises `FormatError` when Triton could not read them there."""
-        files = {artifact.filename: self._localize(artifact, data, root) for artifact, data in stored.items()}
+        files = {artifact.filename: self._localize(artifact, data, root) for artifact, data in stored}
         checked = check_kernel_files(kernel.key, files)
         if isinstance(checked, Rejected):
             raise FormatError(checked.reason, key=kernel.key)
         return files
 
-    def _publish(
-        self, kernel: Kernel, stored: dict[Artifact, bytes], files: dict[str, bytes], root: str, tally: _Tally
-    ) -> None:
-        place = self.places[root]
-        outcome = place.publish(kernel.key, files, stored[kernel.metadata])
-        tally.outcomes[kernel.key] = _worst(tally.outcomes.get(kernel.key), outcome)
-        if outcome != "present":
-            tally.wrote(len(files) + 1, sum(map(len, files.values())))
-            tally.rewritten |= {f"{kernel.key}/{artifact.filename}" for artifact in stored if artifact.spans}
+    def _publish_all(self, kernels: list[_Verified]) -> None:
+        for kernel in kernels:
+            for root, files in kernel.placed.items():
+                self.tally.placed(kernel, files, self.places[root].publish(kernel.key, files, kernel.metadata))
 
     def _companions(self) -> None:
         for entry in self._wanted_companions():
@@ -204,7 +200,7 @@ class _Restore(Placement):
                     self.tally.wrote(1, len(data))
                     self.tally.rewritten |= {entry.path} if entry.artifact.spans else set()
 
-    def _artifacts(self, kernel: Kernel) -> Iterable[Artifact]:
+    def _artifacts(self, kernel: Kernel) -> list[Artifact]:
         chosen = kernel.launch_set if self.keep == "launch" else kernel.artifacts
         return sorted(chosen, key=lambda artifact: names.artifact_order(artifact.filename))
 

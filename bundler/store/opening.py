@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import os
 from urllib.parse import SplitResult, parse_qsl, unquote_to_bytes, urlsplit, urlunsplit
 
 from bundler.backends.base import Backend
@@ -32,7 +31,7 @@ def open_backend(url: str) -> Backend:
     parts = _split(url)
     if parts.scheme == "memory" and not any(parts[1:]):
         return MemoryBackend()
-    path = os.fsdecode(unquote_to_bytes(parts.path))
+    path = _path(parts)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
         raise ConfigError(f"not a store: {_shown(parts)!r}; expected {_SCHEMES}", url=_shown(parts))
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -41,6 +40,12 @@ def open_backend(url: str) -> Backend:
         raise ConfigError(f"{url!r}: expected ?mode=private or ?mode=group and nothing else", url=url)
     with store_errors(url):
         return LocalBackend(path, _MODES[mode])
+
+
+def local_directory(url: str) -> str | None:
+    """Return the directory of a `file:` store, which need not exist; None for another kind of store."""
+    parts = _split(url)
+    return _path(parts) if parts.scheme == "file" else None
 
 
 def _split(url: str) -> SplitResult:
@@ -53,12 +58,10 @@ def _split(url: str) -> SplitResult:
         raise ConfigError(f"not a store: {error}; expected {_SCHEMES}") from error
 
 
+def _path(parts: SplitResult) -> str:
+    return os.fsdecode(unquote_to_bytes(parts.path))
+
+
 def _shown(parts: SplitResult) -> str:
     """Return a URL without what may be secret: user, password and settings."""
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def local_directory(url: str) -> str | None:
-    """Return the directory of a `file:` store, which need not exist; None for another kind of store."""
-    parts = urlsplit(url)
-    return os.path.abspath(unquote(parts.path)) if parts.scheme == "file" else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
@@ -18,16 +19,17 @@ from bundler.errors import (
     MergeConflict,
     NotFound,
     StoreUnavailable,
+    UnsupportedVersion,
 )
 from bundler.format.bundle import Bundle
-from bundler.format.combine import merge
+from bundler.format.combine import entry_name, merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
 from bundler.store import layout
 from bundler.store.errors_map import store_errors
 from bundler.store.maintenance import Maintenance
 from bundler.store.reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
-from bundler.store.source import StoreBlobs, batches, quarantine
+from bundler.store.source import DAMAGED, StoreBlobs, batches, checked
 
 Mode = Literal["merge", "replace", "create"]
 MODES = ("merge", "replace", "create")
@@ -77,8 +79,10 @@ class BundleStore:
         Raises:
             ConfigError: not a tag, or another mode.
             FormatError: what the tag says is damaged or of a newer version; `replace` does not mind.
+            UnsupportedVersion: the bundle has features that we can read but not write.
             MergeConflict: with `create`, the tag is set; with `merge`, one key stands for two kernels.
-            StoreFull, AccessDenied, StoreUnavailable: it could not be stored; the tag names what it named before.
+            StoreFull, AccessDenied, StoreUnavailable: it could not be stored; push again.  The tag names what it named
+                before, or, when it was only the last answer that got lost, what it should.
         """
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r}: expected {', '.join(map(repr, MODES))}", got=mode)
@@ -89,6 +93,10 @@ class BundleStore:
             before = self._ref(key)
             current = self._current(before, tag, mode)
             final = self._combined(bundle, tag, current, mode)
+            if not final.writable:
+                raise UnsupportedVersion(
+                    "this bundle was written by a newer version, with features that this one would lose; upgrade triton-bundler"
+                )
             manifest = self._send(final, sent)
             if key is None or before == layout.encode_tag(manifest) or self._swap(key, before, manifest):
                 return PushReport(
@@ -111,7 +119,8 @@ class BundleStore:
         Raises:
             NotFound: no such tag or bundle, or its manifest is missing.
             ConfigError: neither a tag nor a digest.
-            DigestMismatch, FormatError: the manifest is damaged; push again.
+            DigestMismatch: the manifest is damaged; push again.
+            FormatError: the tag or the manifest is none that this version reads.
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
         return self._open(self._manifest_of(tag_or_digest), read_only=read_only)
@@ -200,11 +209,19 @@ class BundleStore:
                 return bundle
             raise MergeConflict(f"{self.name}: tag {tag} is set already; use mode='merge' or 'replace'", tag=tag)
         try:
-            return merge([self._open(current), bundle])
+            held = self._open(current)
         except (NotFound, DigestMismatch) as error:
+            with store_errors(self.name):
+                if self._backend.exists([current]):
+                    raise  # it came damaged, and may yet come whole
             # A tag without its manifest names nothing that could be merged; the push repairs it.
             _log.warning("%s: tag %s is dangling and is set anew: %s", self.name, tag, error)
             return bundle
+        try:
+            return merge([bundle, held])
+        except (NotFound, *DAMAGED) as error:
+            _log.warning("%s: tag %s: what is damaged gives way to what is pushed: %s", self.name, tag, error)
+            return merge([bundle, _without(held, bundle)])
 
     def _send(self, bundle: Bundle, sent: _Sent) -> str:
         """Store units, then the manifest, each only when missing; returns the manifest's key."""
@@ -244,22 +261,18 @@ class BundleStore:
     def _present(self, keys: list[str], sent: _Sent) -> frozenset[str]:
         """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
         with store_errors(self.name):
+            # Before we look: a prune that runs now removes nothing that we then find.
+            self._backend.touch(keys)
             if not self._backend.reads_are_cheap:
-                present = self._backend.exists(keys)
-                self._backend.touch(present)
-                return present
+                return self._backend.exists(keys)
             found = self._backend.get(keys)
         sound = set()
         for key, value in found.items():
             try:
-                layout.check_seal(value, key)
+                checked(self._backend, self.name, key, value, partial(layout.check_seal, key=key))
                 sound.add(key)
-            except DigestMismatch as error:
-                _log.warning("%s: %s is damaged and is sent again: %s", self.name, key, error)
-                quarantine(self._backend, self.name, key)
+            except DigestMismatch:
                 sent.repaired += 1
-        with store_errors(self.name):
-            self._backend.touch(sound)
         return frozenset(sound)
 
     def _manifest_of(self, tag_or_digest: str) -> str:
@@ -282,12 +295,9 @@ class BundleStore:
         if value is None:
             digest = layout.digest_of_manifest(manifest)
             raise NotFound(f"{self.name}: the manifest of {digest} is missing; push the bundle again", digest=digest)
-        try:
-            content_bytes, observed_bytes = layout.decode_manifest(value, manifest, self._limits)
-        except DigestMismatch:
-            if not read_only:
-                quarantine(self._backend, self.name, manifest)
-            raise
+        decode = partial(layout.decode_manifest, key=manifest, limits=self._limits)
+        removable = () if read_only else (DigestMismatch,)
+        content_bytes, observed_bytes = checked(self._backend, self.name, manifest, value, decode, removable)
         content = Content.decode(content_bytes, self._limits)
         observed = Observed.decode(observed_bytes, self._limits)
         blobs = StoreBlobs(self._backend, self.name, content, self._limits, read_only=read_only)
@@ -302,3 +312,10 @@ class BundleStore:
                 self._backend.touch([manifest, *(unit.key for unit in layout.units_of(content))])
         except BundlerError as error:
             _log.info("%s: not marked as in use: %s", self.name, error)
+
+
+def _without(held: Bundle, bundle: Bundle) -> Bundle:
+    """Return what a tag held but for the entries that a bundle brings."""
+    brought = {entry_name(entry) for entry in bundle.content.entries}
+    kept = [entry for entry in held.content.entries if entry_name(entry) not in brought]
+    return Bundle(Content.of(kept, held.tuning_records), held.observed, held.blobs)

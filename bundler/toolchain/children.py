@@ -166,7 +166,7 @@ def check_interpreter(executable: str, env: Mapping[str, str]) -> str | None:
     """
     try:
         done = subprocess.run(
-            [executable, "-c", _CHECK],
+            [executable, "-P", "-c", _CHECK],
             env=dict(env),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -188,7 +188,7 @@ def test_merge_counts_variants(cli, packed, program, tmp_path):
     moved.parent.mkdir()
     moved.write_bytes(KERNELS.read_bytes())
     text = program.read_text().replace(str(KERNELS), str(moved))
-    subprocess.run([sys.executable, "-c", text, "gelu", "cuda:90"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-P", "-c", text, "gelu", "cuda:90"], check=True, stdout=subprocess.DEVNULL)
     assert cli("pack", tmp_path / "triton-cache", "-o", tmp_path / "moved.tbundle").exit_code == 0
     result = cli("merge", packed, tmp_path / "moved.tbundle", "-o", tmp_path / "m.tbundle")
     assert "dropped 1 variant:" in result.stdout

@@ -141,7 +141,7 @@ def run_python():
 
     def run_python(code, *args, env=None):
         done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, env=env, timeout=100
+            [sys.executable, "-P", "-c", code, *map(str, args)], capture_output=True, text=True, env=env, timeout=100
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
