@@ -123,7 +123,8 @@ def create(temporary: str, target: str) -> bool:
     try:
         os.link(temporary, target, follow_symlinks=False)
     except FileExistsError:
-        return False
+        # A network file system that lost its answer asks the server again, which then says that the name is taken: by us.
+        return os.lstat(temporary).st_nlink > 1
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise

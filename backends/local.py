@@ -218,7 +218,8 @@ class LocalBackend(Backend):
         files.write_new(path, data, self._permissions)
         if not self._swept:
             self._swept = True
-            self._sweep(folder, os.stat(path).st_mtime)
+            with contextlib.suppress(OSError):  # a courtesy
+                self._sweep(folder, os.stat(path).st_mtime)
         return path
 
     def _sweep(self, folder: str, now_s: float) -> None:

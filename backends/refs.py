@@ -7,7 +7,7 @@
 
 A new value takes the next number by a hard link, which only one writer can get, on NFS too.  Old numbers are cleaned away,
 so a writer that slept could take a number that was used before.  To find that out, each value carries a random token of
-its own and those of its last predecessors: whoever took a number and finds higher ones looks for its token in the highest.
+its own and those of its last predecessors: whoever took a number and finds higher ones looks for its token in the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from bundler.backends import files
 
 KEPT_NUMBERS = 8
-# More swaps than that would have to pass between two system calls of a writer for it to mistake success for failure.
+KEPT_S = 3600.0
+# A writer would have to sleep for an hour, and more swaps than that to pass, between two of its system calls for it to
+# mistake success for failure.  It never mistakes failure for success.
 HISTORY = 64
 _TOKEN_BYTES = 8
 _HEAD = struct.Struct("<H?")
@@ -74,13 +76,23 @@ def following(version: Version, value: bytes | None) -> Version:
 
 def took_effect(folder: str, mine: Version) -> bool:
     """Tell whether a version whose number we took is the current one, or one that the current one was built on."""
-    return mine.tokens[-1] in latest(folder).tokens
+    while later := [number for number in numbers_in(folder) if number > mine.number]:
+        for number in later:
+            data = files.read(path_of(folder, number))
+            if data is not None:  # else it was cleaned away since we listed it
+                return mine.tokens[-1] in (Version.decode(number, data) or NEVER_SET).tokens
+    return True
 
 
 def clean(folder: str) -> None:
-    """Remove all but the last numbers."""
-    for number in numbers_in(folder)[:-KEPT_NUMBERS]:
-        files.remove(path_of(folder, number))
+    """Remove old numbers, but for the last ones."""
+    numbers = numbers_in(folder)
+    now_s = os.lstat(path_of(folder, numbers[-1])).st_mtime if numbers else 0.0
+    for number in numbers[:-KEPT_NUMBERS]:
+        path = path_of(folder, number)
+        if now_s - os.lstat(path).st_mtime <= KEPT_S:
+            return  # nor are those behind it
+        files.remove(path)
 
 
 def numbers_in(folder: str) -> list[int]:

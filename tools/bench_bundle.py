@@ -1,98 +1,189 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what recording and importing cost, beside the same work without us.
+"""Measures bundles beside what a user would take instead: torch's bundler, tar and zstd, and writing the bare files.
 
-    python tools/bench_bundle.py [--rounds N] [--check] [--results DIR]
+    python tools/bench_bundle.py [--check] [--kernels N] [--rounds N] [--quick] [--results DIR] [--keep DIR]
 
-Pairs with and without us are interleaved and compared by medians, since timings drift.  The raw samples go to
-docs/results/bench-basics.json; `--check` exits 1 when a target is missed.
+N real kernels are compiled for sm_90 once and kept in .build/bench/.  Then, in memory and on disk, each piece of work
+runs in a process of its own, ours and the peer's in turn, and each ratio is the median over the rounds.  All samples go to
+docs/results/, from which tools/make_benchmarks.py makes the page.  `--check` exits 1 when a target is missed, and names it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
+import shutil
 import sys
+import tarfile
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 import measuring  # noqa: E402  # the programs here find each other by path
+from bench_basics import basics  # noqa: E402
+from bench_jobs import Side, tar_program  # noqa: E402
+from bench_kernels import cache_of  # noqa: E402
+from bench_memory import memory  # noqa: E402
+from bench_rows import bundle_rows, corpus_rows  # noqa: E402
 
-sys.path[:0] = [str(measuring.ROOT), str(measuring.ROOT / "examples")]
+sys.path[:0] = [str(measuring.ROOT)]
 
-IMPORT_TARGET_MS = 60.0
-RECORDING_TARGET_US = 200.0
-ROUNDS = 15
+KERNELS, ROUNDS, BASIC_ROUNDS, MEMORY_ROUNDS = 1000, 7, 15, 3
+QUICK_KERNELS, QUICK_ROUNDS = 12, 1
+PROFILES = 3
+CORPUS = measuring.ROOT.parent / "shared" / "corpus"
+
+# Side, job, what it is called, arguments after the cache and the folder of the round.
+JOBS = (
+    ("ours", "collect", "collect", ("bundle",)),
+    ("plain", "tar_zstd", "tar", ("tar",)),
+    ("torch", "torch_collect", "torch", ("pickle",)),
+    ("plain", "write_loop", "write all", ("out", "all")),
+    ("ours", "restore", "restore all", ("bundle", "out", "all")),
+    ("torch", "torch_restore", "torch", ("pickle", "out")),
+    ("plain", "write_loop", "write launch", ("out", "launch")),
+    ("ours", "restore", "restore launch", ("bundle", "out", "launch")),
+)
+FROM_CACHE = {"collect", "torch_collect", "tar_zstd", "write_loop"}
+
+Samples = dict[str, list[float]]
 
 
 def main() -> int:
     """Measure, print a table, write the samples."""
+    options = arguments()
+    kernels = options.kernels or (QUICK_KERNELS if options.quick else KERNELS)
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    cache = cache_of(kernels, options.keep.resolve())
+    few = 2 if options.quick else None
+    missed = finish("bench-basics", {"rows": basics(few or BASIC_ROUNDS)}, options.results)
+
+    places: dict[str, Samples] = {}
+    profile: dict[str, dict[str, float]] = {}
+    for place, parent in directories(options.keep.resolve()):
+        with working_folder(parent) as work, sides() as serving:
+            planted = plant(cache, work / "cache")
+            places[place] = measure(planted, work, serving, rounds)
+            if not profile:
+                profile = profiles(planted, work, serving["ours"], 1 if options.quick else PROFILES)
+    with working_folder(measuring.fast_directory()) as work:
+        rows = [*bundle_rows(places, kernels), *corpus(work), *memory(cache, work, few or MEMORY_ROUNDS)]
+    result = {
+        "kernels": kernels,
+        "rounds": rounds,
+        "tar": "the programs tar and zstd" if tar_program() else "Python's tarfile and zstandard",
+        "places": places,
+        "profile": profile,
+        "rows": rows,
+    }
+    missed += finish("bench-bundle", result, options.results)
+    for line in missed:
+        print(f"missed: {line['work']}: {measuring.shown(line['figure'], line['unit'])}, {measuring.target(line)}")
+    return 1 if options.check and missed else 0
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs a measurement")
     parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
-    parser.add_argument("--results", type=Path, default=measuring.RESULTS, help="where the samples go")
-    options = parser.parse_args()
-    rows = [import_cost(options.rounds), *recording_cost(options.rounds)]
-    for row in rows:
-        verdict = "ok" if row["ok"] else "MISSED"
-        print(f"{row['work']:<48} {row['figure']:>9.1f} {row['unit']}  (target {row['target']:.0f})  {verdict}")
-    path = measuring.save("bench-basics", {"rows": rows}, options.results)
-    print(f"written to {path}")
-    return 1 if options.check and not all(row["ok"] for row in rows) else 0
+    parser.add_argument("--kernels", type=int, metavar="N", help=f"how many kernels ({KERNELS})")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"how many rounds ({ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help="few kernels and rounds: shows that it runs, not how fast")
+    parser.add_argument("--results", type=Path, default=measuring.RESULTS, metavar="DIR", help="where the samples go")
+    parser.add_argument("--keep", type=Path, default=measuring.ROOT / ".build" / "bench", metavar="DIR",
+                        help="where the kernels stay for the next run")  # fmt: skip
+    return parser.parse_args()
 
 
-def import_cost(rounds: int) -> dict[str, Any]:
-    """Time `import bundler` in fresh interpreters against an interpreter that imports nothing."""
-    environment = {**os.environ, "PYTHONPATH": str(measuring.ROOT)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users have compiled bytecode
-    with tempfile.TemporaryDirectory(prefix="bench.") as folder:
-        environment["PYTHONPYCACHEPREFIX"] = folder
-        samples: dict[str, list[float]] = {"pass": [], "import bundler": []}
-        for number in range(rounds + 1):
-            for code, times in samples.items():
-                started = time.perf_counter()
-                subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-                if number:  # the first pair fills the bytecode cache
-                    times.append((time.perf_counter() - started) * 1e3)
-    figure = measuring.median([b - a for a, b in zip(samples["pass"], samples["import bundler"], strict=True)])
-    return _row("import bundler, added to interpreter start", figure, "ms", IMPORT_TARGET_MS, samples)
+def finish(name: str, result: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
+    """Print the rows, write the result, and return the rows that miss their target."""
+    for line in result["rows"]:
+        verdict = "" if not measuring.target(line) else "ok" if line["ok"] else "MISSED"
+        print(
+            f"{line['work']:<96} {measuring.shown(line['figure'], line['unit']):>10}  {measuring.target(line):<18} {verdict}"
+        )
+    print(f"written to {measuring.save(name, result, directory)}")
+    return [line for line in result["rows"] if not line["ok"]]
 
 
-def recording_cost(rounds: int) -> list[dict[str, Any]]:
-    """Time cache hits of Triton with and without a recording, and the collect that follows."""
-    with tempfile.TemporaryDirectory(prefix="bench.", dir=_fast_directory()) as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
-        import kernels
-
-        import bundler
-
-        targets = list(kernels.DEFAULT_TARGETS)
-        count = len(kernels.compile_all(targets))
-        samples: dict[str, list[float]] = {"without": [], "with": []}
-        for _ in range(rounds):
-            samples["without"].append(_timed(kernels.compile_all, targets) / count * 1e6)
-            with bundler.recording():
-                samples["with"].append(_timed(kernels.compile_all, targets) / count * 1e6)
-    figure = measuring.median([b - a for a, b in zip(samples["without"], samples["with"], strict=True)])
-    return [_row("recording, added to each compile call (here: a hit)", figure, "us", RECORDING_TARGET_US, samples)]
+def directories(keep: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the kinds of place to measure in, and where they are here."""
+    fast = measuring.fast_directory()
+    if fast is None:
+        print("skipped: there is no /dev/shm here, so nothing is measured in memory", file=sys.stderr)
+    else:
+        yield "tmpfs", Path(fast)
+    yield "disk", keep
 
 
-def _timed(work: Any, *arguments: Any) -> float:
-    started = time.perf_counter()
-    work(*arguments)
-    return time.perf_counter() - started
+@contextmanager
+def working_folder(parent: Path | str | None) -> Iterator[Path]:
+    """Make a folder for the time of a measurement."""
+    with tempfile.TemporaryDirectory(prefix="bench.", dir=parent) as name:
+        yield Path(name)
 
 
-def _row(work: str, figure: float, unit: str, target: float, samples: dict[str, list[float]]) -> dict[str, Any]:
-    return {"work": work, "figure": figure, "unit": unit, "target": target, "ok": figure <= target, "samples": samples}
+@contextmanager
+def sides() -> Iterator[dict[str, Side]]:
+    """Start the processes that run the jobs."""
+    started = {name: Side(name) for name in ("ours", "torch", "plain")}
+    try:
+        yield started
+    finally:
+        for side in started.values():
+            side.close()
 
 
-def _fast_directory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # tmpfs, made private by tempfile
+def plant(cache: Path, where: Path) -> Path:
+    """Copy a cache directory, and let its group files name the copy, as if the kernels had been compiled there."""
+    shutil.copytree(cache, where)
+    for group in where.glob("*/__grp__*.json"):
+        group.write_bytes(group.read_bytes().replace(str(cache).encode(), str(where).encode()))
+    return where
+
+
+def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> Samples:
+    """Run every job `rounds` times; returns samples by what was done and by its step."""
+    samples: Samples = {}
+    for _ in range(rounds):
+        for side, job, name, files in JOBS:
+            first = (cache,) if job in FROM_CACHE else ()
+            rest = [word if word in {"all", "launch"} else work / word for word in files]
+            for step, figure in serving[side].do(job, *first, *rest).items():
+                samples.setdefault(f"{name}: {step}", []).append(figure)
+            shutil.rmtree(work / "out", ignore_errors=True)
+            measuring.settle()
+    return samples
+
+
+def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the seconds of each step of a restore and of a collect, each step alone."""
+    found: dict[str, list[dict[str, float]]] = {"restore": [], "collect": []}
+    for _ in range(rounds):
+        found["restore"].append(side.do("restore_steps", work / "bundle", work / "out"))
+        found["collect"].append(side.do("collect_steps", cache))
+        shutil.rmtree(work / "out")
+    return {
+        name: {step: measuring.median([one[step] for one in each]) for step in each[0]} for name, each in found.items()
+    }
+
+
+def corpus(work: Path) -> list[dict[str, Any]]:
+    """Return the sizes of bundles of real caches, where those are."""
+    archives = sorted(CORPUS.glob("*.tar.xz"))
+    if not archives:
+        print("skipped: the corpus of real caches is not beside this checkout", file=sys.stderr)
+    rows = []
+    for archive in archives:
+        into = work / archive.name.partition(".")[0]
+        with tarfile.open(archive) as packed:
+            packed.extractall(into, filter="data")
+        (top,) = into.iterdir()
+        rows += corpus_rows(into.name, top)
+    return rows
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import io
 import json
 import os
 import pickle
@@ -22,7 +21,6 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
@@ -64,7 +62,7 @@ def serve(side: str) -> None:
 
         _ = bundler.Bundle, bundler.pack, bundler.restore
     elif side == "torch":
-        import torch._inductor.triton_bundler
+        import torch._inductor.triton_bundler  # noqa: F401
     gc.collect()
     gc.freeze()  # so that no side pays for looking through the objects of its imports
     for line in sys.stdin:
@@ -110,7 +108,7 @@ def restore(file: str, into: str, keep: str) -> dict[str, float]:
     watch = Watch()
     bundle = bundler.Bundle.load(file)
     watch.lap("load")
-    report = bundler.restore(bundle, into, keep="launch" if keep == "launch" else "all", only="all")
+    report = bundler.restore(bundle, into, keep="launch" if keep == "launch" else "all")
     watch.lap("restore")
     return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
 
@@ -178,9 +176,12 @@ def tar_zstd(cache: str, file: str) -> dict[str, float]:
     else:
         import zstandard
 
-        with open(file, "wb") as out, zstandard.ZstdCompressor(TAR_LEVEL).stream_writer(out) as packed:
-            with tarfile.open(fileobj=packed, mode="w|", bufsize=1 << 20) as archive:
-                archive.add(cache, ".")
+        with (
+            open(file, "wb") as out,
+            zstandard.ZstdCompressor(TAR_LEVEL).stream_writer(out) as packed,
+            tarfile.open(fileobj=packed, mode="w|", bufsize=1 << 20) as archive,
+        ):
+            archive.add(cache, ".")
     watch.lap("tar")
     return {**watch.seconds, "bytes": os.path.getsize(file)}
 
@@ -206,10 +207,15 @@ def restore_steps(file: str, into: str) -> dict[str, float]:
     from bundler.format.container import Container
     from bundler.format.digest import sha256
     from bundler.format.file import FileSource
+    from bundler.lifecycle.placing import Placement
     from bundler.lifecycle.publishing import CacheDirectory
 
     source = FileSource(file)
     watch = Watch()
+    with Bundle.load(file) as bundle:
+        watch.lap("")
+        Placement(bundle, into, "all", None, "usable", "kernels")
+        watch.lap("look: what this machine has")
     container = Container(source)
     watch.lap("load: parse and check the manifest")
     sections = [s for s in container.sections if s.blobs]
@@ -251,9 +257,10 @@ def collect_steps(cache: str) -> dict[str, float]:
     for key in kernels:
         assert not isinstance(read_kernel(os.path.join(cache, key)), Rejected)
     watch.lap("check: complete, unchanged meanwhile, from one compile (reads again)")
-    watch.seconds["check: complete, unchanged meanwhile, from one compile"] = watch.seconds.pop(
-        "check: complete, unchanged meanwhile, from one compile (reads again)"
-    ) - watch.seconds["read: open, read and close every file"]
+    watch.seconds["check: complete, unchanged meanwhile, from one compile"] = (
+        watch.seconds.pop("check: complete, unchanged meanwhile, from one compile (reads again)")
+        - watch.seconds["read: open, read and close every file"]
+    )
     bundle = pack(cache)
     watch.lap("")
     bundle.to_bytes()

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+# Kernels are written in Triton's language, which neither knows:
+# ruff: noqa: ANN001, D403, N803
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 """Three shapes of kernels with a constant that tells variants apart; `bench_kernels` compiles them."""
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ def scaled_matmul(a, b, out, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.co
     for start in range(0, k, K):
         depth = start + tl.arange(0, K)
         left = tl.load(a + rows[:, None] * k + depth[None, :], mask=(rows[:, None] < m) & (depth[None, :] < k), other=0)
-        right = tl.load(b + depth[:, None] * n + columns[None, :], mask=(depth[:, None] < k) & (columns[None, :] < n), other=0)
+        right = tl.load(
+            b + depth[:, None] * n + columns[None, :], mask=(depth[:, None] < k) & (columns[None, :] < n), other=0
+        )
         total = tl.dot(left, right, total)
     mask = (rows[:, None] < m) & (columns[None, :] < n)
     tl.store(out + rows[:, None] * n + columns[None, :], (total * SCALE).to(tl.float16), mask=mask)

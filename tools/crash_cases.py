@@ -346,7 +346,7 @@ class Save(Case):
         if self.old is not None:
             shutil.copy(self.old, root / self.FILE)
         for number in range(self._stale):
-            path = root / f".{self.FILE}.killed_{number}.tmp"
+            path = root / f".{self.FILE}.{number:016x}.tmp"
             path.write_bytes(b"half a bundle")
             os.utime(path, (0, 0))
 
@@ -372,7 +372,7 @@ class Save(Case):
             yield Problem("unfinished", f"{self.FILE} is not the new bundle")
 
     def is_temporary(self, path: str) -> bool:
-        return re.fullmatch(rf"\.{re.escape(self.FILE)}\.[a-z0-9_]{{8}}\.tmp", path) is not None
+        return re.fullmatch(rf"\.{re.escape(self.FILE)}\.[0-9a-f]{{16}}\.tmp", path) is not None
 
 
 def restores(materials: Materials) -> list[Case]:

@@ -21,6 +21,7 @@ docs/results/crash-matrix.json; exit status 1 when a promise did not hold or the
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import queue
@@ -193,6 +194,9 @@ def main() -> int:
     options = parser.parse_args()
     if not sys.platform.startswith("linux") or compiler() is None:
         print(f"crash_matrix: needs Linux and a C compiler ({', '.join(COMPILERS)}), e.g. gcc", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("triton") is None:
+        print("crash_matrix: needs Triton, to compile the kernels that it restores", file=sys.stderr)
         return 2
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="crash.", dir=memory()) as folder:

@@ -29,6 +29,7 @@ def facts() -> dict[str, Any]:
             "processor": _processor(),
             "cores": len(os.sched_getaffinity(0)),
             "system": f"{platform.system()} {platform.release()}",
+            "load": [round(load, 2) for load in os.getloadavg()],
             "gpu": _gpu(),
         },
         "versions": {"python": platform.python_version(), **versions},
@@ -47,6 +48,59 @@ def save(name: str, result: dict[str, Any], directory: Path = RESULTS) -> Path:
 def median(samples: Sequence[float]) -> float:
     """Return the median of the samples."""
     return statistics.median(samples)
+
+
+def row(
+    work: str,
+    figure: float,
+    unit: str,
+    *,
+    most: float | None = None,
+    least: float | None = None,
+    peer: str = "",
+    samples: Any = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Return one line of a result.
+
+    Args:
+        work: what was measured.
+        figure: the median, or the ratio of two.
+        unit: of the figure; `x` for a ratio.
+        most: the target, if the figure must not be above it.
+        least: the target, if the figure must not be below it.
+        peer: what stands on the other side of a ratio, in words with its own figure.
+        samples: every sample, by name.
+        facts: more to store beside it.
+    """
+    kept = (most is None or figure <= most) and (least is None or figure >= least)
+    return {
+        "work": work, "figure": figure, "unit": unit, "peer": peer, "most": most, "least": least, "ok": kept,
+        "samples": samples, **facts,
+    }  # fmt: skip
+
+
+def target(line: dict[str, Any]) -> str:
+    """Return the target of a row in words, empty when there is none."""
+    for word, bound in (("at most", line["most"]), ("at least", line["least"])):
+        if bound is not None:
+            return f"{word} {shown(bound, line['unit'])}"
+    return ""
+
+
+def shown(figure: float, unit: str) -> str:
+    """Return a figure with its unit, to three digits."""
+    return f"{figure:,.0f} {unit}" if abs(figure) >= 100 else f"{figure:.3g} {unit}"
+
+
+def fast_directory() -> str | None:
+    """Return a directory in memory, if there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # tmpfs, made private by tempfile
+
+
+def settle() -> None:
+    """Let the disk write what is dirty, so that the next measurement does not wait for it."""
+    os.sync()
 
 
 def refusing_ptxas(directory: Path) -> tuple[dict[str, str], Path]:

@@ -15,7 +15,7 @@ import click
 from bundler.cli import words
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.leaking import find_leaks, show_leaks
-from bundler.cli.move import counts
+from bundler.cli.move import count_files, counts
 from bundler.cli.screen import Column, Screen
 from bundler.cli.share import STORE_METAVAR
 from bundler.cli.tend import verify_store
@@ -198,8 +198,11 @@ def _verify_bundle(screen: Screen, bundle: str) -> int:
             bar.advance()
             problem = _metadata_problem(opened, kernel)
             problems += [(kernel.key, problem)] if problem and (kernel.key, problem) not in damage else []
-        files = sum(1 for entry in opened.content.entries for _ in entry_artifacts(entry))
-        checked = {"kernels": len(opened.kernels), "files": files, "bytes": sum(n for _, n in opened.content.blobs)}
+        checked = {
+            "kernels": len(opened.kernels),
+            "files": count_files(opened),
+            "bytes": sum(n for _, n in opened.content.blobs),
+        }
         digest, names = opened.digest, words.kernel_names(opened)
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]

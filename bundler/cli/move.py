@@ -14,6 +14,7 @@ from bundler.cli.command import FINE, example, keep_option, output_option, repor
 from bundler.cli.screen import Column, Screen
 from bundler.errors import AccessDenied, NotFound
 from bundler.format.bundle import Bundle, Keep
+from bundler.format.entries import entry_artifacts
 from bundler.format.file import os_errors, replacing
 
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
@@ -82,6 +83,11 @@ def counts(bundle: Bundle) -> dict[str, int]:
         "helpers": len(bundle.helpers),
         "opaque": len(bundle.opaque),
     }
+
+
+def count_files(bundle: Bundle) -> int:
+    """Return how many files a bundle has in all; equal ones are stored once, and read each time."""
+    return sum(1 for entry in bundle.content.entries for _ in entry_artifacts(entry))
 
 
 def show_contents(screen: Screen, bundle: Bundle) -> None:

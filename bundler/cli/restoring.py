@@ -13,7 +13,7 @@ import click
 import bundler
 from bundler.cli import words
 from bundler.cli.command import FINE, PROBLEM, example, keep_option, reports
-from bundler.cli.move import counts
+from bundler.cli.move import count_files, counts
 from bundler.cli.screen import Screen
 from bundler.cli.share import STORE_HELP, STORE_METAVAR, existing_store
 from bundler.format.bundle import Bundle
@@ -102,7 +102,7 @@ def _source(path: str | None, tag: str | None, url: str | None, *, read_only: bo
 
 def _restore(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
     opened = source.bundle
-    with screen.progress(f"restoring {source.name}", len(opened.content.blobs)) as bar:
+    with screen.progress(f"restoring {source.name}", count_files(opened)) as bar:
         report = bundler.restore(bar.watching(opened), **choices)
     _show_report(screen, report, opened)
     screen.finish({**source.told(), "usable": report.usable, **asdict(report)})

@@ -11,7 +11,7 @@ import click
 import bundler
 from bundler.cli import words
 from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
-from bundler.cli.move import check_output, contents, save, show_contents
+from bundler.cli.move import check_output, contents, count_files, save, show_contents
 from bundler.cli.screen import Column, Screen
 from bundler.errors import NotFound
 from bundler.format.bundle import Bundle
@@ -64,7 +64,7 @@ def push(screen: Screen, bundle: str, url: str, tag: str, mode: Mode) -> int:
     Only what the store lacks is sent. Of several pushes to one tag at once, the tag holds all.
     """
     with Bundle.load(bundle) as opened, bundler.open_store(url) as store:
-        with screen.progress(f"pushing {bundle}", len(opened.content.blobs)) as bar:
+        with screen.progress(f"pushing {bundle}", count_files(opened)) as bar:
             report = store.push(bar.watching(opened), tag, mode)
         _show_push(screen, report, mode)
         screen.done(f"{tag} in {store.name} is {report.digest} ({words.duration(report.seconds)})")

@@ -143,7 +143,7 @@ def _temporary_prefix(target: Path) -> str:
 
 
 def _sweep(target: Path, now_s: float) -> None:
-    temporary = re.compile(rf"{re.escape(_temporary_prefix(target))}[a-z0-9_]{{8}}\.tmp")
+    temporary = re.compile(rf"{re.escape(_temporary_prefix(target))}[0-9a-f]{{16}}\.tmp")
     for name in filter(temporary.fullmatch, os.listdir(target.parent)):
         with contextlib.suppress(FileNotFoundError):
             if now_s - os.lstat(target.parent / name).st_mtime > STALE_AFTER_S:

@@ -62,8 +62,8 @@ class CacheDirectory:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._prefix = os.path.join(self.path, "")
-        self._numbers = itertools.count()
-        self._random = secrets.token_hex(8)
+        # Unique among processes by where it begins, among threads since each takes the next.
+        self._numbers = itertools.count(secrets.randbits(63))
         with os_errors(self.path, "write to"):
             os.makedirs(self.path, exist_ok=True)
             self._present = set(os.listdir(self.path))
@@ -134,8 +134,7 @@ class CacheDirectory:
         return True
 
     def _write(self, key: str, files: Mapping[str, bytes]) -> str:
-        # Unique among processes by the process, among threads by the number.
-        temporary = f"{self._prefix}{TEMPORARY_PREFIX}{os.getpid()}.{self._random}{next(self._numbers)}"
+        temporary = f"{self._prefix}{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}"
         os.mkdir(temporary)
         try:
             folder = os.open(temporary, _READ_DIRECTORY)

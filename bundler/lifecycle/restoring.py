@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,9 @@ from bundler.lifecycle.publishing import CacheDirectory, Outcome
 from bundler.lifecycle.reading import Rejected, check_kernel_files
 from bundler.lifecycle.report import RestoreReport
 
-# One more thread reads and verifies.  On a network's file system, where each call waits, this many files are written at once.
-WRITER_THREADS = 2
+# One thread decodes and hashes, which needs no interpreter lock, while this one writes.  More writers were slower, by the lock.
+# What is verified and not yet written is in memory; this bounds it.
+RUNS_AHEAD = 2
 
 
 def restore(
@@ -79,7 +79,7 @@ class _Verified:
 
 @dataclass
 class _Tally:
-    """What one restore did so far; the writers' threads share it."""
+    """What one restore did so far."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -88,18 +88,17 @@ class _Tally:
     rewritten: set[str] = field(default_factory=set)
     files: int = 0
     bytes: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def spoiled(self, name: str, error: BundlerError) -> None:
         self.skipped.append((name, error.message))
         self.damaged.append(name)
 
-    def placed(self, kernel: _Verified, files: Mapping[str, bytes], outcome: Outcome) -> None:
-        with self.lock:
-            self.outcomes[kernel.key] = _worst(self.outcomes.get(kernel.key), outcome)
-            if outcome != "present":
-                self.wrote(len(files) + 1, sum(map(len, files.values())))
-                self.rewritten |= {f"{kernel.key}/{name}" for name in kernel.with_paths}
+    def placed(self, kernel: _Verified, root: str, outcome: Outcome) -> None:
+        files = kernel.placed[root]
+        self.outcomes[kernel.key] = _worst(self.outcomes.get(kernel.key), outcome)
+        if outcome != "present":
+            self.wrote(len(files) + 1, sum(map(len, files.values())))
+            self.rewritten |= {f"{kernel.key}/{name}" for name in kernel.with_paths}
 
     def wrote(self, files: int, size: int) -> None:
         self.files += files
@@ -143,15 +142,17 @@ class _Restore(Placement):
         wanted = self._wanted_kernels()
         for root in {root for kernel in wanted for root in self._roots(kernel)}:
             self._place(root)
-        writing: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(WRITER_THREADS) as pool:
-            for kernels in runs(wanted):
-                # What is verified and not yet written is in memory; this bounds it.
-                if len(writing) > WRITER_THREADS:
-                    writing.popleft().result()
-                writing.append(pool.submit(self._publish_all, self._verified(kernels)))
-            for task in writing:
-                task.result()
+        ready: deque[Future[list[_Verified]]] = deque()
+        with ThreadPoolExecutor(1) as reader:
+            try:
+                for kernels in runs(wanted):
+                    ready.append(reader.submit(self._verified, kernels))
+                    if len(ready) > RUNS_AHEAD:
+                        self._publish_all(ready.popleft().result())
+                while ready:
+                    self._publish_all(ready.popleft().result())
+            finally:
+                reader.shutdown(wait=False, cancel_futures=True)
 
     def _verified(self, kernels: list[Kernel]) -> list[_Verified]:
         """Read kernels and check everything about them; a damaged one is reported and left out."""
@@ -180,7 +181,8 @@ class _Restore(Placement):
     def _publish_all(self, kernels: list[_Verified]) -> None:
         for kernel in kernels:
             for root, files in kernel.placed.items():
-                self.tally.placed(kernel, files, self.places[root].publish(kernel.key, files, kernel.metadata))
+                outcome = self.places[root].publish(kernel.key, files, kernel.metadata)
+                self.tally.placed(kernel, root, outcome)
 
     def _companions(self) -> None:
         for entry in self._wanted_companions():

@@ -11,7 +11,9 @@ import pytest
 import bundler
 from bundler.cli.app import app
 
-COMMANDS = ["demo", "run", "pack", "restore", "inspect", "verify", "diff", "merge", "doctor"]
+COMMANDS = [
+    "demo", "run", "pack", "restore", "inspect", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune", "doctor",
+]  # fmt: skip
 
 
 def python(code):

@@ -41,7 +41,7 @@ _TORN_PACKAGE = """
 import os, shutil
 _rename = os.rename
 def rename(old, new, **more):
-    shutil.copytree(old, new) if os.path.isdir(old) and "tmp.bundler" in old else _rename(old, new, **more)
+    shutil.copytree(old, new) if "tmp.bundler" in os.fspath(old) and os.path.isdir(old) else _rename(old, new, **more)
 def link(old, new, **more):
     shutil.copyfile(old, new)
 os.rename, os.link = rename, link
@@ -132,7 +132,7 @@ def test_a_sample_of_the_crash_matrix_finds_nothing(tmp_path):
     """Sixty seeded cells, of every entry point and fault: nothing partial, no wrong byte, only typed errors, and the next run
     completes and sweeps; slow, since it compiles kernels and runs each cell three times.
     """
-    status, errors, result = matrix(tmp_path, "--sample", 60, "--seed", 3)
+    status, errors, result = matrix(tmp_path, "--sample", 60, "--seed", 1)
     assert (status, errors) == (0, "")
     assert (result["runs"], result["problems"]) == (60, 0)
     assert {row["entry"] for row in result["rows"]} == {"restore", "save", "put", "push", "tag", "prune"}

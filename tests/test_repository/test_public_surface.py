@@ -21,9 +21,10 @@ def _signature(owner: str, function: object) -> str:
 
 
 def _members(cls: type) -> list[str]:
-    """Return the documented form of each public method and property of a class."""
+    """Return the documented form of each public method and property of a class, and of those of ours that it is made of."""
     found = []
-    for name, member in vars(cls).items():
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("bundler")]
+    for name, member in {name: member for base in reversed(ours) for name, member in vars(base).items()}.items():
         if name.startswith("_"):
             continue
         if isinstance(member, property) or type(member).__name__ == "cached_property":

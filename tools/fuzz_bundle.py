@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds damaged and hostile bundles to the package; exit status 1 when a promise did not hold.
+
+    python tools/fuzz_bundle.py [--count N] [--seed S] [--jobs N] [--keep DIR] [--only NUMBER]
+
+Half of the bundles are golden ones (tests/data/v1.0) that were damaged in their bytes, their manifest or their container; half
+are made from scratch by an attacker, some of them damaged too.  Each is opened, read, verified, selected from and merged;
+each accepted one, each fiftieth, and a part of the hostile ones that open are restored.  What must hold is in fuzz_judge.py.
+
+The work is done by one process a core, whose memory is limited; the same seed and number give the same bundle.  A case that
+takes too long, or a process that dies, is a finding too.  For each finding the bytes and a JSON file go to --keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import faulthandler
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+from fuzz_hostile import hostile  # noqa: E402  # the programs here find each other by path
+from fuzz_judge import ACCEPTED, Finding, Judge, working_directory  # noqa: E402  # as above
+from fuzz_mutations import mutated  # noqa: E402  # as above
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "data" / "v1.0"
+MEMORY_BYTES = 1 << 30
+CASE_S = 10.0
+RESTORE_EVERY = 50
+# Of hostile bundles that open, but are not accepted.
+HOSTILE_RESTORE_EVERY = 4
+POLL_S = 0.5
+MAX_FINDINGS = 200
+
+
+@dataclasses.dataclass
+class Report:
+    """What came out."""
+
+    outcomes: Counter[str] = dataclasses.field(default_factory=Counter)
+    findings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    slowest_s: float = 0.0
+    slowest: int = -1
+    peak_bytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, number: int, outcome: str, seconds: float, peak_bytes: int) -> None:
+        """Count a case."""
+        self.outcomes[outcome] += 1
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        if seconds > self.slowest_s:
+            self.slowest_s, self.slowest = seconds, number
+
+    def table(self) -> str:
+        """Return what there is to say."""
+        count = sum(self.outcomes.values())
+        lines = [f"{name:20} {n:8,} {n / max(1, count):7.1%}" for name, n in self.outcomes.most_common()]
+        lines += [
+            f"{count:,} bundles in {self.seconds:.1f} s, {count / max(self.seconds, 1e-9):.0f} a second; slowest "
+            f"{self.slowest_s:.2f} s (number {self.slowest}); peak memory {self.peak_bytes / 2**20:.0f} MiB a process",
+            f"{len(self.findings)} findings",
+        ]
+        return "\n".join(lines)
+
+
+class Cases:
+    """The bundles of a seed, by number."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.golden = [path.read_bytes() for path in sorted(GOLDEN.glob("*.tbundle"))]
+
+    def make(self, number: int) -> tuple[bytes, int, bool | None]:
+        """Return the bytes, which golden bundle to merge with, and whether to restore."""
+        chance = random.Random(f"{self.seed}/{number}")
+        # The empty bundle offers little to damage.
+        golden = chance.choices(range(len(self.golden)), [1 if len(data) < 1000 else 10 for data in self.golden])[0]
+        always = True if number % RESTORE_EVERY == 0 else None
+        if number % 2:
+            return mutated(chance, self.golden[golden]), golden, always
+        data = hostile(chance)
+        if chance.random() < 0.2:
+            try:
+                data = mutated(chance, data)
+            except Exception as error:  # noqa: BLE001  # an attack may have left nothing that could be taken apart
+                del error
+        return data, golden, True if chance.randrange(HOSTILE_RESTORE_EVERY) == 0 else always
+
+
+def work(seed: int, numbers: range, log: str, results: Connection) -> None:
+    """Judge some cases, in a process of its own; the parent hears of each when it is done."""
+    with open(log, "w", encoding="utf-8") as file:
+        faulthandler.enable(file)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        place = working_directory()
+        try:
+            os.environ |= {"HOME": str(place / "guard" / "home"), "TMPDIR": str(place / "guard" / "temporary")}
+            cases = Cases(seed)
+            judge = Judge(place, cases.golden)
+            for number in numbers:
+                results.send((number, *_judged(judge, cases, number)))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    results.close()
+
+
+def _judged(judge: Judge, cases: Cases, number: int) -> tuple[str, float, int, str | None]:
+    data, golden, restore = cases.make(number)
+    started = time.monotonic()
+    problem = None
+    try:
+        outcome = judge.judge(data, golden, restore)
+    except Finding as finding:
+        outcome, problem = "Finding", str(finding)
+    except BaseException as error:  # noqa: BLE001  # whatever comes out that is not ours is what we are looking for
+        outcome, problem = type(error).__name__, "".join(traceback.format_exception(error)[-12:])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return outcome, time.monotonic() - started, peak, problem
+
+
+class Worker:
+    """A child process and what it has still to do."""
+
+    def __init__(self, seed: int, numbers: range, log: str) -> None:
+        self.seed, self.numbers, self.log = seed, numbers, log
+        # Not forked: the parent's memory would count.
+        context = multiprocessing.get_context("spawn")
+        self.results, theirs = context.Pipe(duplex=False)
+        self.process: BaseProcess = context.Process(target=work, args=(seed, numbers, log, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.heard = time.monotonic()
+
+    def receive(self) -> tuple[int, str, float, int, str | None] | None:
+        """Return the next result; None when the process has ended."""
+        try:
+            result: tuple[int, str, float, int, str | None] = self.results.recv()
+        except EOFError:
+            return None
+        self.numbers, self.heard = self.numbers[1:], time.monotonic()
+        return result
+
+    def stop(self) -> str:
+        """End the process if it is still there; returns what it was doing."""
+        self.process.join(1)
+        how = f"exit status {self.process.exitcode}"
+        if self.process.is_alive() and self.process.pid is not None:
+            how = f"no result after {CASE_S:.0f} s"
+            os.kill(self.process.pid, signal.SIGABRT)  # makes it write where each thread is
+            self.process.join(10)
+        self.results.close()
+        return f"{how}\n{Path(self.log).read_text(encoding='utf-8')[-4000:]}"
+
+
+def fuzz(count: int, seed: int, jobs: int, keep: Path) -> Report:
+    """Judge cases 0 to count; findings are written as they come."""
+    report, started = Report(), time.monotonic()
+    with tempfile.TemporaryDirectory() as logs:
+        workers = {}
+
+        def start(numbers: range, name: str) -> None:
+            worker = Worker(seed, numbers, os.path.join(logs, name))
+            workers[worker.results] = worker
+
+        for job in range(jobs):
+            start(range(job, count, jobs), str(job))
+        while workers and len(report.findings) < MAX_FINDINGS:
+            ready = multiprocessing.connection.wait(list(workers), POLL_S)
+            late = [results for results, worker in workers.items() if time.monotonic() - worker.heard > CASE_S]
+            for results in {*ready, *(r for r in late if r not in ready)}:
+                worker = workers[results]  # type: ignore[index]
+                result = worker.receive() if results in ready else None
+                if result is not None:
+                    number, outcome, seconds, peak, problem = result
+                    report.add(number, outcome, seconds, peak)
+                    if problem is not None:
+                        report.findings.append(_keep(keep, seed, number, problem))
+                    continue
+                del workers[results]  # type: ignore[arg-type]
+                what = worker.stop()
+                if worker.numbers:
+                    report.add(worker.numbers[0], "died or hung", 0, 0)
+                    report.findings.append(_keep(keep, seed, worker.numbers[0], what))
+                if worker.numbers[1:]:
+                    start(worker.numbers[1:], os.path.basename(worker.log))
+        for worker in workers.values():
+            worker.process.kill()
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _keep(directory: Path, seed: int, number: int, what: str) -> dict[str, Any]:
+    directory.mkdir(parents=True, exist_ok=True)
+    data, golden, restore = Cases(seed).make(number)
+    facts = {"seed": seed, "number": number, "golden": golden, "restore": restore, "bytes": len(data), "what": what}
+    (directory / f"{seed}-{number}.tbundle").write_bytes(data)
+    (directory / f"{seed}-{number}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(f"finding: seed {seed}, number {number}: {what.strip().splitlines()[-1][:300]}", file=sys.stderr, flush=True)
+    return facts
+
+
+def main() -> int:
+    """Fuzz and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--keep", type=Path, default=ROOT / ".build" / "fuzz", help="where findings go")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="judge one case, in this process")
+    options = parser.parse_args()
+    if options.only is not None:
+        with tempfile.TemporaryDirectory() as place:
+            cases = Cases(options.seed)
+            data, golden, restore = cases.make(options.only)
+            print(Judge(Path(place).resolve(), cases.golden).judge(data, golden, restore))
+        return 0
+    report = fuzz(options.count, options.seed, max(1, options.jobs), options.keep)
+    print(report.table())
+    return 1 if report.findings or not report.outcomes[ACCEPTED] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles for the fuzzer: `Parts`, a container taken apart, and `Draft`, a bundle made from scratch.
+
+Neither uses the package's writer, which refuses most of what is wanted here: whatever is wrong, the checksums are right.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import zstandard
+
+MAGIC = b"\x89TBNDL\r\n"
+HEADER = struct.Struct("<8sHHIIIQQ")
+HEADER_BYTES = HEADER.size + 32
+LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED = 1, 2, 3, 4, 5, 16, 17
+STORED, ZSTD = 0, 1
+
+
+def sha256(data: bytes) -> bytes:
+    """Return the raw SHA-256."""
+    return hashlib.sha256(data).digest()
+
+
+def noise(seed: str, size: int) -> bytes:
+    """Return bytes that do not compress, the same each time."""
+    return b"".join(sha256(f"{seed}/{i}".encode()) for i in range(size // 32 + 1))[:size]
+
+
+def pack(document: Any) -> bytes:
+    """Encode; unlike the package also what is no Unicode text."""
+    packed: bytes = msgpack.packb(document, use_bin_type=True, unicode_errors="surrogatepass")
+    return packed
+
+
+def compressed(raw: bytes, prefix: bytes = b"", level: int = 3) -> bytes:
+    """Return raw bytes as a frame that declares its size and has a checksum."""
+    shared = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if prefix else None
+    compressor = zstandard.ZstdCompressor(
+        level=level, write_checksum=True, write_content_size=True, write_dict_id=False, dict_data=shared
+    )
+    return compressor.compress(raw)
+
+
+@dataclass
+class Part:
+    """A section; None stands for the right value."""
+
+    kind: int
+    codec: int
+    data: bytes
+    raw: int
+    blobs: list[int] = field(default_factory=list)
+    prefix: list[int] = field(default_factory=list)
+    offset: int | None = None
+    digest: bytes | None = None
+
+    @staticmethod
+    def of(kind: int, raw: bytes, blobs: Iterable[int] = ()) -> Part:
+        """Return a section of raw bytes, compressed where that helps."""
+        data = compressed(raw)
+        smaller = len(data) < len(raw)
+        return Part(kind, ZSTD if smaller else STORED, data if smaller else raw, len(raw), list(blobs))
+
+
+@dataclass
+class Parts:
+    """A container taken apart."""
+
+    sections: list[Part]
+    major: int = 1
+    minor: int = 0
+    flags: tuple[int, ...] = (0, 0, 0)
+
+    @staticmethod
+    def of(data: bytes) -> Parts:
+        """Take a sound container apart."""
+        _, major, minor, *flags, offset, _ = HEADER.unpack_from(data)
+        sections = [
+            Part(kind, codec, data[start : start + stored], raw, blobs, prefix)
+            for kind, codec, start, stored, raw, _, blobs, prefix in msgpack.unpackb(data[offset:])
+        ]
+        return Parts(sections, major, minor, tuple(flags))
+
+    def find(self, kind: int) -> Part:
+        """Return the first section of a kind."""
+        return next(section for section in self.sections if section.kind == kind)
+
+    def document(self, kind: int) -> list[Any]:
+        """Return the decoded content, or the observations."""
+        part = self.find(kind)
+        document: list[Any] = msgpack.unpackb(zstandard.decompress(part.data) if part.codec else part.data)
+        return document
+
+    def put(self, data: bytes, kind: int) -> None:
+        """Replace the content, or the observations."""
+        new = Part.of(kind, data)
+        part = self.find(kind)
+        part.codec, part.data, part.raw = new.codec, new.data, new.raw
+
+    def join(self, table: bytes | None = None, tail: bytes = b"") -> bytes:
+        """Put the container together, whatever is wrong with it."""
+        body = b"".join(s.data for s in self.sections)
+        entries, position = [], HEADER_BYTES
+        for s in self.sections:
+            offset = position if s.offset is None else s.offset
+            digest = sha256(s.data) if s.digest is None else s.digest
+            entries.append([s.kind, s.codec, offset, len(s.data), s.raw, digest, s.blobs, s.prefix])
+            position += len(s.data)
+        table = pack(entries) if table is None else table
+        head = HEADER.pack(MAGIC, self.major, self.minor, *self.flags, HEADER_BYTES + len(body), len(table))
+        return b"".join([head, sha256(head + table), body, table, tail])
+
+
+@dataclass
+class File:
+    """A file of a draft; `spans` are three numbers each."""
+
+    name: str
+    data: bytes
+    spans: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class DraftKernel:
+    """A kernel of a draft, with every field at hand."""
+
+    key: str
+    name: str
+    files: list[File]
+    target: list[Any] = field(default_factory=lambda: ["cuda", "90", 32])
+    spec: list[Any] = field(
+        default_factory=lambda: ["k", 4, 1, 32, 0, None, None, None, None, None, False, False, ["list", []]]
+    )
+    facts: bytes | None = None
+    parts: bytes | None = None
+    toolchain: list[Any] = field(default_factory=lambda: [None, None, None])
+
+    def file(self, suffix: str) -> File:
+        """Return the file with this ending."""
+        return next(file for file in self.files if file.name.endswith(suffix))
+
+
+@dataclass
+class Draft:
+    """A bundle made from scratch.  `edits` change the content document, `container` the sections, at the end."""
+
+    kernels: list[DraftKernel] = field(default_factory=list)
+    tuning: list[tuple[str, File]] = field(default_factory=list)
+    helpers: list[tuple[str, File]] = field(default_factory=list)
+    opaque: list[tuple[str, File]] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)
+    observed: list[Any] = field(default_factory=lambda: [1, [], []])
+    edits: list[Callable[[list[Any]], Any]] = field(default_factory=list)
+    container: list[Callable[[Parts], Any]] = field(default_factory=list)
+
+    def parts(self) -> Parts:
+        """Return the container with its edits made."""
+        ours = {"launch": [f for k in self.kernels for f in k.files if f.name.endswith(("json", "cubin"))]}
+        others = [f for k in self.kernels for f in k.files] + [f for _, f in self.tuning + self.helpers + self.opaque]
+        placed: dict[bytes, bytes] = {}
+        groups: list[tuple[int, list[bytes]]] = []
+        for kind, files in ((LAUNCH, ours["launch"]), (IR, others)):
+            group = [raw for raw in dict.fromkeys(sha256(f.data) for f in files) if raw not in placed]
+            placed.update((sha256(f.data), f.data) for f in files)
+            groups.append((kind, group))
+        table = sorted(placed)
+        index = {raw: position for position, raw in enumerate(table)}
+        document = self._document(table, placed, index)
+        for edit in self.edits:
+            edit(document)
+        sections = [
+            Part.of(kind, b"".join(placed[raw] for raw in group), [index[raw] for raw in group])
+            for kind, group in groups
+            if group
+        ]
+        parts = Parts([*sections, Part.of(CONTENT, pack(document)), Part.of(OBSERVED, pack(self.observed))])
+        for change in self.container:
+            change(parts)
+        return parts
+
+    def join(self) -> bytes:
+        """Return the bundle's bytes."""
+        return self.parts().join()
+
+    def _document(self, table: list[bytes], placed: dict[bytes, bytes], index: dict[bytes, int]) -> list[Any]:
+        def one(f: File) -> list[Any]:
+            return [f.name, index[sha256(f.data)], f.spans]
+
+        kernels = [
+            [k.key, k.name, k.target, list(map(one, k.files)), k.spec, k.facts, k.parts, k.toolchain]
+            for k in self.kernels
+        ]
+        return [
+            1, [[raw, len(placed[raw])] for raw in table], kernels,
+            [[path, one(f)] for path, f in self.tuning],
+            [[path, one(f), "x86_64"] for path, f in self.helpers],
+            [[path, one(f)] for path, f in self.opaque],
+            self.records,
+        ]  # fmt: skip
+
+
+def key_of(digest: bytes) -> str:
+    """Return the kernel key that Triton makes of a hash."""
+    return base64.b32encode(digest).decode().rstrip("=")
+
+
+def metadata(seed: str, **fields: Any) -> dict[str, Any]:
+    """Return a metadata document that belongs to the key of this seed."""
+    target = {"backend": "cuda", "arch": 90, "warp_size": 32}
+    return {"hash": sha256(seed.encode()).hex(), "name": "k", "num_warps": 4, "shared": 0, "target": target, **fields}
+
+
+def kernel(seed: str = "one", document: bytes | None = None, binary: bytes | None = None) -> DraftKernel:
+    """Return a kernel that can be restored unless its metadata or binary says otherwise."""
+    files = [
+        File("k.ttir", f'tt.func @k loc("a.py":1:1) // {seed}\n'.encode() * 3),
+        File("k.cubin", b"\x7fELF\x01" + noise(seed, 40) if binary is None else binary),
+        File("k.json", json.dumps(metadata(seed)).encode() if document is None else document),
+    ]
+    return DraftKernel(key_of(sha256(seed.encode())), "k", files)
+
+
+def draft() -> Draft:
+    """Return a sound draft: two kernels, one with path sentinels, and a tuning file."""
+    stored = json.dumps(metadata("two", path="[[cache_dir]]/x", lib="[[triton_dir]]/l.bc")).encode()
+    second = kernel("two", stored)
+    spans = [stored.index(b"[[cache"), 0, 0, stored.index(b"[[triton"), 1, 0]
+    second.file("json").spans = spans
+    tuning = [(f"{key_of(sha256(b'tuned'))}/k.autotune.json", File("k.autotune.json", b'{"key": []}'))]
+    return Draft([kernel(), second], tuning)
+
+
+def value_chain(depth: int) -> list[Any]:
+    """Return a tagged value inside so many lists."""
+    value: list[Any] = ["none", None]
+    for _ in range(depth):
+        value = ["list", [value]]
+    return value
+
+
+def nested(depth: int) -> bytes:
+    """Return msgpack of so many arrays, each in the one before."""
+    return b"\x91" * depth + b"\xc0"
