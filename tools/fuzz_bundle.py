@@ -4,7 +4,7 @@
     python tools/fuzz_bundle.py [--count N] [--seed S] [--jobs N] [--keep DIR] [--only NUMBER]
 
 Half of the bundles are golden ones (tests/data/v1.0) that were damaged in their bytes, their manifest or their container; half
-are made from scratch by an attacker, some of them damaged too.  Each is opened, read, verified, selected from and merged;
+are made from scratch: each attack of fuzz_hostile.py once, then pairs of attacks, and attacks on a damaged bundle.  Each is opened, read, verified, selected from and merged;
 each accepted one, each fiftieth, and a part of the hostile ones that open are restored.  What must hold is in fuzz_judge.py.
 
 The work is done by one process a core, whose memory is limited; the same seed and number give the same bundle.  A case that
@@ -36,7 +36,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-from fuzz_hostile import hostile  # noqa: E402  # the programs here find each other by path
+from fuzz_container import draft  # noqa: E402  # the programs here find each other by path
+from fuzz_hostile import hostile  # noqa: E402  # as above
 from fuzz_judge import ACCEPTED, Finding, Judge, working_directory  # noqa: E402  # as above
 from fuzz_mutations import mutated  # noqa: E402  # as above
 
@@ -87,6 +88,8 @@ class Cases:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.golden = [path.read_bytes() for path in sorted(GOLDEN.glob("*.tbundle"))]
+        # What hostile bundles are merged with and restored beside: the same keys, other files.
+        self.sound = draft().join()
 
     def make(self, number: int) -> tuple[bytes, int, bool | None]:
         """Return the bytes, which golden bundle to merge with, and whether to restore."""
@@ -96,13 +99,8 @@ class Cases:
         always = True if number % RESTORE_EVERY == 0 else None
         if number % 2:
             return mutated(chance, self.golden[golden]), golden, always
-        data = hostile(chance)
-        if chance.random() < 0.2:
-            try:
-                data = mutated(chance, data)
-            except Exception as error:  # noqa: BLE001  # an attack may have left nothing that could be taken apart
-                del error
-        return data, golden, True if chance.randrange(HOSTILE_RESTORE_EVERY) == 0 else always
+        data = hostile(chance, number // 2)
+        return data, len(self.golden), True if chance.randrange(HOSTILE_RESTORE_EVERY) == 0 else always
 
 
 def work(seed: int, numbers: range, log: str, results: Connection) -> None:
@@ -115,7 +113,7 @@ def work(seed: int, numbers: range, log: str, results: Connection) -> None:
         try:
             os.environ |= {"HOME": str(place / "guard" / "home"), "TMPDIR": str(place / "guard" / "temporary")}
             cases = Cases(seed)
-            judge = Judge(place, cases.golden)
+            judge = Judge(place, [*cases.golden, cases.sound])
             for number in numbers:
                 results.send((number, *_judged(judge, cases, number)))
         finally:
@@ -231,7 +229,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as place:
             cases = Cases(options.seed)
             data, golden, restore = cases.make(options.only)
-            print(Judge(Path(place).resolve(), cases.golden).judge(data, golden, restore))
+            print(Judge(Path(place).resolve(), [*cases.golden, cases.sound]).judge(data, golden, restore))
         return 0
     report = fuzz(options.count, options.seed, max(1, options.jobs), options.keep)
     print(report.table())

@@ -12,6 +12,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -24,8 +25,9 @@ LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED = 1, 2, 3, 4, 5, 16, 17
 STORED, ZSTD = 0, 1
 
 
+@lru_cache(16)
 def sha256(data: bytes) -> bytes:
-    """Return the raw SHA-256."""
+    """Return the raw SHA-256; one file may stand for thousands."""
     return hashlib.sha256(data).digest()
 
 

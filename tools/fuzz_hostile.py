@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import msgpack
 import zstandard
 from fuzz_container import (
     CONTENT,
@@ -35,6 +36,7 @@ from fuzz_container import (
     sha256,
     value_chain,
 )
+from fuzz_mutations import flip, mutated
 
 MIB = 1 << 20
 KEY = key_of(sha256(b"one"))
@@ -117,11 +119,13 @@ class Attack:
         return made.join()
 
 
-def hostile(chance: random.Random) -> bytes:
-    """Return a bundle with one attack or two."""
+def hostile(chance: random.Random, number: int) -> bytes:
+    """Return a bundle: first each attack once, then pairs of attacks, and attacks on a damaged bundle."""
+    if number < len(every_attack()):
+        return every_attack()[number].make()
     first, second = _pick(chance), _pick(chance)
-    if chance.random() < 0.75:
-        return first.make()
+    if chance.random() < 0.5:
+        return _damaged(chance, first.make())
     made = draft()
     try:
         first.change(made)
@@ -139,11 +143,24 @@ def _pick(chance: random.Random) -> Attack:
     return attack
 
 
+def _damaged(chance: random.Random, data: bytes) -> bytes:
+    try:
+        return mutated(chance, data)
+    except (*_CLASHES, msgpack.UnpackException):
+        return flip(chance, data)
+
+
+@cache
+def every_attack() -> tuple[Attack, ...]:
+    """Return every attack, in order."""
+    return tuple(attacks())
+
+
 @cache
 def families() -> dict[str, list[Attack]]:
     """Return all attacks by family."""
     found: dict[str, list[Attack]] = {}
-    for attack in attacks():
+    for attack in every_attack():
         found.setdefault(attack.family, []).append(attack)
     return found
 
@@ -260,7 +277,7 @@ def _bombs() -> Iterator[Attack]:
     yield Attack("bomb/window", _frame(streamed.compress(bytes(64)) + streamed.flush(), 64))
     # Exactly as dense as the limit allows: manifests of nothing but tiny arrays, long strings, deep nests.
     for label, unit in (("lists", b"\x90"), ("pairs", b"\x92\xc0\xc0"), ("texts", b"\xa2ab"), ("ones", b"\x91\xc0")):
-        for count in (60_000, 900_000, 15_000_000):
+        for count in (60_000, 900_000, 4_000_000, 15_000_000):
             yield Attack(f"bomb/{label}-{count}", _dense(unit, count), heavy=count > 60_000)
     yield Attack("bomb/reused-blob", _reused_blob, heavy=True)
     yield Attack("bomb/prefix-chain", _prefix_chain)
@@ -280,7 +297,8 @@ def _dense(unit: bytes, count: int) -> Callable[[Draft], Any]:
         rows = [min(1_000_000, count // size - start) for start in range(0, max(1, count // size), 1_000_000)]
         body = b"".join(b"\xdd" + struct.pack(">I", row) + unit * row for row in rows)
         raw = b"\x97\x01" + bytes([0x90 | len(rows)]) + body + b"\x90" * 4
-        raw += b"\x91\xc5\xff\xff" + noise("pad", 65535)
+        pad = noise("pad", min(65535, len(raw) // 250))
+        raw += b"\x91\xc5" + struct.pack(">H", len(pad)) + pad
         _frame(compressed(raw, level=1), len(raw))(made)
 
     return change
@@ -288,7 +306,7 @@ def _dense(unit: bytes, count: int) -> Callable[[Draft], Any]:
 
 def _reused_blob(made: Draft) -> None:
     """One blob of 2 MiB that stands for 20 GiB of files."""
-    blob = (noise("reused", 16) * 4096 + bytes(65536)) * 16
+    blob = noise("reused", 10_000) + bytes(2 * MIB)
     files = [File(f"f{n}.ttir", blob) for n in range(62)]
     first = made.kernels[0]
     made.kernels = [
@@ -325,8 +343,8 @@ def _prefix_chain(made: Draft) -> None:
 
 
 def _large_prefixes(made: Draft) -> None:
-    """Hundreds of small frames that each need 30 MiB of others decoded again, more than a reader keeps."""
-    made.kernels[0].files += [File(f"big{n}.ttir", (noise(f"big{n}", 64) + bytes(16000)) * 261) for n in range(7)]
+    """Hundreds of small frames that each need 30 of others decoded again, more than a reader keeps."""
+    made.kernels[0].files += [File(f"big{n}.ttir", f"{n}".encode() + bytes(MIB - 9)) for n in range(30)]
 
     def split(parts: Any) -> None:
         whole = parts.find(IR)
@@ -339,7 +357,7 @@ def _large_prefixes(made: Draft) -> None:
         at = parts.sections.index(whole)
         parts.sections[at : at + 1] = sections
 
-    _prefixed(made, 400, [1, 2, 3, 4, 5, 6, 7, 8])
+    _prefixed(made, 100, [*range(4, 34)])
     made.container.append(split)
 
 
@@ -449,7 +467,8 @@ def _binaries() -> Iterator[Attack]:
         "head-only": b"\x7fELF", "no-elf": b"MZ" + bytes(99), "half-head": b"\x7fELF\x02" + bytes(20),
     }  # fmt: skip
     for label, data in tables.items():
-        yield Attack(f"elf/{label}", lambda d, b=data: setattr(d.kernels[0].file("cubin"), "data", b))
+        change = _replace_binary(data)
+        yield Attack(f"elf/{label}", change, heavy=label in {"many", "no-stride"})
     # Each path is looked for in the binary.
     count = 30_000
     texts = b"".join(b'\t.file %d "/%07d/%07d"\n' % (n, n, n) for n in range(count))
@@ -462,12 +481,16 @@ def _binaries() -> Iterator[Attack]:
     yield Attack("elf/many-paths", paths, heavy=True)
 
 
+def _replace_binary(data: bytes) -> Callable[[Draft], Any]:
+    return lambda made: setattr(made.kernels[0].file("cubin"), "data", data)
+
+
 def _devices() -> Iterator[Attack]:
-    key = KEY
     for label, devices in {
         "negative": [-1], "largest": [2**64 - 1], "many": list(range(2000)), "twice": [0, 0, 1], "text": ["0"],
         "up": ["../.."], "true": [True],
     }.items():  # fmt: skip
-        yield Attack(f"device/{label}", lambda d, n=devices: d.observed[1].append([key, n, ["inductor"], []]))
-    yield Attack("device/layout", lambda d: d.observed[1].append([key, [0], ["../..", "inductor", ""], [["x", 2**64 - 1]]]))
+        seen = [KEY, devices, ["inductor"], []]
+        yield Attack(f"device/{label}", lambda d, s=seen: d.observed[1].append(s), heavy=label == "many")
+    yield Attack("device/layout", lambda d: d.observed[1].append([KEY, [0], ["../..", "inductor", ""], [["x", 2**64 - 1]]]))
     yield Attack("device/host", lambda d: d.observed[2].extend([[["python", "\x1b[2J"]], [], [["a", "b"]] * 2]))

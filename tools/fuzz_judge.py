@@ -35,6 +35,8 @@ GROUP = "__grp__"
 MESSAGE_CHARACTERS = 100_000
 # The work of one bundle is bounded by the limits, but those allow gigabytes: no fuzzing needs to write them.
 RESTORED_BYTES = 64 << 20
+# Directories of more devices than any host has are not made.
+DEVICES = 128
 _KEY = re.compile(r"[A-Z2-7]{52}|[0-9a-f]{64}")
 _TUNED = (".autotune.json", ".best_config")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -105,35 +107,39 @@ class Judge:
         known = {path for path, _ in _files(self.target)} if self.target.exists() else set()
         with self._guarding():
             report = _typed(lambda: bundler.restore(source, str(self.target), keep=keep, trust=trust, only=only))
-        if isinstance(report, BundlerError):
-            report = report.facts.get("report")
-        else:
+        repaired = isinstance(report, BundlerError) or bool(report.repaired)
+        if not isinstance(report, BundlerError):
             for _, reason in report.skipped:
                 _printable(reason)
             if keep == "all" and only == "all" and trust == "code":
                 self._check(source)
-        self._look(bundle, trust, known)
+        self._look(bundle, trust, known, repaired=repaired)
 
     def _check(self, source: Bundle | Path) -> None:
         checked = _typed(lambda: bundler.check(source, str(self.target), keep="all", only="all", trust="code"))
         if isinstance(checked, BundlerError):
             raise Finding(f"restore went well, check raised {checked!r}")
 
-    def _look(self, bundle: Bundle, trust: str, known: set[str]) -> None:
-        """Each file in the target is one that the bundle says, with its bytes, and each kernel is whole."""
+    def _look(self, bundle: Bundle, trust: str, known: set[str], *, repaired: bool) -> None:
+        """Each file in the target is one that the bundle says, with its bytes, and each kernel is whole.
+
+        What a repair replaced lies aside, under a name of ours, until it is swept a day later.
+        """
         allowed = _Allowed(bundle, str(self.target), trust)
-        groups = set()
-        for path, data in _files(self.target):
-            if any(part.startswith("tmp.bundler.") for part in path.split("/")):
+        groups, found = set(), dict(_files(self.target))
+        for path, data in found.items():
+            if any(part.startswith("tmp.bundler.") for part in path.split("/")) and path not in allowed.files:
+                if repaired and any(part.startswith("tmp.bundler.old.") for part in path.split("/")):
+                    continue
                 raise Finding(f"left behind: {path}")
             if os.path.basename(path).startswith(GROUP):
                 groups.add(os.path.dirname(path))
                 _check_group(self.target, path, data)
             elif path not in known and data not in allowed.bytes_of(path):
                 raise Finding(f"{path}: {len(data)} bytes that trust={trust!r} does not say")
-        for folder in (folder for folder, kernels in allowed.kernel_folders.items() if kernels and folder not in groups):
-            left = [path for path in allowed.kernel_files(folder) if (self.target / path).exists() and path not in known]
-            if [path for path in left if not allowed.placed(path)]:
+        for folder, paths in allowed.kernel_folders.items():
+            left = [path for path in paths if path in found and path not in known and path not in allowed.companions]
+            if left and folder not in groups:
                 raise Finding(f"{folder}: {left} without a group file")
 
     def _fresh(self) -> None:
@@ -180,9 +186,9 @@ class _Allowed:
     def __init__(self, bundle: Bundle, target: str, trust: str) -> None:
         self.files: dict[str, list[bytes]] = {}
         self.companions: set[str] = set()
-        self.kernel_folders: dict[str, bool] = {}
+        self.kernel_folders: dict[str, list[str]] = {}
         places = {0: target, 1: triton_dir()}
-        devices = sorted({d for seen in bundle.observed.kernels.values() for d in seen.devices} | {0})
+        devices = sorted({d for d in bundle.observed.devices if 0 <= d < DEVICES} | {0})
         roots = ["", *(f"triton/{device}/" for device in devices)]
         for entry in bundle.content.entries:
             of_kernel = isinstance(entry, Kernel)
@@ -199,21 +205,13 @@ class _Allowed:
                     localized = localize(stored, artifact, places)
                     self.files.setdefault(root + path, []).extend([] if localized is None else [localized])
                     if isinstance(entry, Kernel):
-                        self.kernel_folders[root + entry.key] = True
+                        self.kernel_folders.setdefault(root + entry.key, []).append(root + path)
                     else:
                         self.companions.add(root + path)
 
     def bytes_of(self, path: str) -> list[bytes]:
         """Return what the file may hold."""
         return self.files.get(path, [])
-
-    def kernel_files(self, folder: str) -> list[str]:
-        """Return the paths of a kernel's files."""
-        return [path for path in self.files if os.path.dirname(path) == folder]
-
-    def placed(self, path: str) -> bool:
-        """Tell whether the file may be there without the kernel."""
-        return path in self.companions
 
 
 def _harmless(path: str, *, of_kernel: bool) -> bool:

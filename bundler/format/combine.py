@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from bundler.errors import ConfigError, FormatError, MergeConflict
+from bundler.errors import ConfigError, MergeConflict
 from bundler.format.bundle import Bundle, FirstBlobs
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, TuningFile, entry_artifacts
 from bundler.format.manifest import Content, merge_observed
+from bundler.format.metadata import parse_metadata
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,7 @@ def metadata_identity(data: bytes) -> str:
     Raises:
         FormatError: it is not a JSON object.
     """
-    try:
-        metadata = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"metadata is not valid JSON: {error}") from error
-    if not isinstance(metadata, dict):
-        raise FormatError(f"metadata: expected a JSON object, got {type(metadata).__name__}")
-    return json.dumps(metadata, sort_keys=True)
+    return json.dumps(parse_metadata(data), sort_keys=True)
 
 
 def _choose(builds: list[Entry]) -> tuple[Entry, int]:
@@ -126,7 +121,7 @@ def _check_same_launch(one: Kernel, bundle_one: Bundle, two: Kernel, bundle_two:
 def _first_difference(one: str, two: str) -> str:
     mine, theirs = json.loads(one), json.loads(two)
     fields: Sequence[str] = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
-    return ", ".join(f"{name}: {mine.get(name)!r} and {theirs.get(name)!r}" for name in fields[:3])
+    return ", ".join(f"{name!a:.80}: {mine.get(name)!a:.200} and {theirs.get(name)!a:.200}" for name in fields[:3])
 
 
 def _with_facts(complete: list[Entry], builds: list[Entry]) -> Entry:

@@ -31,6 +31,8 @@ from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
 
 CACHED_FRAMES = 6
+# Our writer's sections with a prefix are larger than that prefix, but for the last one.
+PREFIX_FACTOR = 4
 
 
 class Container:
@@ -147,6 +149,7 @@ class Container:
             self._check_section(section, sections)
             sections.append(section)
             position += stored
+        self._check_prefixes(sections)
         if position != end:
             raise FormatError(f"sections end at {position}, expected {end}: a hole or overlap")
         return sections
@@ -171,6 +174,17 @@ class Container:
             raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
         if sum(s.raw_bytes for s in earlier) > self._limits.window_bytes:
             raise LimitExceeded(f"{what}: its prefix is over {self._limits.window_bytes} bytes")
+
+    def _check_prefixes(self, sections: list[Section]) -> None:
+        """Bound what a reader decodes for prefixes by what there is: one large prefix may serve a thousand tiny sections."""
+        raw = sum(section.raw_bytes for section in sections)
+        prefixed = sum(sections[p].raw_bytes for section in sections for p in section.prefix)
+        limit = PREFIX_FACTOR * raw + self._limits.window_bytes
+        if prefixed > limit:
+            raise LimitExceeded(
+                f"table of contents: prefixes of {prefixed} bytes in all for sections of {raw}, over the limit of {limit}",
+                limit=limit, got=prefixed,
+            )  # fmt: skip
 
     def _manifest(self, kind: int) -> bytes:
         found = [section for section in self.sections if section.kind == kind]
@@ -200,7 +214,7 @@ class Container:
         if data is None:
             # Two threads may decode the same frame, which costs time, never correctness.
             section = self.sections[number]
-            data = self._decode(section, b"".join(self._frame(p) for p in section.prefix))
+            data = self._decode(section, b"".join(self._frame(p) for p in section.prefix if self.sections[p].raw_bytes))
             self._frames[number] = data  # the youngest is last
             for oldest in list(self._frames)[:-CACHED_FRAMES]:
                 self._frames.pop(oldest, None)

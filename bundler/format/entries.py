@@ -13,6 +13,7 @@ from bundler.format import names
 from bundler.format.digest import digest_text, sha256
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch import LaunchFacts, LaunchSpec
+from bundler.format.metadata import check_metadata_size
 from bundler.format.sentinel import Span
 
 _TARGET = re.compile(r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})")
@@ -136,7 +137,7 @@ def check_kernel(kernel: Kernel) -> Kernel:
 
     Raises:
         UnsafeName: its key or a file name is not one that Triton makes.
-        FormatError: a file occurs twice, or the binary or the metadata is missing or not unique.
+        FormatError: a file occurs twice, or the binary or the metadata is missing, not unique, or no such file by its size.
     """
     names.check_kernel_key(kernel.key)
     seen: set[str] = set()
@@ -154,6 +155,7 @@ def check_kernel(kernel: Kernel) -> Kernel:
             f"{kernel.key}: expected one device binary and one metadata file, got {binaries} and {kinds.count('json')}",
             key=kernel.key,
         )
+    check_metadata_size(kernel.metadata.size, kernel.key)
     if kernel.binary.size == 0:
         raise FormatError(f"{kernel.key}: the device binary is empty", key=kernel.key)
     return kernel

@@ -130,6 +130,7 @@ class _Decoder:
         self.open_ended = open_ended
         self.blobs: list[tuple[str, int]] = []
         self.used: set[int] = set()
+        self.file_bytes = 0
 
     def fields(self, data: Any, what: str, *kinds: Any) -> list[Any]:
         return wire.fields(data, what, *kinds, open_ended=self.open_ended)
@@ -151,6 +152,8 @@ class _Decoder:
             tuple(Opaque(*self.placed(item, "opaque file")) for item in opaque),
             tuple(TuningRecord.from_wire(item, open_ended=self.open_ended) for item in records),
         )
+        # As restored: a blob that a thousand files share is written a thousand times.
+        self.limits.check("raw_bytes", self.file_bytes, "bundle, all files")
         content.check_unique()
         if len(self.used) == len(table) and all(one < two for (one, _), (two, _) in pairwise(table)):
             vars(content)["blobs"] = table  # what the property would find out again, from every file
@@ -174,6 +177,7 @@ class _Decoder:
             raise FormatError(f"file {filename!r}: blob {index} of {len(self.blobs)}, {len(flat)} span numbers")
         self.used.add(index)
         digest, size = self.blobs[index]
+        self.file_bytes += size
         return Artifact(names.check_file_name(filename), digest, size, self.spans(flat) if flat else ())
 
     def spans(self, flat: list[Any]) -> tuple[Span, ...]:

@@ -69,8 +69,8 @@ def check_kernel_key(key: str) -> str:
 @lru_cache(_NAMES_REMEMBERED)
 def artifact_kind(filename: str) -> str:
     """Return the kind of an artifact by its extension, `other` for one we do not know."""
-    extension = filename.rpartition(".")[2]
-    return extension if extension in STAGE_ORDER or extension == "so" else "other"
+    _, dot, extension = filename.rpartition(".")
+    return extension if dot and (extension in STAGE_ORDER or extension == "so") else "other"
 
 
 @lru_cache(_NAMES_REMEMBERED)

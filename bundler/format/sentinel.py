@@ -34,7 +34,8 @@ _UNIT = re.compile(
 )  # one character of the decoded value
 # Letters of every script; the last range is how Python shows a byte that is not UTF-8.
 _NAME_CHARACTER = r"[\w.@~+/\ud800-\udfff-]"
-_TRITON_INSIDE = re.compile(r"(?<!" + _NAME_CHARACTER + r")(/(?:[^\0]*/)?triton)/backends/")
+_PATH_BEGINS = re.compile(r"(?<!" + _NAME_CHARACTER + r")/")
+_TRITON_INSIDE = "/triton/backends/"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,19 @@ def triton_dirs(data: bytes) -> set[str]:
     """Return the Triton install directories that a metadata document names (`…/triton` before `/backends/`)."""
     if not _is_json(data):
         return set()
-    return {match[1] for value in json_strings(data) for match in _TRITON_INSIDE.finditer(value)}
+    # No path holds a zero, so what is between zeros has one path at most: from where a path first begins to the last place
+    # that looks like Triton's.  One expression for both would go over a long text again from each slash.
+    return {
+        found for value in json_strings(data) for text in value.split("\0") if (found := _triton_dir_in(text)) is not None
+    }
+
+
+def _triton_dir_in(text: str) -> str | None:
+    end = text.rfind(_TRITON_INSIDE)
+    begins = _PATH_BEGINS.search(text) if end >= 0 else None
+    if begins is None or begins.start() > end:
+        return None
+    return text[begins.start() : end + len("/triton")]
 
 
 def json_strings(data: bytes) -> Iterator[str]:

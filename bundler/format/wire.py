@@ -15,6 +15,12 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 
 T = TypeVar("T")
 
+# An empty array is one byte there and eighty in memory.  All arrays of a document together are bounded by so many times
+# the members that a single one may have; a manifest of the size that the limits allow has half as many.
+ARRAYS_PER_ITEM = 2
+# What an array can begin with.
+_ARRAY_HEADS = bytes([*range(0x90, 0xA0), 0xDC, 0xDD])
+
 
 def pack(data: Any) -> bytes:
     """Encode nested lists of scalars; the same data gives the same bytes everywhere.
@@ -44,6 +50,7 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
     try:
         result = msgpack.unpackb(
             data,
+            list_hook=_array_counter(data, limits),
             raw=False,
             use_list=True,
             object_pairs_hook=_refuse_map,
@@ -64,11 +71,34 @@ def _typed(error: Exception, what: str, limits: Limits) -> FormatError:
     text = str(error)
     if isinstance(error, (msgpack.StackError, RecursionError)):
         return LimitExceeded(f"{what}: nested deeper than {limits.depth} arrays", what=what, limit=limits.depth)
+    if text.endswith(" arrays") and text.startswith("more than"):
+        return LimitExceeded(f"{what}: {text}", what=what, limit=ARRAYS_PER_ITEM * limits.array_items)
     # msgpack reports an exceeded max_*_len as a ValueError whose text names the bound.
     for name, limit in (("str", limits.string_bytes), ("bin", limits.manifest_bytes), ("array", limits.array_items)):
         if f"max_{name}_len({limit})" in text:
             return LimitExceeded(f"{what}: over a limit ({text})", what=what, limit=limit)
     return FormatError(f"{what}: not valid positional msgpack ({text})", what=what)
+
+
+class _ArrayCounter:
+    """Lets so many arrays through, as msgpack's hook for each that it has decoded."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._left = limit
+
+    def __call__(self, array: list[Any]) -> list[Any]:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {self._limit} arrays")
+        return array
+
+
+def _array_counter(data: bytes, limits: Limits) -> _ArrayCounter | None:
+    """Return a hook where there may be too many arrays; it doubles the time of decoding, so only there."""
+    limit = ARRAYS_PER_ITEM * limits.array_items
+    if len(data) <= limit or len(data) - len(data.translate(None, _ARRAY_HEADS)) <= limit:
+        return None
+    return _ArrayCounter(limit)
 
 
 def _refuse_map(pairs: Any) -> Any:

@@ -39,6 +39,7 @@ class Builder:
         root: the cache directory.
         keep: `all`, or `launch` for device binary and metadata only.
         left_out: (name, reason) of what was seen and not taken.
+        triton_dir: where Triton is installed here.
     """
 
     root: str
@@ -47,6 +48,7 @@ class Builder:
     entries: dict[str, Entry] = field(default_factory=dict)
     observed: dict[str, Observation] = field(default_factory=dict)
     blobs: dict[bytes, bytes] = field(default_factory=dict)
+    triton_dir: str | None = field(default_factory=identity.triton_dir)
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -122,16 +124,21 @@ class Builder:
     def _store(self, name: str, data: bytes, roots: Iterable[str]) -> Artifact:
         spans: tuple[sentinel.Span, ...] = ()
         if name.endswith(".json"):
-            data, spans = portable(data, roots)
+            data, spans = portable(data, roots, self.triton_dir)
         raw = sha256(data)
         self.blobs[raw] = data
         return Artifact(name, digest_text(raw), len(data), spans)
 
 
-def portable(data: bytes, roots: Iterable[str]) -> tuple[bytes, tuple[sentinel.Span, ...]]:
-    """Put sentinels in place of cache directories and of Triton's install directory, wherever that was."""
+def portable(
+    data: bytes, roots: Iterable[str], triton_dir: str | None = None
+) -> tuple[bytes, tuple[sentinel.Span, ...]]:
+    """Put sentinels in place of cache directories and of Triton's install directory, wherever that was.
+
+    Who does this for many files looks up where Triton is now, `triton_dir`, once.
+    """
     prefixes = sentinel.triton_dirs(data)
-    here = identity.triton_dir()
+    here = triton_dir or identity.triton_dir()
     if here is not None:
         prefixes.add(here)
     places = [(sentinel.CACHE_DIR, root) for root in roots] + [(sentinel.TRITON_DIR, prefix) for prefix in prefixes]

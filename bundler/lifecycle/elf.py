@@ -28,7 +28,7 @@ def why_unusable(data: bytes) -> str | None:
         return None  # no vendor of ours makes these; nothing is known against it
     try:
         end = _end(data)
-    except struct.error:
+    except (struct.error, OverflowError):  # an offset that no file reaches does not even fit the call
         return "truncated"
     return "truncated" if len(data) < end else None
 

@@ -19,6 +19,7 @@ class Machine:
         self.toolchain = identity.installed_triton()
         self.targets = targets.visible_targets()
         self.unchecked: set[str] = set()
+        self._triton_dir = identity.triton_dir()
         self._ptxas = cache(ptxas.ptxas_version)
 
     def why_not(self, kernel: Kernel) -> str | None:
@@ -61,7 +62,7 @@ class Machine:
         return self._why_not_ptxas(kernel.target, theirs) or self._why_not_location(kernel)
 
     def _why_not_location(self, kernel: Kernel) -> str | None:
-        here = identity.triton_dir()
+        here = self._triton_dir
         there = dict(kernel.parts.parts).get(keytext.LOCATION_PART) if kernel.parts is not None else None
         if there is None or here is None or there == keytext.location_text(here):
             return None

@@ -26,6 +26,11 @@ Companion = TuningFile | HelperLibrary | Opaque
 KERNELS_PER_RUN = 16
 BYTES_PER_RUN = 8 * MIB
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
+# More than any host has.
+DEVICES = 128
+# Anything else that calls itself a tuning file could be a program.
+_TUNED = (names.AUTOTUNE_SUFFIX, names.BEST_CONFIG_SUFFIX)
+_OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
@@ -75,7 +80,7 @@ class Placement:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
         wanted = []
         for kernel in self.bundle.kernels:
-            reason = self.machine.why_not(kernel) if self.only == "usable" else None
+            reason = self._why_not_kernel(kernel)
             if reason is None:
                 wanted.append(kernel)
             else:
@@ -97,8 +102,16 @@ class Placement:
         reason = min(reason for name, reason in skipped if name in keys)
         warnings.warn(f"nothing in this bundle can be used here: {reason}", BundlerWarning, stacklevel=stacklevel + 1)
 
+    def _why_not_kernel(self, kernel: Kernel) -> str | None:
+        # Triton loads a library from the directory of its own key, and any bundle can call that directory a kernel.
+        if self.trust != "code" and self.keep == "all" and any(a.kind == "so" for a in kernel.artifacts):
+            return NEEDS_TRUST
+        return self.machine.why_not(kernel) if self.only == "usable" else None
+
     def _why_not(self, entry: Companion) -> str | None:
-        if isinstance(entry, TuningFile):
+        if any(part.startswith(_OURS_ALONE) for part in entry.path.split("/")):
+            return "group files and temporary files are made here, and never taken from a bundle"
+        if isinstance(entry, TuningFile) and entry.path.endswith(_TUNED):
             return None
         if self.trust != "code":
             return NEEDS_TRUST
@@ -126,7 +139,8 @@ class Placement:
                         else [])  # fmt: skip
 
     def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
-        chosen = self.devices if self.devices is not None else (seen or self.bundle.observed.devices or (0,))
+        seen = _existing(seen) or _existing(self.bundle.observed.devices) or (0,)
+        chosen = self.devices if self.devices is not None else seen
         if self.base is None:
             return list(dict.fromkeys(directories.inductor_kernel_dir(device) for device in chosen))
         return [os.path.join(self.base, "triton", str(device)) for device in dict.fromkeys(chosen)]
@@ -138,6 +152,11 @@ class Placement:
         if self.inductor:
             return self._device_roots()
         return [self.base or directories.triton_cache_dir()]
+
+
+def _existing(devices: Sequence[int]) -> Sequence[int]:
+    """Leave out indices that no host has: there is a directory for each, whatever somebody wrote into a bundle."""
+    return [device for device in devices if 0 <= device < DEVICES]
 
 
 @contextmanager

@@ -11,16 +11,20 @@ import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from bundler.errors import UnsafeName
 from bundler.format import names
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.metadata import parse_metadata
 from bundler.lifecycle import elf
 
 ATTEMPTS = 3
+# Of the source files that an assembly text names, so many are looked for in the binary; real ones name a few dozen.
+_SOURCES_LOOKED_FOR = 1000
+_SHOWN_CHARACTERS = 200
 # How each text names source files: (directory, file) or (path).  Each begins with its literal, and looks behind that
 # afterwards: the other way round the search takes ten times as long, and it goes over every text there is.
 _SOURCES = {
@@ -210,21 +214,26 @@ def check_kernel_files(
         )
     metadata_name = next(name for name in files if name.endswith(".json"))
     try:
-        metadata = json.loads(files[metadata_name])
+        metadata = parse_metadata(files[metadata_name])
         kernel = KernelFiles(key, files, children or {}, metadata, others)
         target, digest = kernel.target, bytes.fromhex(metadata["hash"])
         numbers = (int(metadata["shared"]), int(metadata["num_warps"]), kernel.name)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        return Rejected(f"{metadata_name} is not valid metadata ({type(error).__name__}: {error})")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        return Rejected(f"{metadata_name} is not valid metadata ({type(error).__name__}: {_shown(error)})")
     if key not in {digest.hex(), base64.b32encode(digest).decode().rstrip("=")}:
         return Rejected(f"{metadata_name} is of another kernel: its hash is {digest.hex()[:12]}…")
     expected = names.BINARY_KIND_OF_BACKEND.get(target.backend)
     if expected is not None and names.artifact_kind(binaries[0]) != expected:
-        return Rejected(f"{binaries[0]} is no binary for {target}, {numbers[2]} needs a {expected}")
+        return Rejected(f"{binaries[0]} is no binary for {_shown(target)}, {_shown(numbers[2])} needs a {expected}")
     unusable = elf.why_unusable(files[binaries[0]])
     if unusable is not None:
         return Rejected(f"{binaries[0]} is {unusable}")
     return kernel
+
+
+def _shown(value: object) -> str:
+    """Return a text of somebody else as it can stand in a message: short, and nothing that a terminal obeys."""
+    return ascii(str(value))[1:-1][:_SHOWN_CHARACTERS]
 
 
 def _mixed(files: dict[str, bytes], binary: str) -> str | None:
@@ -241,10 +250,10 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
     for name, found in named:
         # The line table keeps directory and file name apart; a binary without line information names neither.
         if names.artifact_kind(name) in _ASSEMBLY and b".debug_line" in files[binary]:
-            absent = [path for path in found if os.path.basename(path) not in files[binary]
-                      or os.path.dirname(path) not in files[binary]]  # fmt: skip
-            if absent:
-                return f"{name} and {binary} come from two compiles: {os.fsdecode(absent[0])} is not in the binary"
+            absent = (path for path in islice(found, _SOURCES_LOOKED_FOR) if os.path.basename(path) not in files[binary]
+                      or os.path.dirname(path) not in files[binary])  # fmt: skip
+            if path := next(absent, None):
+                return f"{name} and {binary} come from two compiles: {_shown(os.fsdecode(path))} is not in the binary"
     return None
 
 

@@ -237,7 +237,7 @@ class BundleStore:
             self._backend.flush()
             if not self._present([key], sent):
                 value = layout.encode_manifest(bundle.content.encode(), observed)
-                self._backend.put({key: value})
+                self._put({key: value})
                 self._backend.flush()
                 sent.bytes += len(value)
         return key
@@ -253,10 +253,18 @@ class BundleStore:
                 continue
             values[unit.key] = layout.seal(payload)
         if values:
-            with store_errors(self.name):
-                self._backend.put(values)
+            self._put(values)
         sent.units += len(values)
         sent.bytes += sum(map(len, values.values()))
+
+    def _put(self, values: dict[str, bytes]) -> None:
+        """Store objects, and where that is cheap read them back: no tag is to name what did not arrive whole."""
+        with store_errors(self.name):
+            self._backend.put(values)
+        if self._backend.reads_are_cheap:
+            lost = values.keys() - self._present(list(values), _Sent())
+            if lost:
+                raise StoreUnavailable(f"{self.name}: {min(lost)} did not arrive whole; push again", key=min(lost))
 
     def _present(self, keys: list[str], sent: _Sent) -> frozenset[str]:
         """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
@@ -273,6 +281,12 @@ class BundleStore:
                 sound.add(key)
             except DigestMismatch:
                 sent.repaired += 1
+        with store_errors(self.name):
+            stuck = self._backend.exists(found.keys() - sound)
+        if stuck:
+            raise StoreUnavailable(
+                f"{self.name}: {min(stuck)} is damaged and cannot be removed, so it cannot be sent again", key=min(stuck)
+            )
         return frozenset(sound)
 
     def _manifest_of(self, tag_or_digest: str) -> str:

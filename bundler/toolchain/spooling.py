@@ -10,7 +10,6 @@ Triton makes a manager for each kernel, so what must outlive one (which records 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import importlib
 import itertools
@@ -144,13 +143,14 @@ class SpoolCacheManager(CacheManager):  # type: ignore[misc]
 
     def _spool_kernel(self, filename: str, group: dict[str, str], *, cache_hit: bool) -> None:
         try:
+            spent_us = (time.monotonic_ns() - self._bundler_began_ns) // 1000
             place = os.path.dirname(group[filename])
+            record: SpooledEvent | None = None
             for directory in spool.directories() if self._bundler_spools else ():
                 if spool.is_new(directory, self._bundler_key, place, str(cache_hit)):
-                    record = _kernel_record(self._bundler_key, filename, place, cache_hit=cache_hit)
-                    spent_us = (time.monotonic_ns() - self._bundler_began_ns) // 1000
-                    times = () if cache_hit else (("compile", spent_us),)
-                    spool.write(directory, dataclasses.replace(record, stage_times_us=times))
+                    if record is None:
+                        record = _kernel_record(self._bundler_key, filename, place, spent_us, cache_hit=cache_hit)
+                    spool.write(directory, record)
         except Exception as error:  # noqa: BLE001  # the seam, as above
             spool.failed(error)
 
@@ -171,7 +171,8 @@ def _inner_class() -> type:
     return inner
 
 
-def _kernel_record(key: str, filename: str, place: str, *, cache_hit: bool) -> SpooledEvent:
+def _kernel_record(key: str, filename: str, place: str, spent_us: int, *, cache_hit: bool) -> SpooledEvent:
+    times = () if cache_hit else (("compile", spent_us),)
     frame = frames.find_compile()
     name = filename.removesuffix(".json")
     if frame is None:
@@ -182,7 +183,7 @@ def _kernel_record(key: str, filename: str, place: str, *, cache_hit: bool) -> S
             name,
             None,
             current_device(),
-            (),
+            times,
             cache_hit,
             None,
             None,
@@ -199,7 +200,7 @@ def _kernel_record(key: str, filename: str, place: str, *, cache_hit: bool) -> S
         name=(frame.metadata or {}).get("name", name),
         target=target,
         device=device,
-        stage_times_us=(),
+        stage_times_us=times,
         cache_hit=cache_hit,
         facts_bytes=launch_facts(frame.src, frame.options).to_bytes(),
         parts_bytes=parts.to_bytes(),

@@ -152,7 +152,7 @@ def test_a_directory_that_somebody_else_makes_later_is_refused(root, use):
 def test_a_file_is_no_store(root, where, tmp_path):
     """A path that is a file, or below one, is refused with a sentence."""
     root.write_text("not a directory")
-    with pytest.raises(BackendUnavailable, match="not a directory|Not a directory"):
+    with pytest.raises(BackendUnavailable, match=r"not a directory|Not a directory"):
         LocalBackend(str(tmp_path / where))
 
 
@@ -161,7 +161,7 @@ def test_a_directory_that_cannot_be_looked_at_is_denied(root, failing):
     import errno
 
     failing("stat", errno.EACCES, where="store")
-    with pytest.raises(BackendDenied, match="cannot open .*: Permission denied"):
+    with pytest.raises(BackendDenied, match=r"cannot open .*: Permission denied"):
         LocalBackend(str(root))
 
 

@@ -132,7 +132,7 @@ def test_a_sample_of_the_crash_matrix_finds_nothing(tmp_path):
     """Sixty seeded cells, of every entry point and fault: nothing partial, no wrong byte, only typed errors, and the next run
     completes and sweeps; slow, since it compiles kernels and runs each cell three times.
     """
-    status, errors, result = matrix(tmp_path, "--sample", 60, "--seed", 1)
+    status, errors, result = matrix(tmp_path, "--sample", 60, "--seed", 4)
     assert (status, errors) == (0, "")
     assert (result["runs"], result["problems"]) == (60, 0)
     assert {row["entry"] for row in result["rows"]} == {"restore", "save", "put", "push", "tag", "prune"}
