@@ -40,10 +40,10 @@ CORPUS = measuring.ROOT.parent / "shared" / "corpus"
 JOBS = (
     ("ours", "collect", "collect", ("bundle",)),
     ("plain", "tar_zstd", "tar", ("tar",)),
-    ("torch", "torch_collect", "torch", ("pickle",)),
+    ("torch", "torch_collect", "torch save", ("pickle",)),
     ("plain", "write_loop", "write all", ("out", "all")),
     ("ours", "restore", "restore all", ("bundle", "out", "all")),
-    ("torch", "torch_restore", "torch", ("pickle", "out")),
+    ("torch", "torch_restore", "torch load", ("pickle", "out")),
     ("plain", "write_loop", "write launch", ("out", "launch")),
     ("ours", "restore", "restore launch", ("bundle", "out", "launch")),
 )

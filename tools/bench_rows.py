@@ -39,9 +39,9 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
     everything, launch = seconds("restore all: restore"), seconds("restore launch: restore")
     loaded = seconds("restore all: load", "restore all: restore")
     loaded_launch = seconds("restore launch: load", "restore launch: restore")
-    torch = seconds("torch: unpickle", "torch: emit")
+    torch = seconds("torch load: unpickle", "torch load: emit")
     saved = seconds("collect: collect", "collect: save")
-    torch_saved = seconds("torch: collect", "torch: pickle", "torch: write")
+    torch_saved = seconds("torch save: collect", "torch save: pickle", "torch save: write")
     return [
         ratio("restore everything, digests verified", everything, seconds("write all: write"),
               "bare write loop of the same files", most=1.8),
@@ -63,7 +63,7 @@ def _plain(work: str, ours: list[float], theirs: list[float]) -> dict[str, Any]:
 
 
 def _size_rows(samples: Samples, kernels: int) -> list[dict[str, Any]]:
-    ours, pickled, tar = (median(samples[f"{name}: bytes"]) for name in ("collect", "torch", "tar"))
+    ours, pickled, tar = (median(samples[f"{name}: bytes"]) for name in ("collect", "torch save", "tar"))
     torch = f"torch's pickle, {shown(pickled / 1e6, 'MB')}"
     return [
         row(f"bundle of {kernels:,} kernels, {shown(ours / 1e6, 'MB')}: how many times smaller", pickled / ours, "x",

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds damaged and hostile bundles to the package; exit status 1 when a promise did not hold.
 
-    python tools/fuzz_bundle.py [--count N] [--seed S] [--jobs N] [--keep DIR] [--only NUMBER]
+    python tools/fuzz_bundle.py [--count N] [--seed S] [--jobs N] [--keep DIR] [FILE ...]
 
 Half of the bundles are golden ones (tests/data/v1.0) that were damaged in their bytes, their manifest or their container; half
-are made from scratch: each attack of fuzz_hostile.py once, then pairs of attacks, and attacks on a damaged bundle.  Each is opened, read, verified, selected from and merged;
+are made from scratch: each attack of fuzz_hostile.py once (in the first 20,000), pairs of attacks, and damaged attacks.  Each is opened, read, verified, selected from and merged;
 each accepted one, each fiftieth, and a part of the hostile ones that open are restored.  What must hold is in fuzz_judge.py.
 
 The work is done by one process a core, whose memory is limited; the same seed and number give the same bundle.  A case that
-takes too long, or a process that dies, is a finding too.  For each finding the bytes and a JSON file go to --keep.
+takes too long, or a process that dies, is a finding too.  For each finding the bytes and a JSON file go to --keep; given as
+FILE, a bundle is judged alone.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class Report:
         count = sum(self.outcomes.values())
         lines = [f"{name:20} {n:8,} {n / max(1, count):7.1%}" for name, n in self.outcomes.most_common()]
         lines += [
-            f"{count:,} bundles in {self.seconds:.1f} s, {count / max(self.seconds, 1e-9):.0f} a second; slowest "
-            f"{self.slowest_s:.2f} s (number {self.slowest}); peak memory {self.peak_bytes / 2**20:.0f} MiB a process",
+            f"{count:,} bundles in {self.seconds:.1f} s, {count / max(self.seconds, 1e-9):.0f} a second",
+            f"slowest {self.slowest_s:.2f} s (number {self.slowest}); peak memory {self.peak_bytes >> 20} MiB a process",
             f"{len(self.findings)} findings",
         ]
         return "\n".join(lines)
@@ -216,6 +217,22 @@ def _keep(directory: Path, seed: int, number: int, what: str) -> dict[str, Any]:
     return facts
 
 
+def judge_files(paths: list[Path]) -> int:
+    """Judge bundles that were kept, restored whatever they are, and print what came out of each."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    place = working_directory()
+    try:
+        cases = Cases(0)
+        judge = Judge(place, [*cases.golden, cases.sound])
+        for path in paths:
+            started = time.monotonic()
+            outcome = judge.judge(path.read_bytes(), len(cases.golden), restore=True)
+            print(f"{path.name} {outcome} {time.monotonic() - started:.2f}", flush=True)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return 0
+
+
 def main() -> int:
     """Fuzz and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -223,14 +240,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--keep", type=Path, default=ROOT / ".build" / "fuzz", help="where findings go")
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="judge one case, in this process")
+    parser.add_argument("files", nargs="*", type=Path, help="judge these bundles instead, in this process")
     options = parser.parse_args()
-    if options.only is not None:
-        with tempfile.TemporaryDirectory() as place:
-            cases = Cases(options.seed)
-            data, golden, restore = cases.make(options.only)
-            print(Judge(Path(place).resolve(), [*cases.golden, cases.sound]).judge(data, golden, restore))
-        return 0
+    if options.files:
+        return judge_files(options.files)
     report = fuzz(options.count, options.seed, max(1, options.jobs), options.keep)
     print(report.table())
     return 1 if report.findings or not report.outcomes[ACCEPTED] else 0

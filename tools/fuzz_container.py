@@ -251,3 +251,28 @@ def value_chain(depth: int) -> list[Any]:
 def nested(depth: int) -> bytes:
     """Return msgpack of so many arrays, each in the one before."""
     return b"\x91" * depth + b"\xc0"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A way to make a bundle wrong; `heavy` ones take seconds."""
+
+    name: str
+    change: Callable[[Draft], Any]
+    heavy: bool = False
+
+    @property
+    def family(self) -> str:
+        """The part of the name before the first slash."""
+        return self.name.partition("/")[0]
+
+    def make(self) -> bytes:
+        """Return the bundle."""
+        made = draft()
+        self.change(made)
+        return made.join()
+
+
+def bound(change: Callable[..., Any], *values: Any) -> Callable[[Draft], Any]:
+    """Return a change with its further arguments given: a loop's variable would be another one when the change is made."""
+    return lambda made: change(made, *values)

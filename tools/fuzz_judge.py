@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,7 +77,7 @@ class Judge:
         if isinstance(opened, BundlerError):
             return type(opened).__name__
         with opened as bundle:
-            outcomes = [_typed(lambda: read_everything(bundle)), _typed(bundle.verify)]
+            outcomes: list[object] = [_typed(lambda: read_everything(bundle)), _typed(bundle.verify)]
             outcomes += [*_select(bundle), *_merge(bundle, self.golden[golden])]
             errors = [type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)]
             if restore or (restore is None and not errors):
@@ -194,7 +195,7 @@ class _Allowed:
             of_kernel = isinstance(entry, Kernel)
             artifacts = entry.artifacts if isinstance(entry, Kernel) else (entry.artifact,)
             for artifact in artifacts:
-                stored = _typed(lambda a=artifact: bundle.read(a))
+                stored = _typed(partial(bundle.read, artifact))
                 if isinstance(stored, BundlerError):
                     continue
                 path = f"{entry.key}/{artifact.filename}" if isinstance(entry, Kernel) else entry.path
@@ -296,7 +297,8 @@ def _round_trip(bundle: Bundle) -> None:
 
 def _restored_bytes(bundle: Bundle) -> int:
     sizes = [kernel.size for kernel in bundle.kernels]
-    sizes += [entry.artifact.size for entry in (*bundle.tuning_files, *bundle.helpers, *bundle.opaque)]
+    for entries in (bundle.tuning_files, bundle.helpers, bundle.opaque):
+        sizes += [entry.artifact.size for entry in entries]
     if sum(sizes) > DEFAULT_LIMITS.raw_bytes:
         raise Finding(f"accepted, although its files are {sum(sizes)} bytes")
     return sum(sizes)
@@ -365,7 +367,9 @@ def _guarded(guard: Path, target: Path) -> dict[str, tuple[int, int, int, int]]:
             status = os.lstat(path)
             # The target is made anew for each bundle, which is what changes the times of the folder around it.
             inside = path in {str(target), str(target.parent)}
-            found[path] = (0, 0, 0, 0) if inside else (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns)
+            found[path] = (
+                (0, 0, 0, 0) if inside else (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns)
+            )
         if folder == str(target.parent) and target.name in folders:
             folders.remove(target.name)
     found.pop(str(target), None)

@@ -30,7 +30,8 @@ from bundler.format.layout import (
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
 
-CACHED_FRAMES = 6
+# A restore goes through launch set and IR side by side, and a kernel may lie across the border of two frames.
+CACHED_FRAMES = 3
 # Our writer's sections with a prefix are larger than that prefix, but for the last one.
 PREFIX_FACTOR = 4
 
@@ -210,12 +211,13 @@ class Container:
         return places
 
     def _frame(self, number: int) -> bytes:
-        data = self._frames.get(number)
+        # Two threads may decode the same frame, which costs time, never correctness.
+        data = self._frames.pop(number, None)
         if data is None:
-            # Two threads may decode the same frame, which costs time, never correctness.
             section = self.sections[number]
             data = self._decode(section, b"".join(self._frame(p) for p in section.prefix if self.sections[p].raw_bytes))
-            self._frames[number] = data  # the youngest is last
+        self._frames[number] = data  # the youngest is last
+        if len(self._frames) > CACHED_FRAMES:
             for oldest in list(self._frames)[:-CACHED_FRAMES]:
                 self._frames.pop(oldest, None)
         return data

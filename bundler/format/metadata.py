@@ -29,7 +29,7 @@ def parse_metadata(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise FormatError(f"metadata is not valid JSON: {str(error):.200}") from error
+        raise FormatError(f"metadata is not valid JSON: {error!s:.200}") from error
     if not isinstance(metadata, dict):
         raise FormatError(f"metadata: expected a JSON object, got {type(metadata).__name__}")
     _check_depth(metadata)

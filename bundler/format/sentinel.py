@@ -108,7 +108,10 @@ def triton_dirs(data: bytes) -> set[str]:
     # No path holds a zero, so what is between zeros has one path at most: from where a path first begins to the last place
     # that looks like Triton's.  One expression for both would go over a long text again from each slash.
     return {
-        found for value in json_strings(data) for text in value.split("\0") if (found := _triton_dir_in(text)) is not None
+        found
+        for value in json_strings(data)
+        for text in value.split("\0")
+        if (found := _triton_dir_in(text)) is not None
     }
 
 

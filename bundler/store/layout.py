@@ -108,6 +108,8 @@ def unseal(value: bytes, key: str, size: int | None, limits: Limits = DEFAULT_LI
     try:
         frame = zstandard.get_frame_parameters(data)
         declared = frame.content_size
+        if declared == zstandard.CONTENTSIZE_UNKNOWN:
+            raise FormatError(f"{key}: does not say its size", key=key)
         if size is None:
             limits.check("manifest_bytes", declared, key)
         elif declared != size:

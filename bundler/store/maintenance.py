@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from bundler.backends.base import Backend, Stat
-from bundler.errors import BundlerError, FormatError
+from bundler.errors import FormatError
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
 from bundler.store import layout
@@ -46,8 +46,8 @@ class Maintenance:
         if value is None:
             return TagInfo(tag, digest, problem=f"the manifest of {digest} is missing; push the bundle again")
         try:
-            content = self._content(manifest, value)
-        except BundlerError as error:
+            content = checked(self._backend, self._name, manifest, value, partial(self._content, manifest), ())
+        except DAMAGED as error:
             return TagInfo(tag, digest, problem=error.message)
         targets = sorted({str(kernel.target) for kernel in content.kernels})
         return TagInfo(tag, digest, len(content.kernels), tuple(targets), sum(size for _, size in content.blobs))

@@ -285,7 +285,8 @@ class BundleStore:
             stuck = self._backend.exists(found.keys() - sound)
         if stuck:
             raise StoreUnavailable(
-                f"{self.name}: {min(stuck)} is damaged and cannot be removed, so it cannot be sent again", key=min(stuck)
+                f"{self.name}: {min(stuck)} is damaged and cannot be removed, so it cannot be sent again",
+                key=min(stuck),
             )
         return frozenset(sound)
 

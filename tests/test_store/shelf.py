@@ -56,7 +56,7 @@ def newer():
     parts = build.Parts.of(bundle("A").to_bytes())
     parts.minor = 9
     parts.put([*parts.document(), "new"])
-    return bundler.Bundle.from_bytes(parts.bytes())
+    return bundler.Bundle.from_bytes(parts.join())
 
 
 # Behind the store --------------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def running(call):
     def run():
         try:
             call()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # raised again below
             errors.append(error)
 
     thread = threading.Thread(target=run)

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning: what may go, in which order, what is spared, and who stands in the way."""
+
+import pytest
+import shelf
+import store_builders as build
+
+from bundler.errors import AccessDenied
+
+DAYS = shelf.DAY_S
+
+
+@pytest.fixture
+def filled(store):
+    """A store in which the tag t names A and B, and C and D lie there without a tag; all are ten days old."""
+    store.push(shelf.bundle("A", "B"), "t")
+    store.push(shelf.bundle("B", "C"))
+    store.push(shelf.bundle("D"))
+    shelf.age(store, 10 * DAYS)
+    return store
+
+
+def sizes(store, *keys):
+    """Return the stored bytes of objects; of all without keys."""
+    found = shelf.raw(store)
+    return sum(len(found[key]) for key in (keys or found))
+
+
+def reached(store, tag="t"):
+    """Return the keys that a tag reaches, told a second time."""
+    with store.pull(tag, read_only=True) as pulled:
+        return {shelf.manifest_of(store, tag)} | {
+            shelf.unit_of(store, pulled, number, kind)
+            for number in range(len(pulled.kernels))
+            for kind in ("cubin", "ttir")
+        }
+
+
+def test_what_no_tag_reaches_is_removed(filled):
+    """Objects that nothing tagged needs go; what a tag reaches stays, shared units included."""
+    needed = reached(filled)
+    before = shelf.raw(filled)
+    report = filled.prune()
+    assert set(report.removed) == before.keys() - needed
+    assert set(shelf.raw(filled)) == needed
+    assert report.removed_bytes == sum(len(before[key]) for key in report.removed)
+    assert report.kept_bytes == report.tagged_bytes == sizes(filled)
+    assert (report.spared, report.over_limit_bytes, report.unfollowed) == (0, 0, ())
+    assert filled.verify().sound
+    assert shelf.contents(filled.pull("t")) == shelf.contents(shelf.bundle("A", "B"))
+    assert filled.prune().removed == ()
+
+
+def test_a_dry_run_removes_nothing_and_says_the_same(filled):
+    """What would be removed is what is removed then."""
+    before = shelf.raw(filled)
+    dry = filled.prune(dry_run=True)
+    assert shelf.raw(filled) == before
+    assert filled.prune() == dry
+
+
+def test_what_was_touched_in_the_last_day_is_spared(filled):
+    """Young objects stay, with all that a young manifest names, and are counted."""
+    shelf.age(filled, DAYS - 600)
+    report = filled.prune()
+    assert (report.removed, report.spared) == ((), len(shelf.raw(filled)) - len(reached(filled)))
+    shelf.age(filled, 2 * DAYS)
+    (manifest,) = [k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]]
+    shelf.age(filled, 0, manifest)
+    report = filled.prune()
+    assert report.spared == 3
+    assert filled.verify().sound
+    assert shelf.contents(filled.pull(shelf.bundle("D").digest)) == shelf.contents(shelf.bundle("D"))
+
+
+def test_age_is_on_the_clock_of_the_store(filled, monkeypatch):
+    """A machine whose clock is wrong removes nothing that the store's clock calls young."""
+
+    class Elsewhere(shelf.Wrapped):
+        def now_s(self):
+            return super().now_s() - 9.5 * DAYS
+
+    assert shelf.wrapped(filled, Elsewhere).prune().removed == ()
+    assert len(filled.prune().removed) == 6
+
+
+def test_the_oldest_go_first_until_there_is_room(filled):
+    """With a limit, objects go by age until the store is small enough."""
+    total = sizes(filled)
+    (old,) = [k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]]
+    units = [shelf.unit_of(filled, shelf.bundle("D"), 0, kind) for kind in ("cubin", "ttir")]
+    shelf.age(filled, 20 * DAYS, old, *units)
+    assert filled.prune(max_bytes=total).removed == ()
+    report = filled.prune(max_bytes=total - 1)
+    assert report.removed == (old,)
+    assert report.kept_bytes == sizes(filled) <= total - 1
+    report = filled.prune(max_bytes=sizes(filled) - 1)
+    assert len(report.removed) == 1
+    assert report.removed[0] in units
+    assert filled.verify().sound
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6])
+def test_pruning_half_leaves_no_manifest_without_its_units(filled, steps):
+    """Wherever a limit stops pruning, what is left is sound: manifests go before what they name."""
+    for _ in range(steps):
+        assert len(filled.prune(max_bytes=sizes(filled) - 1).removed) >= 1
+        assert filled.verify().sound
+
+
+def test_tagged_bytes_alone_may_exceed_the_limit(filled):
+    """Nothing that a tag reaches goes for a limit's sake; the report says by how much it is exceeded."""
+    tagged = sizes(filled, *reached(filled))
+    report = filled.prune(max_bytes=tagged - 7)
+    assert (report.kept_bytes, report.tagged_bytes, report.over_limit_bytes) == (tagged, tagged, 7)
+    assert filled.prune(max_bytes=0, dry_run=True).over_limit_bytes == tagged
+    assert filled.prune(max_bytes=tagged).over_limit_bytes == 0
+
+
+def test_what_is_spared_counts_against_the_limit(filled):
+    """Young objects that make the store too large are reported too."""
+    shelf.age(filled, 0)
+    report = filled.prune(max_bytes=1)
+    assert (report.removed, report.over_limit_bytes) == ((), sizes(filled) - 1)
+
+
+def test_an_age_can_be_asked_for(filled):
+    """With an age only what is older goes, and never what is younger than a day."""
+    assert filled.prune(older_than_s=11 * DAYS).removed == ()
+    (old,) = [k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]]
+    units = [shelf.unit_of(filled, shelf.bundle("D"), 0, kind) for kind in ("cubin", "ttir")]
+    shelf.age(filled, 12 * DAYS, old, *units)
+    report = filled.prune(older_than_s=11 * DAYS)
+    assert set(report.removed) == {old, *units}
+    assert report.removed[0] == old
+    shelf.age(filled, DAYS / 2)
+    assert filled.prune(older_than_s=0).removed == ()
+
+
+def test_age_and_limit_hold_together(filled):
+    """Given both, only what is old enough goes, and no more than needed."""
+    total = sizes(filled)
+    assert filled.prune(max_bytes=0, older_than_s=11 * DAYS).removed == ()
+    assert len(filled.prune(max_bytes=total - 1, older_than_s=5 * DAYS).removed) == 1
+
+
+def test_units_of_pushes_that_never_ended_are_removed(store):
+    """What a push sent that was killed before its manifest goes when it is old."""
+    killed = shelf.wrapped(store, shelf.Faulty, "fails", 6)
+    with pytest.raises(Exception, match="a fault of the test"):
+        killed.push(shelf.bundle("A"), "t")
+    assert (len(shelf.of_kind(store, "u")), shelf.of_kind(store, "m")) == (2, [])
+    assert (store.prune().removed, store.prune().spared) == ((), 2)
+    shelf.age(store, 2 * DAYS)
+    assert len(store.prune().removed) == 2
+
+
+def test_several_tags_keep_what_each_reaches(filled):
+    """A unit stays as long as one tag needs it."""
+    filled.push(shelf.bundle("B", "C"), "u")
+    filled.delete_tag("t")
+    shelf.age(filled, 2 * DAYS)
+    filled.prune()
+    assert shelf.contents(filled.pull("u")) == shelf.contents(shelf.bundle("B", "C"))
+    assert filled.verify().sound
+    filled.delete_tag("u")
+    shelf.age(filled, 2 * DAYS)
+    filled.prune()
+    assert shelf.raw(filled) == {}
+
+
+@pytest.mark.parametrize("harm", [shelf.flip, shelf.drop], ids=["damaged", "missing"])
+def test_a_tag_that_cannot_be_followed_stops_pruning(filled, harm):
+    """Without its manifest nobody knows what a tag reaches: nothing goes, the report says why, until it is repaired."""
+    harm(filled, shelf.manifest_of(filled, "t"))
+    report = filled.prune()
+    assert (report.removed, [tag for tag, _ in report.unfollowed]) == ((), ["t"])
+    assert report.spared > 0
+    filled.push(shelf.bundle("A", "B"), "t")
+    assert len(filled.prune().removed) == 6
+    assert filled.verify().sound
+
+
+def test_a_damaged_manifest_that_no_tag_names_does_not(filled):
+    """What is loose and damaged is removed like anything loose."""
+    for key in shelf.of_kind(filled, "m"):
+        if key != shelf.manifest_of(filled, "t"):
+            shelf.flip(filled, key)
+    shelf.age(filled, 2 * DAYS)
+    assert len(filled.prune().removed) == 6
+    assert filled.verify().sound
+
+
+def test_a_listing_that_lacks_tags_is_an_error_and_nothing_is_removed(local, root, monkeypatch):
+    """When the tags cannot all be listed, what they reach would look loose; nothing goes."""
+    import os
+
+    from bundler.errors import StoreUnavailable
+
+    local.push(shelf.bundle("A"), "team/t")
+    local.push(shelf.bundle("B"))
+    shelf.age(local, 2 * DAYS)
+    real, before = os.scandir, shelf.raw(local)
+
+    def scandir(path):
+        if str(path).endswith("refs/v1/t/team"):
+            raise OSError(5, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(StoreUnavailable):
+        local.prune()
+    monkeypatch.undo()
+    assert shelf.raw(local) == before
+
+
+def test_a_store_that_may_not_be_changed_says_so(filled):
+    """Pruning what we may only read is denied; a dry run works."""
+    reader = shelf.wrapped(filled, shelf.Denying)
+    with pytest.raises(AccessDenied):
+        reader.prune()
+    assert len(reader.prune(dry_run=True).removed) == 6
+
+
+# Beside others -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["list", "read_ref", "get", "delete"])
+def test_a_push_beside_a_prune_loses_nothing(local, name, when):
+    """A bundle that is pushed while a prune stands at any of its calls, all of whose units were about to go, is whole."""
+    local.push(shelf.bundle("A", "B"))
+    local.push(shelf.bundle("C"), "other")
+    shelf.age(local, 10 * DAYS)
+    slow = shelf.wrapped(local, shelf.Pausing, name, when)
+    with shelf.running(slow.prune):
+        assert slow._backend.reached.wait(60)
+        local.push(shelf.bundle("A", "B"), "t")
+        slow._backend.go_on.set()
+    assert shelf.contents(local.pull("t")) == shelf.contents(shelf.bundle("A", "B"))
+    assert local.verify().sound
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("name", "cheap"),
+    [
+        ("get", True),
+        ("exists", False),
+        *((n, c) for n in ("touch", "put", "flush", "swap_ref", "read_ref") for c in (True, False)),
+    ],
+)
+def test_a_prune_beside_a_push_takes_nothing(local, name, when, cheap):
+    """A prune that runs while a push stands at any of its calls leaves what the push will name."""
+    local.push(shelf.bundle("A", "B"))
+    shelf.age(local, 10 * DAYS)
+    slow = shelf.wrapped(local, shelf.Pausing, name, when)
+    slow._backend.reads_are_cheap = cheap
+    with shelf.running(lambda: slow.push(shelf.bundle("A", "B", "C"), "t")):
+        assert slow._backend.reached.wait(60)
+        local.prune()
+        slow._backend.go_on.set()
+    assert shelf.contents(local.pull("t")) == shelf.contents(shelf.bundle("A", "B", "C"))
+    assert local.verify().sound
+
+
+def test_what_is_touched_between_the_look_and_the_removal_stays(local, monkeypatch):
+    """A push that finds an object at the very moment of its removal finds it afterwards too."""
+    import os
+
+    local.push(shelf.bundle("A"))
+    shelf.age(local, 10 * DAYS)
+    real, pushed = os.rename, []
+
+    def rename(source, target):
+        if not pushed:
+            pushed.append(local.push(shelf.bundle("A"), "t"))
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    report = local.prune()
+    assert pushed[0].blobs_sent == 0
+    assert report.removed == ()
+    assert shelf.contents(local.pull("t")) == shelf.contents(shelf.bundle("A"))
+
+
+def test_a_manifest_that_stays_keeps_its_units(memory):
+    """When a manifest turns out to be in use, its units are not removed either, touched or not."""
+    memory.push(shelf.bundle("A"))
+    shelf.age(memory, 10 * DAYS)
+    (manifest,) = shelf.of_kind(memory, "m")
+
+    class Touching(shelf.Wrapped):
+        def around(self, name, call, argument):
+            if name == "delete":
+                self.inner.touch([manifest])
+            return call(argument)
+
+    assert shelf.wrapped(memory, Touching).prune().removed == ()
+    assert memory.verify().sound
+
+
+def test_pruning_takes_few_round_trips(memory):
+    """A prune of a hundred bundles removes in batches."""
+    for seed in range(100):
+        memory.push(shelf.bundle(seed))
+    shelf.age(memory, 10 * DAYS)
+    noting = shelf.wrapped(memory, shelf.Noting)
+    assert len(noting.prune().removed) == 300
+    assert [len(keys) for keys in noting._backend.named("delete")] == [100, 200]
+    assert len(noting._backend.calls) < 12
+
+
+def test_entries_of_every_kind_are_kept_and_removed(store):
+    """Tuning files, libraries and pickles are units like others."""
+    bundle = build.several()
+    store.push(bundle, "t")
+    shelf.age(store, 10 * DAYS)
+    assert store.prune().removed == ()
+    store.delete_tag("t")
+    store.prune()
+    assert shelf.raw(store) == {}
