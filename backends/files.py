@@ -97,7 +97,10 @@ def make_directories(path: str, root: str, permissions: Permissions) -> None:
     else:
         # Whoever made it may have been stopped before it had its mode.
         found = os.stat(path)
-        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & permissions.directory != permissions.directory:
+        if (
+            found.st_uid == os.geteuid()
+            and stat.S_IMODE(found.st_mode) & permissions.directory != permissions.directory
+        ):
             os.chmod(path, permissions.directory)
     for directory in reversed(missing):
         with contextlib.suppress(FileExistsError):

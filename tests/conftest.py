@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of every room share: the right package, a clean environment, no leaks, and kernels compiled once."""
 
+import ast
 import gc
 import importlib.util
 import json
@@ -67,6 +68,24 @@ def _new_files(before):
     new = {fd: target for fd, target in _open_files().items() if before.get(fd) != target}
     # The interpreter, not the test, keeps devices and the files of loaded libraries open.
     return {fd: target for fd, target in new.items() if not target.startswith(("/dev/", "anon_inode:"))}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_parser_at_a_time():
+    """Let one thread at a time parse Python source.
+
+    CPython 3.11 counts the depth of AST constructors for the interpreter, not for each thread, so two threads that parse at once
+    may get a SystemError.  Triton parses a kernel's source in whatever thread compiles it.
+    """
+    lock, parse = threading.RLock(), ast.parse
+
+    def locked(*args, **kwargs):
+        with lock:
+            return parse(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ast, "parse", locked)
+        yield
 
 
 @pytest.fixture(autouse=True)

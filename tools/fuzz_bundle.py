@@ -104,21 +104,17 @@ class Cases:
         return data, len(self.golden), True if chance.randrange(HOSTILE_RESTORE_EVERY) == 0 else always
 
 
-def work(seed: int, numbers: range, log: str, results: Connection) -> None:
+def work(seed: int, numbers: range, log: str, place: Path, results: Connection) -> None:
     """Judge some cases, in a process of its own; the parent hears of each when it is done."""
     with open(log, "w", encoding="utf-8") as file:
         faulthandler.enable(file)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        place = working_directory()
-        try:
-            os.environ |= {"HOME": str(place / "guard" / "home"), "TMPDIR": str(place / "guard" / "temporary")}
-            cases = Cases(seed)
-            judge = Judge(place, [*cases.golden, cases.sound])
-            for number in numbers:
-                results.send((number, *_judged(judge, cases, number)))
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+        os.environ |= {"HOME": str(place / "guard" / "home"), "TMPDIR": str(place / "guard" / "temporary")}
+        cases = Cases(seed)
+        judge = Judge(place, [*cases.golden, cases.sound])
+        for number in numbers:
+            results.send((number, *_judged(judge, cases, number)))
     results.close()
 
 
@@ -131,7 +127,7 @@ def _judged(judge: Judge, cases: Cases, number: int) -> tuple[str, float, int, s
     except Finding as finding:
         outcome, problem = "Finding", str(finding)
     except BaseException as error:  # noqa: BLE001  # whatever comes out that is not ours is what we are looking for
-        outcome, problem = type(error).__name__, "".join(traceback.format_exception(error)[-12:])
+        outcome, problem = type(error).__name__, "".join(traceback.format_exception(error))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return outcome, time.monotonic() - started, peak, problem
 
@@ -144,7 +140,9 @@ class Worker:
         # Not forked: the parent's memory would count.
         context = multiprocessing.get_context("spawn")
         self.results, theirs = context.Pipe(duplex=False)
-        self.process: BaseProcess = context.Process(target=work, args=(seed, numbers, log, theirs), daemon=True)
+        self.place = working_directory()
+        arguments = (seed, numbers, log, self.place, theirs)
+        self.process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         self.heard = time.monotonic()
@@ -166,8 +164,15 @@ class Worker:
             how = f"no result after {CASE_S:.0f} s"
             os.kill(self.process.pid, signal.SIGABRT)  # makes it write where each thread is
             self.process.join(10)
-        self.results.close()
+        self.close()
         return f"{how}\n{Path(self.log).read_text(encoding='utf-8')[-4000:]}"
+
+    def close(self) -> None:
+        """End the process, whatever it does, and remove its files."""
+        self.process.kill()
+        self.process.join()
+        self.results.close()
+        shutil.rmtree(self.place, ignore_errors=True)
 
 
 def fuzz(count: int, seed: int, jobs: int, keep: Path) -> Report:
@@ -202,7 +207,7 @@ def fuzz(count: int, seed: int, jobs: int, keep: Path) -> Report:
                 if worker.numbers[1:]:
                     start(worker.numbers[1:], os.path.basename(worker.log))
         for worker in workers.values():
-            worker.process.kill()
+            worker.close()
     report.seconds = time.monotonic() - started
     return report
 
@@ -213,7 +218,10 @@ def _keep(directory: Path, seed: int, number: int, what: str) -> dict[str, Any]:
     facts = {"seed": seed, "number": number, "golden": golden, "restore": restore, "bytes": len(data), "what": what}
     (directory / f"{seed}-{number}.tbundle").write_bytes(data)
     (directory / f"{seed}-{number}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(f"finding: seed {seed}, number {number}: {what.strip().splitlines()[-1][:300]}", file=sys.stderr, flush=True)
+    lines = what.strip().splitlines()
+    # A traceback says what happened in its last line, a dead process in its first.
+    said = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    print(f"finding: seed {seed}, number {number}: {said[:300]}", file=sys.stderr, flush=True)
     return facts
 
 

@@ -54,7 +54,7 @@ KEYS = {
     "nul": KEY[:51] + "\0", "very-long": KEY * 90, "own-hex": sha256(b"one").hex(),
 }  # fmt: skip
 PATHS = {
-    "group": f"{KEY}/__grp__k.json", "group-elsewhere": f"{OTHER_KEY}/__grp__k.json", "group-alone": "__grp__k.json",
+    "group-second": f"{KEY}/__grp__x.json", "group": f"{KEY}/__grp__k.json", "group-elsewhere": f"{OTHER_KEY}/__grp__k.json", "group-alone": "__grp__k.json",
     "in-kernel": f"{KEY}/more.autotune.json", "is-key": OTHER_KEY, "is-own-key": KEY, "over-file": f"{KEY}/k.json",
     "below-file": f"{KEY}/k.json/x.autotune.json", "deep": "a/" * 6 + "x.autotune.json", "deepest": "/".join(["a" * 200] * 6),
     "temporary": "tmp.bundler.1/x.autotune.json", "temporary-aside": "tmp.bundler.old.1/x.autotune.json",

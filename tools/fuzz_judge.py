@@ -334,6 +334,11 @@ def _check_group(target: Path, path: str, data: bytes) -> None:
     for name, child in children.items():
         if child != str(folder / name) or not os.path.isfile(child):
             raise Finding(f"{path}: {name} is {child}")
+    text = (folder / os.path.basename(path)[len(GROUP) :]).read_bytes()
+    try:
+        json.loads(text.decode())
+    except ValueError as error:
+        raise Finding(f"{path}: metadata that Triton cannot read: {error}") from error
     if len([name for name in os.listdir(folder) if name.startswith(GROUP)]) != 1:
         raise Finding(f"{path}: not the only group file")
 

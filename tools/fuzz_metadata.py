@@ -50,7 +50,7 @@ def documents() -> Iterator[Attack]:
         "cut": plain[:-5], "zeros": bytes(99), "comment": b"//\n" + plain, "nul": plain[:-1] + b', "x": "\0"}',
         "twice": plain[:-1] + b', "shared": 1, "shared": 99999999999, "hash": "00", "name": []}', "control": plain + b"\x1a",
         "slashes": _document("one", x=" /" * 150_000), "triton": _document("one", x="/triton/backends/ " * 5000),
-        "quotes": _document("one", x='"\\' * 50_000), "large": plain[:-1] + b', "x": "' + b"x" * 2 * MIB + noise("large", 6000).hex().encode() + b'"}',
+        "quotes": _document("one", x='"\\' * 50_000), "large": plain[:-1] + b', "x": "' + b"x" * 2 * MIB + noise("large", 8000).hex().encode() + b'"}',
     }  # fmt: skip
     for label, data in whole.items():
         yield Attack(f"json/{label}", _replace_metadata(data), heavy=label == "large")

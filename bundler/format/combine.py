@@ -121,7 +121,9 @@ def _check_same_launch(one: Kernel, bundle_one: Bundle, two: Kernel, bundle_two:
 def _first_difference(one: str, two: str) -> str:
     mine, theirs = json.loads(one), json.loads(two)
     fields: Sequence[str] = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
-    return ", ".join(f"{ascii(name)[1:-1]:.80}: {mine.get(name)!a:.200} and {theirs.get(name)!a:.200}" for name in fields[:3])
+    return ", ".join(
+        f"{ascii(name)[1:-1]:.80}: {mine.get(name)!a:.200} and {theirs.get(name)!a:.200}" for name in fields[:3]
+    )
 
 
 def _with_facts(complete: list[Entry], builds: list[Entry]) -> Entry:

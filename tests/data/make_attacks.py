@@ -57,7 +57,7 @@ ATTACKS = [
     ("path/tuning-python", "accepted", NEEDS_TRUST, KERNELS, True, "A program of Inductor's calls itself a tuning file: was restored without trust."),
     ("path/tuning-library", "accepted", NEEDS_TRUST, KERNELS, True, "A shared library calls itself a tuning file: was restored without trust."),
     ("path/tuning-is-key", "accepted", NEEDS_TRUST, KERNELS, True, "A tuning file in the place of a kernel's directory: Triton could not compile that kernel any more."),
-    ("path/tuning-group", "accepted", OURS, KERNELS, True, "A tuning file is a second group file of a kernel, which made that kernel unusable."),
+    ("path/tuning-group-second", "accepted", OURS, KERNELS, True, "A tuning file is a second group file of a kernel, which made that kernel unusable."),
     ("path/forged-kernel", "accepted", OURS, KERNELS, True, "Tuning files that make up a kernel, whose group file names files elsewhere: was restored."),
     ("path/opaque-device-group", "accepted", OURS, CODE, True, "An opaque file is a group file in a device's kernel directory."),
     ("path/tuning-temporary-aside", "accepted", OURS, KERNELS, True, "A file in a directory named like one that we put aside."),

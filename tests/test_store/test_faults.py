@@ -248,3 +248,25 @@ def test_several_kinds_of_entries_survive_a_failed_push(memory):
     for name, _, store in every_call(lambda: memory, "fails", lambda s: s.push(bundle, "t")):
         store.push(bundle, "t")
         assert shelf.contents(store.pull("t")) == shelf.contents(bundle), name
+
+
+def test_a_manifest_that_comes_damaged_twice_is_not_given_up(memory):
+    """While the tag's manifest cannot be read although it is there, a merge raises; what the tag holds is not replaced."""
+    memory.push(shelf.bundle("A", "B"), "t")
+    manifest = shelf.manifest_of(memory, "t")
+
+    class Bad(shelf.Wrapped):
+        left = 2
+
+        def around(self, name, call, argument):
+            answer = call(argument)
+            if name == "get" and manifest in answer and self.left:
+                self.left -= 1
+                answer[manifest] = answer[manifest][: -1 - self.left]
+            return answer
+
+    with pytest.raises(DigestMismatch):
+        shelf.wrapped(memory, Bad).push(shelf.bundle("C"), "t")
+    assert shelf.kernels(memory.pull("t")) == shelf.keys("A", "B")
+    memory.push(shelf.bundle("C"), "t")
+    assert shelf.contents(memory.pull("t")) == shelf.contents(shelf.bundle("A", "B", "C"))
