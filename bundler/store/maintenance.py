@@ -83,7 +83,7 @@ class Maintenance:
             removed = damaged.keys() - self._backend.exists(damaged.keys()) if repair else set()
         return VerifyReport(
             len(sound) + len(damaged), tuple(sorted(damaged.items())),
-            tuple(sorted({*_without_manifest(tagged, sound), *self._without_units(needed, sound)})), tuple(sorted(removed)),
+            tuple(sorted({*self._without_manifest(tagged, sound), *self._without_units(needed, sound)})), tuple(sorted(removed)),
         )  # fmt: skip
 
     def prune(self, max_bytes: int | None, older_than_s: float | None, *, dry_run: bool) -> PruneReport:
@@ -199,6 +199,16 @@ class Maintenance:
         content_bytes, _ = layout.decode_manifest(value, manifest, self._limits)
         return Content.decode(content_bytes, self._limits)
 
+    def _without_manifest(
+        self, tagged: list[tuple[str, str | None, str]], sound: set[str]
+    ) -> Iterator[tuple[str, str]]:
+        unsound = [entry for entry in tagged if entry[1] not in sound]
+        # A tag may have moved on since, and what it named before been pruned.
+        still = set(self._tagged()) if unsound else set()
+        for tag, manifest, why in unsound:
+            if (tag, manifest, why) in still:
+                yield tag, why if manifest is None else f"its manifest {manifest} is missing or damaged"
+
     def _without_units(self, needed: dict[str, list[str]], sound: set[str]) -> Iterator[tuple[str, str]]:
         lacking = {manifest: [unit for unit in units if unit not in sound] for manifest, units in needed.items()}
         with store_errors(self._name):
@@ -208,14 +218,6 @@ class Maintenance:
             missing, of = lacking[manifest], len(needed[manifest])
             lacks = f"{len(missing)} of {of} units missing or damaged, such as {missing[0]}"
             yield layout.digest_of_manifest(manifest), lacks
-
-
-def _without_manifest(tagged: list[tuple[str, str | None, str]], sound: set[str]) -> Iterator[tuple[str, str]]:
-    for tag, manifest, why in tagged:
-        if manifest is None:
-            yield tag, why
-        elif manifest not in sound:
-            yield tag, f"its manifest {manifest} is missing or damaged"
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:
