@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from bundler.backends.base import Backend, Stat
@@ -83,7 +83,8 @@ class Maintenance:
             removed = damaged.keys() - self._backend.exists(damaged.keys()) if repair else set()
         return VerifyReport(
             len(sound) + len(damaged), tuple(sorted(damaged.items())),
-            tuple(sorted({*self._without_manifest(tagged, sound), *self._without_units(needed, sound)})), tuple(sorted(removed)),
+            tuple(sorted({*self._without_manifest(tagged, sound, damaged), *self._without_units(needed, sound, damaged)})),
+            tuple(sorted(removed)),
         )  # fmt: skip
 
     def prune(self, max_bytes: int | None, older_than_s: float | None, *, dry_run: bool) -> PruneReport:
@@ -200,17 +201,21 @@ class Maintenance:
         return Content.decode(content_bytes, self._limits)
 
     def _without_manifest(
-        self, tagged: list[tuple[str, str | None, str]], sound: set[str]
+        self, tagged: list[tuple[str, str | None, str]], sound: set[str], damaged: Collection[str]
     ) -> Iterator[tuple[str, str]]:
-        unsound = [entry for entry in tagged if entry[1] not in sound]
+        bad = self._still_bad({manifest for _, manifest, _ in tagged if manifest is not None} - sound, damaged)
+        unsound = [entry for entry in tagged if entry[1] is None or entry[1] in bad]
         # A tag may have moved on since, and what it named before been pruned.
         still = set(self._tagged()) if unsound else set()
         for tag, manifest, why in unsound:
             if (tag, manifest, why) in still:
                 yield tag, why if manifest is None else f"its manifest {manifest} is missing or damaged"
 
-    def _without_units(self, needed: dict[str, list[str]], sound: set[str]) -> Iterator[tuple[str, str]]:
-        lacking = {manifest: [unit for unit in units if unit not in sound] for manifest, units in needed.items()}
+    def _without_units(
+        self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]
+    ) -> Iterator[tuple[str, str]]:
+        bad = self._still_bad({unit for units in needed.values() for unit in units} - sound, damaged)
+        lacking = {manifest: [unit for unit in units if unit in bad] for manifest, units in needed.items()}
         with store_errors(self._name):
             # A prune may have removed a manifest, and then its units, since we listed them.
             there = self._backend.exists([manifest for manifest, missing in lacking.items() if missing])
@@ -218,6 +223,11 @@ class Maintenance:
             missing, of = lacking[manifest], len(needed[manifest])
             lacks = f"{len(missing)} of {of} units missing or damaged, such as {missing[0]}"
             yield layout.digest_of_manifest(manifest), lacks
+
+    def _still_bad(self, keys: set[str], damaged: Collection[str]) -> set[str]:
+        """Return which of these are damaged or missing; one that we did not find may have been pushed since."""
+        with store_errors(self._name):
+            return keys.intersection(damaged) | (keys - self._backend.exists(keys) if keys else set())
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:

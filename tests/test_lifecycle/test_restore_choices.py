@@ -183,7 +183,8 @@ def restore_nothing(bundle, there):
     assert len(caught) == 1
     assert caught[0].filename == "the_users_program.py"
     assert report.usable == 0
-    assert report.skipped[0][1] in str(caught[0].message)
+    # Which kernel comes first depends on its key, and on some releases that on where Triton is installed.
+    assert any(why in str(caught[0].message) for _, why in report.skipped)
     assert not there.exists() or os.listdir(there) == []
     return report
 

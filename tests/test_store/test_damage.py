@@ -503,3 +503,43 @@ def test_a_push_that_may_not_write_says_so(memory):
         reader.delete_tag("t")
     assert reader.push(shelf.bundle("A"), "t").blobs_sent == 0
     assert shelf.contents(reader.pull("t")) == shelf.contents(shelf.bundle("A"))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["moves on", "comes back"])
+def test_a_verify_beside_a_tag_that_moves_sees_no_damage(memory, again):
+    """A tag that is set to something else, pruned behind and perhaps set back while a verify runs, is not dangling."""
+    memory.push(shelf.bundle("A"), "t")
+    shelf.age(memory, 2 * shelf.DAY_S)
+
+    class Moving(shelf.Wrapped):
+        lists = 0
+
+        def around(self, name, call, argument):
+            # Between reading the tags and listing the objects, and again when all is listed.
+            self.lists += name == "list"
+            if name == "list" and self.lists == 1:
+                memory.push(shelf.bundle("B"), "t", "replace")
+                memory.prune()
+            answer = call(argument)
+            if again and name == "get" and self.lists == 2:
+                memory.push(shelf.bundle("A"), "t", "replace")
+            return answer
+
+    report = shelf.wrapped(memory, Moving).verify()
+    assert report.sound, report
+    assert shelf.kernels(memory.pull("t")) == shelf.keys("A" if again else "B")
+
+
+def test_a_verify_beside_a_push_that_brings_back_units_sees_no_damage(memory):
+    """Units that were missing when they were listed and are there now are not missing."""
+    memory.push(shelf.bundle("A"), "t")
+    shelf.drop(memory, shelf.unit_of(memory, shelf.bundle("A")))
+
+    class Repaired(shelf.Wrapped):
+        def around(self, name, call, argument):
+            answer = call(argument)
+            if name == "get":
+                memory.push(shelf.bundle("A"), "t")
+            return answer
+
+    assert shelf.wrapped(memory, Repaired).verify().sound
