@@ -61,6 +61,19 @@ def test_a_new_directory_is_never_open_to_others(root, umask, monkeypatch):
     assert set(seen) == {0}
 
 
+def test_a_directory_that_was_left_without_its_permissions_gets_them(root):
+    """A writer that was killed between making a directory and opening it to the group shuts nobody out for long."""
+    with LocalBackend(str(root), GROUP) as backend:
+        backend.put({"v1/u/a": b"1"})
+    for name in ("tmp", "data/v1"):
+        (root / name).chmod(0o750)
+    with LocalBackend(str(root), GROUP) as backend:
+        backend.put({"v1/m/b": b"2"})
+    assert {name: disk.modes(root)[name] for name in ("tmp", "data/v1", "data/v1/m")} == {
+        "tmp": 0o2770, "data/v1": 0o2770, "data/v1/m": 0o2770,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("bits", "permissions", "reason"),
     [
