@@ -192,6 +192,7 @@ class _Counted:
     def __init__(self, blobs: BlobSource, bar: Bar) -> None:
         self._blobs = blobs
         self._bar = bar
+        self.waits = blobs.waits
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the bytes of a blob; raises what the source raises."""

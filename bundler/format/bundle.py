@@ -25,7 +25,13 @@ Keep = Literal["all", "launch"]
 
 
 class BlobSource(Protocol):
-    """Where a bundle's bytes come from."""
+    """Where a bundle's bytes come from.
+
+    Attributes:
+        waits: whether `prefetch` mostly waits for somebody else, so that a thread of its own is worth while.
+    """
+
+    waits: bool
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the bytes of a blob by raw digest; raises `NotFound`."""
@@ -39,6 +45,8 @@ class BlobSource(Protocol):
 
 class MemoryBlobs:
     """Blobs in a dictionary, by raw digest."""
+
+    waits = False
 
     def __init__(self, blobs: Mapping[bytes, bytes]) -> None:
         self._blobs = blobs
@@ -62,6 +70,7 @@ class FirstBlobs:
 
     def __init__(self, sources: Iterable[BlobSource]) -> None:
         self._sources = tuple(sources)
+        self.waits = any(source.waits for source in self._sources)
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the bytes of a blob; raises `NotFound`."""
@@ -172,6 +181,15 @@ class Bundle:
             DigestMismatch, FormatError: the stored bytes are damaged.
         """
         return self._read_blob(digest_raw(artifact.digest), artifact.filename)
+
+    def view_blob(self, digest: bytes, what: str) -> bytes | memoryview:
+        """Return the verified bytes of a blob by raw digest, without a copy where that can be; raises as `read`.
+
+        A view keeps the decoded frame that it lies in, some megabytes, in memory.  `what` names the blob in errors.
+        """
+        if isinstance(self._blobs, Container):
+            return self._blobs.view_blob(digest)
+        return self._read_blob(digest, what)
 
     def verify(self) -> None:
         """Decode and check everything there is; raises the first `FormatError` or `DigestMismatch`."""

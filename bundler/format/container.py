@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import zstandard
 
@@ -44,6 +44,8 @@ class Container:
     reads carry their own offset.
     """
 
+    waits = False
+
     def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
         self._source = source
         self._limits = limits
@@ -65,7 +67,11 @@ class Container:
         """Frames are decoded when the first of their blobs is read; there is nothing to gain by doing it earlier."""
 
     def read_blob(self, digest: bytes) -> bytes:
-        """Return the verified bytes of a blob.
+        """Return the verified bytes of a blob; raises as `view_blob`."""
+        return bytes(self.view_blob(digest))
+
+    def view_blob(self, digest: bytes) -> memoryview:
+        """Return the verified bytes of a blob where they lie in their decoded frame, which stays in memory as long.
 
         Raises:
             NotFound: the bundle has no such blob.
@@ -75,13 +81,9 @@ class Container:
         if place is None:
             raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
         frame, offset, size = place
-        data = self._frame(frame)[offset : offset + size]
+        data = memoryview(self._frame(frame))[offset : offset + size]
         check_digest(data, digest, "blob")
         return data
-
-    def frames_of(self, digests: Iterator[bytes]) -> set[int]:
-        """Return which frames hold these blobs, so that a caller can share out work by frame."""
-        return {self._places[digest][0] for digest in digests}
 
     def verify(self) -> None:
         """Decode and check every section and every blob; raises what reading it would raise."""

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 
 from bundler.errors import DigestMismatch, FormatError
 
 DIGEST_BYTES = 32
-_TEXT = re.compile(r"sha256:[0-9a-f]{64}")
+_PREFIX = "sha256:"
 
 
 def sha256(data: bytes | bytearray | memoryview) -> bytes:
@@ -19,7 +18,7 @@ def sha256(data: bytes | bytearray | memoryview) -> bytes:
 
 def digest_text(raw: bytes) -> str:
     """Return `sha256:<hex>` for 32 raw bytes."""
-    return f"sha256:{raw.hex()}"
+    return _PREFIX + raw.hex()
 
 
 def digest_raw(text: str) -> bytes:
@@ -28,9 +27,14 @@ def digest_raw(text: str) -> bytes:
     Raises:
         FormatError: `text` is not such a digest.
     """
-    if not _TEXT.fullmatch(text):
+    # Asked for every file of every kernel: this way round it takes half the time of a regular expression.
+    try:
+        raw = bytes.fromhex(text[len(_PREFIX) :])
+    except ValueError:
+        raw = b""
+    if len(raw) != DIGEST_BYTES or digest_text(raw) != text:
         raise FormatError(f"not a digest: {text!r}; expected sha256: and 64 lower-case hex digits", got=text)
-    return bytes.fromhex(text[7:])
+    return raw
 
 
 def check_digest(data: bytes | memoryview, expected: bytes, what: str) -> None:

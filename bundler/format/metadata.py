@@ -32,7 +32,7 @@ def parse_metadata(data: bytes) -> dict[str, Any]:
         raise FormatError(f"metadata is not valid JSON: {error!s:.200}") from error
     if not isinstance(metadata, dict):
         raise FormatError(f"metadata: expected a JSON object, got {type(metadata).__name__}")
-    _check_depth(metadata)
+    _check_depth(metadata, data)
     return metadata
 
 
@@ -44,7 +44,9 @@ def check_metadata_size(size: int, what: str) -> None:
         )
 
 
-def _check_depth(metadata: dict[str, Any]) -> None:
+def _check_depth(metadata: dict[str, Any], data: bytes) -> None:
+    if data.count(b"[") + data.count(b"{") <= METADATA_DEPTH:  # too few to nest so deep; Triton's has a dozen
+        return
     level: list[Any] = [metadata]
     for _ in range(METADATA_DEPTH):
         level = [

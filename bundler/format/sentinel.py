@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bundler.errors import FormatError
 
@@ -36,6 +37,8 @@ _UNIT = re.compile(
 _NAME_CHARACTER = r"[\w.@~+/\ud800-\udfff-]"
 _PATH_BEGINS = re.compile(r"(?<!" + _NAME_CHARACTER + r")/")
 _TRITON_INSIDE = "/triton/backends/"
+# A restore writes the same few paths into every kernel.
+_PATHS_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ def _style_of(path: str, raw: str) -> int:
     return STYLE_ASCII
 
 
+@lru_cache(_PATHS_REMEMBERED)
 def _write(path: str, style: int) -> bytes:
     text = json.dumps(path, ensure_ascii=not style & STYLE_UTF8)[1:-1]
     if style & STYLE_ESCAPED_SLASH:

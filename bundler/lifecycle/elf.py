@@ -36,12 +36,13 @@ def why_unusable(data: bytes) -> str | None:
 def _end(data: bytes) -> int:
     """Return how many bytes the headers account for; raises `struct.error` when they are not all there."""
     segments, sections, segment_bytes, segment_count, section_bytes, section_count = _HEADER.unpack_from(data)
-    ends = [segments + segment_bytes * segment_count, sections + section_bytes * section_count]
-    for offset, size in _rows(_SEGMENT, data, segments, segment_bytes, segment_count):
-        ends.append(offset + size)
-    for kind, offset, size in _rows(_SECTION, data, sections, section_bytes, section_count):
-        ends.append(offset + (0 if kind == _SECTION_WITHOUT_BYTES else size))
-    return int(max(ends))
+    segment_ends = [offset + size for offset, size in _rows(_SEGMENT, data, segments, segment_bytes, segment_count)]
+    section_ends = [
+        offset if kind == _SECTION_WITHOUT_BYTES else offset + size
+        for kind, offset, size in _rows(_SECTION, data, sections, section_bytes, section_count)
+    ]
+    tables = (segments + segment_bytes * segment_count, sections + section_bytes * section_count)
+    return int(max(*tables, *segment_ends, *section_ends))
 
 
 def _rows(row: struct.Struct, data: bytes, start: int, stride: int, count: int) -> Iterable[tuple[Any, ...]]:

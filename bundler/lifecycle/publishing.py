@@ -21,7 +21,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from bundler.errors import BundlerError, FormatError
@@ -33,6 +33,7 @@ from bundler.lifecycle.building import portable
 from bundler.lifecycle.reading import KernelFiles, Rejected, read_file, read_kernel
 
 Outcome = Literal["restored", "present", "repaired"]
+Files = Mapping[str, bytes | memoryview]
 
 TEMPORARY_PREFIX = "tmp.bundler."
 ASIDE_PREFIX = "tmp.bundler.old."
@@ -62,6 +63,7 @@ class CacheDirectory:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._prefix = os.path.join(self.path, "")
+        self._json_prefix = json.dumps(self._prefix)[1:-1]
         # Unique among processes by where it begins, among threads since each takes the next.
         self._numbers = itertools.count(secrets.randbits(63))
         with os_errors(self.path, "write to"):
@@ -71,7 +73,7 @@ class CacheDirectory:
         with contextlib.suppress(OSError):
             self._sweep()
 
-    def publish(self, key: str, files: Mapping[str, bytes], stored_metadata: bytes) -> Outcome:
+    def publish(self, key: str, files: Files, stored_metadata: bytes) -> Outcome:
         """Put a kernel in place.
 
         Args:
@@ -88,7 +90,7 @@ class CacheDirectory:
         except OSError as error:
             raise typed(error, self._prefix + key, "write") from error
 
-    def _publish(self, key: str, files: Mapping[str, bytes], stored_metadata: bytes) -> Outcome:
+    def _publish(self, key: str, files: Files, stored_metadata: bytes) -> Outcome:
         temporary = self._write(key, files)
         outcome: Outcome = "restored"
         renamed = False
@@ -133,7 +135,7 @@ class CacheDirectory:
                     os.unlink(temporary)
         return True
 
-    def _write(self, key: str, files: Mapping[str, bytes]) -> str:
+    def _write(self, key: str, files: Files) -> str:
         temporary = f"{self._prefix}{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}"
         os.mkdir(temporary)
         try:
@@ -142,14 +144,18 @@ class CacheDirectory:
                 for name, data in files.items():
                     _write_file(name, data, folder)
                 metadata_name = next(name for name in files if name.endswith(".json"))
-                group = {name: f"{self._prefix}{key}/{name}" for name in files}
-                _write_file(names.GROUP_PREFIX + metadata_name, json.dumps({"child_paths": group}).encode(), folder)
+                _write_file(names.GROUP_PREFIX + metadata_name, self._group_file(key, files), folder)
             finally:
                 os.close(folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         return temporary
+
+    def _group_file(self, key: str, files: Iterable[str]) -> bytes:
+        # As json.dumps writes it; key and names are of characters that JSON leaves alone, so only our path needs it.
+        members = ", ".join([f'"{name}": "{self._json_prefix}{key}/{name}"' for name in files])
+        return f'{{"child_paths": {{{members}}}}}'.encode()
 
     def _rename(self, temporary: str, key: str) -> bool:
         try:
@@ -160,7 +166,7 @@ class CacheDirectory:
             raise
         return True
 
-    def _usable(self, key: str, files: Mapping[str, bytes], stored_metadata: bytes) -> bool:
+    def _usable(self, key: str, files: Files, stored_metadata: bytes) -> bool:
         """Tell whether the directory holds this kernel, in our bytes or in those of another complete build."""
         found = look(self.path, key)
         if isinstance(found, Rejected):
@@ -262,7 +268,7 @@ def _leads_here(path: str, directory: str, name: str) -> bool:
         return False
 
 
-def _write_file(path: str, data: bytes, folder: int | None = None) -> None:
+def _write_file(path: str, data: bytes | memoryview, folder: int | None = None) -> None:
     fd = os.open(path, _CREATE_FILE, 0o666, dir_fd=folder)
     try:
         done = os.write(fd, data) if data else 0

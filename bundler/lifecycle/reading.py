@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import json
 import os
@@ -220,7 +219,7 @@ def check_kernel_files(
         numbers = (int(metadata["shared"]), int(metadata["num_warps"]), kernel.name)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         return Rejected(f"{metadata_name} is not valid metadata ({type(error).__name__}: {_shown(error)})")
-    if key not in {digest.hex(), base64.b32encode(digest).decode().rstrip("=")}:
+    if not names.is_key_of(key, digest):
         return Rejected(f"{metadata_name} is of another kernel: its hash is {digest.hex()[:12]}…")
     expected = names.BINARY_KIND_OF_BACKEND.get(target.backend)
     if expected is not None and names.artifact_kind(binaries[0]) != expected:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -16,12 +16,13 @@ from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, Kernel
 from bundler.lifecycle.placing import Only, Placement, Trust, check_choices, opened, runs
-from bundler.lifecycle.publishing import CacheDirectory, Outcome
+from bundler.lifecycle.publishing import CacheDirectory, Files, Outcome
 from bundler.lifecycle.reading import Rejected, check_kernel_files
 from bundler.lifecycle.report import RestoreReport
 
-# One thread decodes and hashes, which needs no interpreter lock, while this one writes.  More writers were slower, by the lock.
-# What is verified and not yet written is in memory; this bounds it.
+# From a store far away one thread fetches while this one writes; what was fetched and not yet written is in memory, which
+# this bounds.  Otherwise one thread does all: decoding, hashing and writing are thousands of short calls, and threads lose
+# more by handing the interpreter lock over between them than a second core gains.
 RUNS_AHEAD = 2
 
 
@@ -67,13 +68,16 @@ def restore(
         return _Restore(source, cache_dir, keep, devices, only, trust).run()
 
 
+_Chosen = tuple[Kernel, list[tuple[Artifact, bytes]]]
+
+
 @dataclass(frozen=True)
 class _Verified:
     """A kernel whose bytes are what they should be: its files by directory, and the names of those that hold a path."""
 
     key: str
     metadata: bytes
-    placed: Mapping[str, dict[str, bytes]]
+    placed: Mapping[str, Files]
     with_paths: list[str]
 
 
@@ -142,47 +146,63 @@ class _Restore(Placement):
         wanted = self._wanted_kernels()
         for root in {root for kernel in wanted for root in self._roots(kernel)}:
             self._place(root)
-        ready: deque[Future[list[_Verified]]] = deque()
+        chosen = ([(kernel, self._artifacts(kernel)) for kernel in run] for run in runs(wanted))
+        for run in self._fetched_ahead(chosen) if self.bundle.blobs.waits else map(self._fetched, chosen):
+            self._publish_all(run)
+
+    def _fetched(self, run: list[_Chosen]) -> list[_Chosen]:
+        self.bundle.blobs.prefetch([digest for _, artifacts in run for _, digest in artifacts])
+        return run
+
+    def _fetched_ahead(self, chosen: Iterable[list[_Chosen]]) -> Iterator[list[_Chosen]]:
+        """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next ones."""
+        ready: deque[Future[list[_Chosen]]] = deque()
         with ThreadPoolExecutor(1) as reader:
             try:
-                for kernels in runs(wanted):
-                    ready.append(reader.submit(self._verified, kernels))
+                for run in chosen:
+                    ready.append(reader.submit(self._fetched, run))
                     if len(ready) > RUNS_AHEAD:
-                        self._publish_all(ready.popleft().result())
+                        yield ready.popleft().result()
                 while ready:
-                    self._publish_all(ready.popleft().result())
+                    yield ready.popleft().result()
             finally:
                 reader.shutdown(wait=False, cancel_futures=True)
 
-    def _verified(self, kernels: list[Kernel]) -> list[_Verified]:
-        """Read kernels and check everything about them; a damaged one is reported and left out."""
-        chosen = [self._artifacts(kernel) for kernel in kernels]
-        self.bundle.blobs.prefetch([digest_raw(artifact.digest) for artifacts in chosen for artifact in artifacts])
-        verified = []
-        for kernel, artifacts in zip(kernels, chosen, strict=True):
+    def _publish_all(self, run: list[_Chosen]) -> None:
+        for kernel, artifacts in run:
             try:
-                stored = [(artifact, self.bundle.read(artifact)) for artifact in artifacts]
-                placed = {root: self._files(kernel, stored, root) for root in self._roots(kernel)}
+                verified = self._verified(kernel, artifacts)
             except (DigestMismatch, FormatError, NotFound) as error:
                 self.tally.spoiled(kernel.key, error)
-            else:
-                metadata = next(data for artifact, data in stored if artifact.kind == "json")
-                verified.append(_Verified(kernel.key, metadata, placed, [a.filename for a in artifacts if a.spans]))
-        return verified
+                continue
+            for root, files in verified.placed.items():
+                outcome = self.places[root].publish(kernel.key, files, verified.metadata)
+                self.tally.placed(verified, root, outcome)
 
-    def _files(self, kernel: Kernel, stored: list[tuple[Artifact, bytes]], root: str) -> dict[str, bytes]:
+    def _verified(self, kernel: Kernel, artifacts: list[tuple[Artifact, bytes]]) -> _Verified:
+        """Read a kernel and check everything about it; raises what is wrong with it."""
+        stored: dict[str, bytes | memoryview] = {}
+        with_paths: list[Artifact] = []
+        for artifact, digest in artifacts:
+            data = self.bundle.view_blob(digest, artifact.filename)
+            # What is looked into is small; IR, which is only written, is not copied.
+            stored[artifact.filename] = bytes(data) if artifact.kind in names.LAUNCH_KINDS else data
+            if artifact.spans:
+                with_paths.append(artifact)
+        placed = {root: self._files(kernel, stored, with_paths, root) for root in self._roots(kernel)}
+        metadata = bytes(stored[kernel.metadata.filename])
+        return _Verified(kernel.key, metadata, placed, [artifact.filename for artifact in with_paths])
+
+    def _files(
+        self, kernel: Kernel, stored: dict[str, bytes | memoryview], with_paths: list[Artifact], root: str
+    ) -> Files:
         """Return a kernel's files for one directory; raises `FormatError` when Triton could not read them there."""
-        files = {artifact.filename: self._localize(artifact, data, root) for artifact, data in stored}
-        checked = check_kernel_files(kernel.key, files)
+        files = {**stored, **{a.filename: self._localize(a, bytes(stored[a.filename]), root) for a in with_paths}}
+        launch = {a.filename: bytes(files[a.filename]) for a in kernel.launch_set}
+        checked = check_kernel_files(kernel.key, launch)
         if isinstance(checked, Rejected):
             raise FormatError(checked.reason, key=kernel.key)
         return files
-
-    def _publish_all(self, kernels: list[_Verified]) -> None:
-        for kernel in kernels:
-            for root, files in kernel.placed.items():
-                outcome = self.places[root].publish(kernel.key, files, kernel.metadata)
-                self.tally.placed(kernel, root, outcome)
 
     def _companions(self) -> None:
         for entry in self._wanted_companions():
@@ -202,9 +222,11 @@ class _Restore(Placement):
                     self.tally.wrote(1, len(data))
                     self.tally.rewritten |= {entry.path} if entry.artifact.spans else set()
 
-    def _artifacts(self, kernel: Kernel) -> list[Artifact]:
+    def _artifacts(self, kernel: Kernel) -> list[tuple[Artifact, bytes]]:
+        """Return the files to write and their raw digests, in Triton's order."""
         chosen = kernel.launch_set if self.keep == "launch" else kernel.artifacts
-        return sorted(chosen, key=lambda artifact: names.artifact_order(artifact.filename))
+        ordered = sorted(chosen, key=lambda artifact: names.artifact_order(artifact.filename))
+        return [(artifact, digest_raw(artifact.digest)) for artifact in ordered]
 
     def _place(self, root: str) -> CacheDirectory:
         if root not in self.places:

@@ -32,6 +32,7 @@ class StoreBlobs:
         self, backend: Backend, name: str, content: Content, limits: Limits, *, read_only: bool = False
     ) -> None:
         self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
+        self.waits = not backend.reads_are_cheap
         self._units: dict[bytes, list[Unit]] = {}
         for unit in units_of(content):
             for digest, _ in unit.blobs:

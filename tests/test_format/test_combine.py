@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merging, comparing and selecting bundles."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -113,7 +114,7 @@ def test_facts_are_adopted_from_another_variant(build):
     files = build.Files()
     kernel = loser.kernels[0]
     files.blobs.update({d: loser.blobs.read_blob(d) for d, _ in loser.content.blobs})
-    recorded = files.bundle(type(kernel)(**{**vars(kernel), "facts_bytes": build.facts()}))
+    recorded = files.bundle(replace(kernel, facts_bytes=build.facts()))
     for order in permutations([winner, recorded]):
         merged = merge(order)
         assert merged.kernels[0].files_digest == winner.kernels[0].files_digest

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with a manifest is refused with the right error: names, repeats, limits, digests, and a wrong type in any field."""
 
+import base64
 import copy
+import hashlib
 
 import msgpack
 import pytest
@@ -15,7 +17,7 @@ from bundler.format.keyparts import KeyParts
 from bundler.format.launch import LaunchFacts, LaunchSpec
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observed
-from bundler.format.names import check_file_name, check_kernel_key, check_relative_path, is_kernel_key
+from bundler.format.names import check_file_name, check_kernel_key, check_relative_path, is_kernel_key, is_key_of
 from bundler.format.values import Value
 
 KERNELS, TUNING, HELPERS, OPAQUE, RECORDS = 2, 3, 4, 5, 6
@@ -529,3 +531,18 @@ def test_a_bundle_in_memory_verifies_what_it_reads_and_writes(build):
         with pytest.raises(DigestMismatch):
             use()
     assert isinstance(binary, Artifact)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_key_is_recognised_by_its_digest(seed):
+    """In base32 and in hex; one bit more or less, and it is the key of another kernel."""
+    digest = hashlib.sha256(bytes([seed])).digest()
+    base32 = base64.b32encode(digest).decode().rstrip("=")
+    other = bytes([digest[0], digest[1], *digest[2:31], digest[31] ^ 1])
+    assert is_key_of(base32, digest)
+    assert is_key_of(digest.hex(), digest)
+    assert not is_key_of(base32, other)
+    assert not is_key_of(digest.hex(), other)
+    # The last character has room for more bits than the digest has.
+    assert not is_key_of(base32[:-1] + chr(ord(base32[-1]) + 1), digest)
+    assert not is_key_of(base32.lower(), digest)

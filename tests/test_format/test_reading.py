@@ -80,15 +80,6 @@ def test_few_frames_stay_decoded(build, wide):
     assert opened._frames == {}
 
 
-def test_blobs_can_be_shared_out_by_frame(build):
-    """A caller can ask which frames hold its blobs."""
-    opened = Container(build.Counting(build.several().to_bytes()))
-    kernel = opened.content.kernels[0]
-    digests = {artifact.kind: bytes.fromhex(artifact.digest[7:]) for artifact in kernel.artifacts}
-    assert opened.frames_of(iter([digests["cubin"], digests["json"]])) == {0}
-    assert len(opened.frames_of(iter(digests.values()))) == 2
-
-
 def test_the_file_may_be_unlinked_while_it_is_open(build, saved):
     """A loaded bundle goes on reading after its file is gone."""
     with Bundle.load(saved) as bundle:
@@ -279,3 +270,14 @@ def test_a_real_cache_opens_and_verifies(real_cache, tmp_path):
         assert {a.filename for k in bundle.kernels for a in k.artifacts} == {
             a.filename for k in packed.kernels for a in k.artifacts
         }
+
+
+def test_a_view_lies_in_its_frame_and_is_verified(build):
+    """What is only written to disk need not be copied."""
+    bundle = build.several()
+    opened = Bundle.from_bytes(bundle.to_bytes())
+    for artifact in opened.kernels[0].artifacts:
+        digest = bytes.fromhex(artifact.digest[7:])
+        view = opened.view_blob(digest, artifact.filename)
+        assert isinstance(view, memoryview)
+        assert view == bundle.view_blob(digest, artifact.filename) == opened.read(artifact)

@@ -32,6 +32,8 @@ def state(directory):
 class Counted:
     """A source of blobs that counts what it is asked for, and may damage it."""
 
+    waits = False
+
     def __init__(self, blobs, error=None):
         self.blobs, self.error, self.read = blobs, error, []
 

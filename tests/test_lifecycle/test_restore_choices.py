@@ -11,6 +11,7 @@ import workshop
 
 import bundler
 from bundler.errors import BundlerWarning, ConfigError
+from bundler.format.bundle import MemoryBlobs
 from bundler.format.entries import Target, Toolchain
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.lifecycle import fitting
@@ -276,7 +277,7 @@ def test_an_empty_bundle_warns_of_nothing(tmp_path):
     """A bundle without kernels restores to nothing, without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = bundler.restore(bundler.Bundle(Content(), Observed({}), None), tmp_path / "there")
+        report = bundler.restore(bundler.Bundle(Content(), Observed({}), MemoryBlobs({})), tmp_path / "there")
     assert report.usable == 0
 
 
