@@ -46,6 +46,9 @@ JOBS = (
     ("torch", "torch_restore", "torch load", ("pickle", "out")),
     ("plain", "write_loop", "write launch", ("out", "launch")),
     ("ours", "restore", "restore launch", ("bundle", "out", "launch")),
+    ("ours", "push", "push", ("bundle", "store")),
+    ("ours", "pull", "pull all", ("store", "out", "all")),
+    ("ours", "pull", "pull launch", ("store", "out", "launch")),
 )
 FROM_CACHE = {"collect", "torch_collect", "tar_zstd", "write_loop"}
 
@@ -156,6 +159,7 @@ def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> S
                 samples.setdefault(f"{name}: {step}", []).append(figure)
             shutil.rmtree(work / "out", ignore_errors=True)
             measuring.settle()
+        shutil.rmtree(work / "store")
     return samples
 
 

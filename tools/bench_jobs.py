@@ -60,7 +60,7 @@ def serve(side: str) -> None:
     if side == "ours":
         import bundler
 
-        _ = bundler.Bundle, bundler.pack, bundler.restore
+        _ = bundler.Bundle, bundler.open_store, bundler.pack, bundler.restore
     elif side == "torch":
         import torch._inductor.triton_bundler  # noqa: F401
     gc.collect()
@@ -110,6 +110,32 @@ def restore(file: str, into: str, keep: str) -> dict[str, float]:
     watch.lap("load")
     report = bundler.restore(bundle, into, keep="launch" if keep == "launch" else "all")
     watch.lap("restore")
+    return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
+
+
+def push(file: str, into: str) -> dict[str, float]:
+    """Push a bundle into an empty store in a directory, and once more."""
+    import bundler
+
+    watch = Watch()
+    with bundler.Bundle.load(file) as bundle, bundler.open_store(f"file://{into}") as store:
+        watch.lap("")
+        first = store.push(bundle, tag="bench")
+        watch.lap("push")
+        store.push(bundle, tag="bench")
+        watch.lap("push again")
+    del watch.seconds[""]
+    return {**watch.seconds, "bytes": first.bytes_sent}
+
+
+def pull(store: str, into: str, keep: str) -> dict[str, float]:
+    """Pull a bundle out of a store in a directory and restore it."""
+    import bundler
+
+    watch = Watch()
+    with bundler.open_store(f"file://{store}") as opened:
+        report = opened.restore("bench", cache_dir=into, keep="launch" if keep == "launch" else "all")
+    watch.lap("pull and restore")
     return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
 
 
@@ -271,6 +297,8 @@ def collect_steps(cache: str) -> dict[str, float]:
 JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "collect": collect,
     "restore": restore,
+    "push": push,
+    "pull": pull,
     "torch_collect": torch_collect,
     "torch_restore": torch_restore,
     "write_loop": write_loop,

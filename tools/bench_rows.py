@@ -52,6 +52,12 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
         ratio("load and restore the launch set: how much faster", loaded_launch, torch,
               "torch's bundler unpickles and emits everything", least=4.0),
         ratio("collect and save", saved, seconds("tar: tar"), "tar and zstd -3", most=2.0),
+        ratio("push into an empty store in a directory", seconds("push: push"), seconds("tar: tar"), "tar and zstd -3"),
+        ratio("push again, when the store has everything", seconds("push: push again"), seconds("push: push"), "the first push"),
+        ratio("pull and restore everything", seconds("pull all: pull and restore"), seconds("write all: write"),
+              "bare write loop of the same files"),
+        ratio("pull and restore the launch set", seconds("pull launch: pull and restore"), seconds("write launch: write"),
+              "bare write loop of the same files"),
         _plain(f"{place}: collect and save, beside torch's bundler, which keeps everything uncompressed", saved, torch_saved),
     ]  # fmt: skip
 

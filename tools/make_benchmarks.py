@@ -49,8 +49,9 @@ REASONS: dict[str, tuple[str, str]] = {
         "also parse a manifest, hash every byte, and rename every directory."
     )),
     "restore ": ("restore", (
-        "decoding and hashing overlap with writing only as far as there are idle cores, and each kernel costs a temporary "
-        "directory, a rename, a look at its metadata and a generated group file besides its files."
+        "decoding and hashing come on top of writing, since threads lost more by handing the interpreter lock over than they "
+        "gained; and each kernel costs a temporary directory, a rename, a look at its metadata and a generated group file "
+        "besides its files."
     )),
     "collect and save": ("collect", (
         "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
