@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import base64
 import fnmatch
-import json
 import os
 from collections import Counter
 from typing import Any
@@ -24,6 +22,8 @@ from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.file import os_errors
 from bundler.format.layout import HEADER
+from bundler.format.metadata import parse_metadata
+from bundler.format.names import is_key_of
 
 KERNELS = (
     Column("name", shrinks=True),
@@ -239,15 +239,15 @@ def _damage(bundle: Bundle) -> list[tuple[str, str]]:
 def _metadata_problem(bundle: Bundle, kernel: Kernel) -> str | None:
     """Return where a kernel's metadata contradicts the manifest."""
     try:
-        metadata = json.loads(bundle.read(kernel.metadata))
+        metadata = parse_metadata(bundle.read(kernel.metadata))
         target, digest = metadata["target"], bytes.fromhex(metadata["hash"])
         said = Target(str(target["backend"]), str(target["arch"]))
         name, release = metadata["name"], metadata.get("triton_version")
     except BundlerError as error:
         return error.message
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         return f"{kernel.metadata.filename} is not valid metadata ({type(error).__name__}: {error})"
-    if kernel.key not in {digest.hex(), base64.b32encode(digest).decode().rstrip("=")}:
+    if not is_key_of(kernel.key, digest):
         return f"the metadata is of another kernel, with hash {digest.hex()[:12]}…"
     for what, got, expected in (("name", name, kernel.name), ("target", said, kernel.target),
                                 ("Triton release", release, kernel.toolchain.release)):  # fmt: skip
