@@ -59,7 +59,7 @@ class Artifact:
     size: int
     spans: tuple[Span, ...] = ()
 
-    @cached_property
+    @property
     def kind(self) -> str:
         """`cubin`, `hsaco`, `json`, `ttir`, `ttgir`, `llir`, `ptx`, `amdgcn`, `source`, `so` or `other`."""
         return names.artifact_kind(self.filename)
@@ -98,22 +98,22 @@ class Kernel:
             raise NotFound(f"{self.name} ({self.key}) has no key parts: {PACKED}", key=self.key)
         return self.parts
 
-    @cached_property
+    @property
     def binary(self) -> Artifact:
         """The device binary."""
         return next(a for a in self.artifacts if a.kind in names.BINARY_KINDS)
 
-    @cached_property
+    @property
     def metadata(self) -> Artifact:
         """Triton's metadata JSON."""
         return next(a for a in self.artifacts if a.kind == "json")
 
-    @cached_property
+    @property
     def launch_set(self) -> tuple[Artifact, ...]:
         """The artifacts a hit needs: device binary and metadata."""
         return tuple(a for a in self.artifacts if a.kind in names.LAUNCH_KINDS)
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Bytes of all artifacts as stored."""
         return sum(artifact.size for artifact in self.artifacts)

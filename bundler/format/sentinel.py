@@ -62,7 +62,7 @@ def to_sentinels(data: bytes, places: Sequence[tuple[int, str]]) -> tuple[bytes,
     """
     spellings = sorted({(path.rstrip("/"), place) for place, path in places}, key=lambda s: (-len(s[0]), *s))
     pattern = "|".join(f"(?P<p{n}>{_spelling(path)})" for n, (path, _) in enumerate(spellings) if path not in {"", "."})
-    if not pattern or not _is_json(data):
+    if not pattern or not _may_name(data, [path for path, _ in spellings]) or not _is_json(data):
         return data, ()
     matcher = re.compile(rf"(?<!{_NAME_CHARACTER})(?:{pattern})(?![^/\s\"',;:)\]])")
     out: list[bytes] = []
@@ -106,7 +106,7 @@ def from_sentinels(data: bytes, spans: Sequence[Span], paths: Mapping[int, str])
 
 def triton_dirs(data: bytes) -> set[str]:
     """Return the Triton install directories that a metadata document names (`…/triton` before `/backends/`)."""
-    if not _is_json(data):
+    if not _may_name(data, [_TRITON_INSIDE]) or not _is_json(data):
         return set()
     # No path holds a zero, so what is between zeros has one path at most: from where a path first begins to the last place
     # that looks like Triton's.  One expression for both would go over a long text again from each slash.
@@ -152,6 +152,11 @@ def _decoded(raw: bytes) -> str:
 def _spelling(path: str) -> str:
     # A relative path may be a plain word, such as `cuda`: it is a path only where something follows it.
     return re.escape(path) if path.startswith("/") else re.escape(path) + "(?=/)"
+
+
+def _may_name(data: bytes, texts: Sequence[str]) -> bool:
+    """Tell whether a JSON document may hold one of these texts: without a backslash it does so byte for byte."""
+    return b"\\" in data or any(text.encode("utf-8", "surrogatepass") in data for text in texts)
 
 
 def _is_json(data: bytes) -> bool:
