@@ -21,6 +21,11 @@
     ├── AccessDenied (also PermissionError)  reading or writing is not permitted
     ├── StrictModeViolation                a compile happened where none was allowed
     ├── CannotLaunchStatically             a fact that a launch needs is not known
+    ├── DriverError                        the GPU's driver refused
+    │   └── DriverUnavailable              there is no driver, no device, or none that survived a fork
+    ├── CompileFailed                      a kernel does not compile
+    │   ├── WorkerDied                     the process that compiled it died, or had too little memory
+    │   └── CompileTimeout (also TimeoutError)  its time ran out
     └── NoValidConfig                      every candidate configuration failed
 
 `BundlerWarning` is the one category of our warnings.
@@ -168,6 +173,36 @@ class CannotLaunchStatically(BundlerError):
     """A static launch needs a fact that this kernel does not carry."""
 
     code = "cannot-launch"
+
+
+class DriverError(BundlerError):
+    """The GPU's driver refused; `call` and `status` are its own, `kernel` the kernel's name where there is one."""
+
+    code = "driver"
+
+
+class DriverUnavailable(DriverError):
+    """The driver's library is missing, finds no device, or cannot be used since this process was forked."""
+
+    code = "driver-unavailable"
+
+
+class CompileFailed(BundlerError):
+    """A kernel does not compile; `name`, `reason`, `line` (of its source, where known) and `words` (of the compiler) say more."""
+
+    code = "compile-failed"
+
+
+class WorkerDied(CompileFailed):
+    """The process that compiled a kernel died, or had too little memory; `words` are its last ones."""
+
+    code = "worker-died"
+
+
+class CompileTimeout(CompileFailed, TimeoutError):
+    """A kernel took longer to compile than it was allowed to."""
+
+    code = "compile-timeout"
 
 
 class NoValidConfig(BundlerError):
