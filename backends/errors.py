@@ -5,7 +5,11 @@
 
     BackendError
     ├── InvalidKey (also ValueError)      not a key by the grammar
+    ├── BadSettings (also ValueError)     a URL or setting that cannot be used
+    ├── MissingExtra (also ImportError)   a package that this kind of store needs is not installed
     ├── BackendUnavailable                it does not answer, or answers nonsense
+    │   ├── BackendTimeout                it did not answer in time
+    │   └── BackendResting                it failed lately, and is not asked for now
     ├── BackendFull                       no space is left
     ├── BackendDenied                     reading or writing is not permitted
     └── UntrustedRoot                     others could write to the directory
@@ -22,8 +26,24 @@ class InvalidKey(BackendError, ValueError):
     """The text is not a key."""
 
 
+class BadSettings(BackendError, ValueError):
+    """A URL or a setting has a value that cannot be used."""
+
+
+class MissingExtra(BackendError, ImportError):
+    """A package that this kind of store needs is not installed."""
+
+
 class BackendUnavailable(BackendError):
     """The store does not answer, or not with what it should."""
+
+
+class BackendTimeout(BackendUnavailable):
+    """The store did not answer in time; what was asked of it may still happen."""
+
+
+class BackendResting(BackendUnavailable):
+    """The store failed lately, so it was not asked."""
 
 
 class BackendFull(BackendError):

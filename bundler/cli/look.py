@@ -15,7 +15,7 @@ from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.leaking import find_leaks, show_leaks
 from bundler.cli.move import count_files, counts
 from bundler.cli.screen import Column, Screen
-from bundler.cli.share import STORE_METAVAR
+from bundler.cli.share import STORE_METAVAR, only_one
 from bundler.cli.tend import verify_store
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle
@@ -171,7 +171,7 @@ def _compiler(toolchain: Toolchain) -> str:
     epilog=example("verify model.tbundle", "verify --store file:///var/cache/kernels --repair"),
 )
 @click.argument("bundle", required=False)
-@click.option("--store", "url", metavar=STORE_METAVAR, help="Check a store instead.")
+@click.option("--store", "url", multiple=True, callback=only_one, metavar=STORE_METAVAR, help="Check a store instead.")
 @click.option(
     "--repair", is_flag=True, help="Remove what is damaged in the store, so that the next push sends it again."
 )

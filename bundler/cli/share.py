@@ -21,7 +21,8 @@ from bundler.store.reports import PushReport, TagInfo
 from bundler.store.store import MODES, Mode
 
 STORE_METAVAR = "URL"
-STORE_HELP = "The store: file:///absolute/path, with ?mode=group one that a group shares."
+STORE_HELP = "The store: file:///absolute/path, with ?mode=group one that a group shares, or redis://host:6379."
+TIERS_HELP = STORE_HELP + " Repeat it for tiers, the nearest first; ?readonly=1 leaves one as it is."
 TAGS = (
     Column("tag", shrinks=True),
     Column("kernels", True),
@@ -30,22 +31,40 @@ TAGS = (
     Column("digest", shrinks=True),
 )
 
-store_option = click.option("--store", "url", required=True, metavar=STORE_METAVAR, help=STORE_HELP)
+store_option = click.option("--store", "urls", required=True, multiple=True, metavar=STORE_METAVAR, help=TIERS_HELP)
 
 
-def existing_store(url: str) -> Store:
-    """Open a store to read from it; raises `NotFound` when nobody made it, which is more likely a wrong path."""
-    store = bundler.open_store(url)
-    directory = local_directory(url)
+def only_one(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> str | None:
+    """Return the one store that was given; several would be looked after by their tiers' rules, which nobody expects."""
+    if len(urls) > 1:
+        raise click.BadParameter(f"expected one store, got {len(urls)}: look after each tier by itself")
+    return urls[0] if urls else None
+
+
+one_store_option = click.option(
+    "--store", "url", required=True, multiple=True, callback=only_one, metavar=STORE_METAVAR, help=STORE_HELP
+)
+
+
+def existing_store(*urls: str, read_only: bool = False) -> Store:
+    """Open a store to read from it; raises `NotFound` when nobody made it, which is more likely a wrong path.
+
+    Of several tiers the farthest must be there; nearer ones are made when they are filled.
+    """
+    store = bundler.open_store(*urls, read_only=read_only)
+    directory = local_directory(urls[-1])
     if directory is not None and not os.path.isdir(directory):
         store.close()
-        raise NotFound(f"there is no store at {url}: no directory {directory}; push makes it", store=url)
+        raise NotFound(f"there is no store at {urls[-1]}: no directory {directory}; push makes it", store=urls[-1])
     return store
 
 
 @click.command(
     short_help="Send a bundle to a store.",
-    epilog=example("push model.tbundle --store file:///var/cache/kernels --tag llama3/h200"),
+    epilog=example(
+        "push model.tbundle --store file:///var/cache/kernels --tag llama3/h200",
+        "push model.tbundle --store file:///var/cache/kernels --store redis://host:6379 --tag llama3/h200",
+    ),
 )
 @click.argument("bundle")
 @store_option
@@ -58,12 +77,12 @@ def existing_store(url: str) -> Store:
     help="If the tag is set: add to what it names, name this instead, or refuse.",
 )
 @reports
-def push(screen: Screen, bundle: str, url: str, tag: str, mode: Mode) -> int:
+def push(screen: Screen, bundle: str, urls: tuple[str, ...], tag: str, mode: Mode) -> int:
     """Send BUNDLE to a store, and call it by a tag.
 
     Only what the store lacks is sent. Of several pushes to one tag at once, the tag holds all.
     """
-    with Bundle.load(bundle) as opened, bundler.open_store(url) as store:
+    with Bundle.load(bundle) as opened, bundler.open_store(*urls) as store:
         with screen.progress(f"pushing {bundle}", count_files(opened)) as bar:
             report = store.push(bar.watching(opened), tag, mode)
         _show_push(screen, report, mode)
@@ -98,10 +117,10 @@ def _before(report: PushReport, mode: Mode) -> str:
 @output_option
 @store_option
 @reports
-def pull(screen: Screen, tag: str, output: str, url: str) -> int:
+def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
     """Write a bundle of a store to a file: the one that TAG names, or the one with this sha256:… digest."""
     check_output(output)
-    with existing_store(url) as store, store.pull(tag) as bundle:
+    with existing_store(*urls) as store, store.pull(tag) as bundle:
         size = save(screen, bundle, output)
         show_contents(screen, bundle)
         screen.done(f"wrote {output}: {words.size(size)}, {bundle.digest}")
@@ -118,12 +137,12 @@ def pull(screen: Screen, tag: str, output: str, url: str) -> int:
 @store_option
 @click.option("--delete", metavar="T", help="Remove this tag; what it named stays until prune.")
 @reports
-def tags(screen: Screen, url: str, delete: str | None) -> int:
+def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
     """List the tags of a store, and what they name.
 
     Exit status 1 when a tag leads nowhere.
     """
-    with existing_store(url) as store:
+    with existing_store(*urls) as store:
         if delete is not None:
             return _delete(screen, store, delete)
         found = store.tags()

@@ -11,7 +11,7 @@ from bundler.cli import words
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.quantities import to_bytes, to_seconds
 from bundler.cli.screen import Screen
-from bundler.cli.share import existing_store, store_option
+from bundler.cli.share import existing_store, one_store_option
 from bundler.lifecycle.storing import Store
 from bundler.store.reports import PruneReport, VerifyReport
 
@@ -19,7 +19,7 @@ PROBLEMS_SHOWN = 10
 
 
 @click.command(short_help="Say what a store holds.", epilog=example("stats --store file:///var/cache/kernels"))
-@store_option
+@one_store_option
 @reports
 def stats(screen: Screen, url: str) -> int:
     """Say how much a store holds, and how much of it tags reach."""
@@ -45,7 +45,7 @@ def stats(screen: Screen, url: str) -> int:
         "prune --store file:///var/cache/kernels --max-bytes 20GB",
     ),
 )
-@store_option
+@one_store_option
 @click.option(
     "--max-bytes", callback=to_bytes, metavar="SIZE", help="Stop when the store holds no more than this: 500MB, 2GiB."
 )
@@ -60,7 +60,7 @@ def prune(screen: Screen, url: str, max_bytes: int | None, older_than: int | Non
     What was used in the last 24 hours stays, whatever the options say. Exit status 1 when what tags reach is already more
     than --max-bytes.
     """
-    with existing_store(url) as store, screen.progress(f"pruning {url}"):
+    with existing_store(url) as store, screen.progress(f"pruning {store.name}"):
         report = store.prune(max_bytes, older_than, dry_run)
     _show_prune(screen, report, dry_run=dry_run)
     status = _limit(screen, report, max_bytes)
@@ -98,7 +98,7 @@ def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:
 def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
     """Check everything in a store; returns the exit status."""
     with existing_store(url) as store:
-        with screen.progress(f"verifying {url}"):
+        with screen.progress(f"verifying {store.name}"):
             report = store.verify(repair)
         if report.sound:
             screen.line(f"checked {words.count(report.checked, 'object')}, and that bundles and tags lack nothing")

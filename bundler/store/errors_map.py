@@ -14,6 +14,8 @@ _MEANING: dict[type[theirs.BackendError], type[BundlerError]] = {
     theirs.BackendDenied: AccessDenied,
     theirs.UntrustedRoot: ConfigError,
     theirs.InvalidKey: ConfigError,
+    theirs.BadSettings: ConfigError,
+    theirs.MissingExtra: ConfigError,
     theirs.BackendUnavailable: StoreUnavailable,
 }
 

@@ -21,15 +21,17 @@ HERE = Path(__file__).parent
 hypothesis.settings.register_profile("backends", deadline=None, max_examples=40, stateful_step_count=30)
 
 
-def _load(name):
+def _load(name, folder=HERE):
     # Tests are imported by path, so a module beside them has to be put where `import` finds it.
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 disk = _load("disk")
+for _shared in ("redis_server", "redis_proxy"):
+    _load(_shared, HERE.parent)
 
 
 @pytest.fixture

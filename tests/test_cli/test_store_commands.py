@@ -586,7 +586,7 @@ def test_a_wrong_name_is_one_error(cli, packed, pushed, tmp_path, words, expecte
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ("redis://host/0", "expected file:///absolute/path"),
+        ("http://host/0", "expected file:///absolute/path"),
         ("file:relative", "expected file:///absolute/path"),
         ("file://elsewhere/tmp/x", "expected file:///absolute/path"),
         ("{tmp}/store", "expected file:///absolute/path"),

@@ -23,6 +23,8 @@ def _load(path, name=None):
 
 build = _load(HERE.parent / "test_format" / "builders.py", "store_builders")
 shelf = _load(HERE / "shelf.py")
+for _shared in ("redis_server", "redis_proxy"):
+    _load(HERE.parent / f"{_shared}.py")
 
 
 @pytest.fixture

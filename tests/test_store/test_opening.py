@@ -4,6 +4,7 @@
 import contextlib
 import logging
 import os
+import sys
 import warnings
 
 import pytest
@@ -68,7 +69,11 @@ BAD = {
     "memory:x": "not a store",
     "memory:?x=1": "not a store",
     "memory://host": "not a store",
-    "redis://host/0": "not a store: 'redis://host/0'",
+    "redis://host/x": "redis://host/x: expected a number",
+    "redis://host/?x=1": "no setting 'x'",
+    "file:///a?readonly=yes": "readonly=1 or",
+    "file:///a?readonly=1&readonly=0": "readonly=1 or",
+    "memory:?readonly=1&x=1": "not a store",
     "http://host/": "not a store",
     "C:\\store": "not a store",
 }
@@ -86,17 +91,38 @@ def test_other_urls_are_refused_with_a_sentence(url):
 def test_a_refused_url_does_not_tell_its_secrets(caplog):
     """User, password and settings of a URL are in no message, fact or log."""
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(ConfigError) as caught:
-        bundler.open_store("redis://:s3cret@host:6379/0?password=s3cret")
-    assert "s3cret" not in repr((str(caught.value), caught.value.facts, caplog.text))
-    assert "redis://host:6379/0" in str(caught.value)
+    for url in ("redis://:s3cret@host:6379/0?pass=s3cret", "redis://:s3cret@host:6379/0?readonly=s3cret"):
+        with pytest.raises(ConfigError) as caught:
+            bundler.open_store(url)
+        assert "s3cret" not in repr((str(caught.value), caught.value.facts, caplog.text))
+        assert "redis://host:6379/0" in str(caught.value)
 
 
-@pytest.mark.parametrize("urls", [(), ("memory:", "memory:")])
-def test_there_is_one_store(urls):
-    """Tiers are not supported, and the message says so."""
-    with pytest.raises(ConfigError, match=f"expected one store, got {len(urls)}"):
-        bundler.open_store(*urls)
+def test_there_is_a_store_and_none_twice(url):
+    """No URL names no store, and one that is given twice is a mistake."""
+    with pytest.raises(ConfigError, match="expected a store, got none"):
+        bundler.open_store()
+    with pytest.raises(ConfigError, match="is given twice"):
+        bundler.open_store(url, url)
+
+
+@pytest.mark.parametrize(("setting", "words"), [
+    ({"when_down": "wait"}, "expected 'raise' or 'degrade'"), ({"password": "s3cret"}, "no Redis store among"),
+])  # fmt: skip
+def test_settings_that_cannot_be_used_are_refused(url, setting, words):
+    """A misspelled choice, or a server's setting where there is no server, is a ConfigError without its value."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        bundler.open_store(url, **setting)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_without_redis_py_the_message_names_the_extra(monkeypatch):
+    """A Redis store without the package for it is a ConfigError with the fix."""
+    for name in [name for name in sys.modules if name.startswith(("redis", "bundler.backends.redis_"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError, match=r"pip install 'triton-bundler\[redis\]'"):
+        bundler.open_store("redis://host")
 
 
 def test_trust_is_checked_when_a_store_is_opened(url):
@@ -131,7 +157,7 @@ def test_a_store_says_its_name_and_closes_twice(url):
 
 MEANINGS = {
     theirs.BackendFull: StoreFull, theirs.BackendDenied: AccessDenied, theirs.UntrustedRoot: ConfigError,
-    theirs.InvalidKey: ConfigError, theirs.BackendUnavailable: StoreUnavailable, theirs.BackendError: StoreUnavailable,
+    theirs.InvalidKey: ConfigError, theirs.BadSettings: ConfigError, theirs.MissingExtra: ConfigError, theirs.BackendUnavailable: StoreUnavailable, theirs.BackendError: StoreUnavailable,
 }  # fmt: skip
 
 

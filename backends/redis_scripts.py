@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts that run inside the server: each works on the keys in KEYS and on no others.
+
+On a cluster a call carries keys of one slot; elsewhere up to `SCRIPT_KEYS`, which keeps each call under a millisecond or so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+SCRIPT_KEYS = 256
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script and the name by which the server remembers it; one that only reads says so, for users who may only read."""
+
+    source: str
+    reads: bool = False
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest())
+
+
+# An object begins with how long it lives after its last use (redis_values.py); damaged ones live as long as ours do.
+# Times come from the expiry.  Before 7.0 the server gives only what is left of it: the clock is read on both sides, until no
+# tick lies between, for else one object's time would differ by a millisecond from call to call.
+_TIMES = """
+local absolute = true
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+local function expires_ms(key)
+  if absolute then
+    local at = redis.pcall('PEXPIRETIME', key)
+    if type(at) == 'number' then return at end
+    absolute = false
+  end
+  local before = now_ms()
+  while true do
+    local left = redis.call('PTTL', key)
+    local after = now_ms()
+    if left < 0 then return left end
+    if before == after then return before + left end
+    before = after
+  end
+end
+local function lives_ms(head, default)
+  local said = tonumber(string.match(head, '^TB%l(%d%d%d%d%d%d%d%d%d%d%d%d%d)')) or 0
+  return said > 0 and said or tonumber(default)
+end
+local function modified_ms(key, head, default)
+  local at = expires_ms(key)
+  return at < 0 and 0 or at - lives_ms(head, default)
+end
+"""
+# For each key: nothing, or its first bytes, which say whether it is whole or a head of parts.
+HEADS = Script(
+    """
+local found = {}
+for i, key in ipairs(KEYS) do found[i] = redis.call('GETRANGE', key, 0, ARGV[1]) end
+return found
+""",
+    reads=True,
+)
+# For each key: its first bytes, its size, when it was modified.
+DESCRIBE = Script(
+    f"""{_TIMES}
+local found = {{}}
+for i, key in ipairs(KEYS) do
+  local head = redis.call('GETRANGE', key, 0, ARGV[1])
+  found[i] = {{head, redis.call('STRLEN', key), modified_ms(key, head, ARGV[2])}}
+end
+return found
+""",
+    reads=True,
+)
+# Start the life of each key anew; returns as HEADS does.
+TOUCH = Script(f"""{_TIMES}
+local found = {{}}
+for i, key in ipairs(KEYS) do
+  local head = redis.call('GETRANGE', key, 0, ARGV[1])
+  if head ~= '' then redis.call('PEXPIRE', key, lives_ms(head, ARGV[2])) end
+  found[i] = head
+end
+return found
+""")
+# Remove what was not modified after ARGV[3] (empty: everything); returns the first bytes of what was removed.
+DELETE = Script(f"""{_TIMES}
+local found = {{}}
+for i, key in ipairs(KEYS) do
+  local head = redis.call('GETRANGE', key, 0, ARGV[1])
+  if head ~= '' and ARGV[3] ~= '' and modified_ms(key, head, ARGV[2]) > tonumber(ARGV[3]) then head = '' end
+  if head ~= '' then redis.call('UNLINK', key) end
+  found[i] = head
+end
+return found
+""")
+# Change a value if it is ARGV[2] (ARGV[1] is 0: if there is none) to ARGV[4] (ARGV[3] is 0: remove it) for ARGV[5] ms.
+SWAP = Script("""
+local current = redis.call('GET', KEYS[1])
+if (ARGV[1] == '0' and current) or (ARGV[1] == '1' and current ~= ARGV[2]) then return 0 end
+if ARGV[3] == '1' then
+  redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+elseif current then
+  redis.call('UNLINK', KEYS[1])
+end
+return 1
+""")
+# Prolong what holds our token.
+RENEW = Script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D102 -- the port says what each method does
+"""Several byte stores as one, the nearest first.
+
+::
+
+    near, writable       copies of what was read or written; fetched by one process of the host for all
+    truth, writable      the farthest writable tier, which others share: what is there, and what tags say
+    below, read-only     a base that was made before
+
+Objects are the same wherever they are, since their content decides their key: the nearest answer is right.  Refs change, so
+the truth decides; nearer tiers hold what it said last, for the time that it does not answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from bundler.backends.base import Backend, Lease, Leasing, Stat
+from bundler.backends.counters import TierCounters
+from bundler.backends.errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
+from bundler.backends.flights import Flights, landing_order
+from bundler.backends.keys import check_key
+from bundler.backends.tier import Tier
+
+T = TypeVar("T")
+WhenDown = Literal["raise", "degrade"]
+_Failures = list[tuple[Tier, BackendError]]
+# Tags whose bundle is not near yet; more than a process reads before it fetches what they name.
+_UNMIRRORED = 1000
+
+
+class Tiers(Backend):
+    """Several byte stores as one.
+
+    * Objects are read from the nearest tier that has them and copied to the nearer writable ones; what is damaged in a tier
+      is removed there, and asked of the next.
+    * Objects are written to the truth first, then to the nearer writable tiers.  `exists`, `touch` and `lease` ask the truth:
+      it is to hold whole bundles, whoever reads it.
+    * Refs are read from the truth and changed there; below it a base may have some that the truth does not set.
+    * Reading leaves out what fails: a ref is then what a nearer tier was told last, an object is absent unless another tier
+      has it.  Only when no tier answers, or nobody knows a ref, the error is raised.
+    * Writing raises when the truth fails; with `when_down="degrade"` the next nearer writable tier stands in for one that
+      does not answer or is full, and what is written meanwhile stays there.
+
+    Guarantees what `Backend` does, for objects as soon as the truth has them.  Does not guarantee that near tiers hold all.
+    Threads and forks as the tiers.
+
+    Args:
+        tiers: the nearest first; one that is `ReadOnly` is never written.
+        when_down: what writing does while the truth does not answer.
+    """
+
+    def __init__(self, tiers: Sequence[Tier], when_down: WhenDown = "raise") -> None:
+        self._tiers, self._when_down = tuple(tiers), when_down
+        self._writable = [tier for tier in tiers if tier.writable]
+        self._truth = self._writable[-1] if self._writable else None
+        self._read_only = [tier for tier in tiers if not tier.writable]
+        self._flights, self._flying_from = self._flight_tier()
+        self._unmirrored: dict[str, bytes] = {}
+
+    @property
+    def counters(self) -> tuple[TierCounters, ...]:
+        """What each tier did so far, the nearest first."""
+        return tuple(tier.tally.snapshot() for tier in self._tiers)
+
+    def get(self, keys: Collection[str]) -> dict[str, bytes]:
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        errors: _Failures = []
+        found = self._read(range(self._flying_from), wanted, errors)
+        missing = [key for key in wanted if key not in found]
+        if missing and self._flights is not None:
+            found |= self._fetch(self._flights, missing, errors)
+        if len(errors) == len(self._tiers):
+            raise errors[-1][1]
+        _excuse(errors)
+        return found
+
+    def _fetch(self, flights: Flights, missing: list[str], errors: _Failures) -> dict[str, bytes]:
+        """Read from the tiers that one process of the host asks for all."""
+        far = range(self._flying_from, len(self._tiers))
+        with flights.joined(missing) as waited:
+            found = self._read(range(self._flying_from), missing, []) if waited else {}
+            return found | self._read(far, [key for key in missing if key not in found], errors)
+
+    def _read(self, positions: range, keys: list[str], errors: _Failures) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for position in positions:
+            tier, missing = self._tiers[position], [key for key in keys if key not in found]
+            if not missing:
+                break
+            try:
+                got = tier.get_sound(missing)
+            except BackendError as error:
+                errors.append((tier, error))
+                continue
+            self._fill(self._tiers[:position], got)
+            found |= got
+        return found
+
+    def _fill(self, nearer: Sequence[Tier], got: dict[str, bytes]) -> None:
+        items = {key: got[key] for key in landing_order(got)}
+        for tier in nearer:
+            if items and tier.writable:
+                with tier.excused():
+                    tier.tally.add("filled", len(tier.ask(lambda b: b.put(items))))
+        for key, value in list(self._unmirrored.items()):
+            if self._truth and not got.keys().isdisjoint(self._truth.rules.named_by(key, value) or ()):
+                self._mirror(key, value, self._truth)
+
+    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
+        created, holder = self._at_truth(lambda b: b.put(items))
+        # What the truth held before may be another's, under a key that content does not decide.
+        copies = {key: items[key] for key in created}
+        self._at_nearer(holder, lambda b: b.put(copies))
+        return created
+
+    def exists(self, keys: Collection[str]) -> frozenset[str]:
+        wanted = list(map(check_key, keys))
+        if self._truth is None:
+            return self._among(self._tiers, wanted)
+        there, holder = self._at_truth(lambda b: b.exists(wanted))
+        below = self._tiers[self._tiers.index(holder) + 1 :]
+        return there | self._among([tier for tier in below if not tier.writable], [k for k in wanted if k not in there])
+
+    def _among(self, tiers: Sequence[Tier], keys: list[str]) -> frozenset[str]:
+        found: frozenset[str] = frozenset()
+        for tier in tiers:
+            missing = [key for key in keys if key not in found]
+            if missing:
+                with tier.excused():
+                    found |= tier.ask(lambda b, keys=missing: b.exists(keys))  # type: ignore[misc]
+        return found
+
+    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+        """Remove objects wherever we may; how old they are the truth decides, by its own clock.  See `Backend`."""
+        wanted = list(keys)
+        gone, holder = self._at_truth(lambda b: b.delete(wanted, unmodified_since_s))
+        copies = wanted if unmodified_since_s is None else sorted(gone)
+        return gone.union(*self._at_nearer(holder, lambda b: b.delete(copies)))
+
+    def touch(self, keys: Collection[str]) -> None:
+        wanted = list(map(check_key, keys))
+        if self._truth is not None:
+            _, holder = self._at_truth(lambda b: b.touch(wanted))
+            self._at_nearer(holder, lambda b: b.touch(wanted))
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        """Yield what the truth and read-only tiers hold; see `Backend`."""
+        found: dict[str, Stat] = {}
+        for stats in self._answers(lambda b: [*b.list(prefix)]):
+            found = {stat.key: stat for stat in stats} | found
+        return iter(found.values())
+
+    def list_refs(self, prefix: str = "") -> Iterator[str]:
+        """Yield the refs of the truth and of read-only tiers; see `Backend`."""
+        return iter(set().union(*self._answers(lambda b: [*b.list_refs(prefix)])))
+
+    def read_ref(self, key: str) -> bytes | None:
+        check_key(key)
+        errors: _Failures = []
+        if self._truth is not None:
+            try:
+                value = self._truth.ask(lambda b: b.read_ref(key))
+            except BackendError as error:
+                errors.append((self._truth, error))
+            else:
+                self._mirror(key, value, self._truth)
+                if value is not None:
+                    return value
+        others = [tier for tier in self._tiers if tier is not self._truth] if errors else self._read_only
+        return self._first_ref(others, key, errors)
+
+    @staticmethod
+    def _first_ref(tiers: Sequence[Tier], key: str, errors: _Failures) -> bytes | None:
+        """Return the value of the first tier that has one; raises when there is none and not all could be asked."""
+        for tier in tiers:
+            try:
+                value = tier.ask(lambda b: b.read_ref(key))
+            except BackendError as error:
+                errors.append((tier, error))
+            else:
+                if value is not None:
+                    _excuse(errors)
+                    return value
+        if errors:
+            raise errors[0][1]
+        return None
+
+    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        check_key(key)
+        swapped, holder = self._at_truth(lambda b: self._swap_at(b, key, expected, value))
+        if swapped:
+            self._mirror(key, value, holder)
+        return swapped
+
+    def _swap_at(self, backend: Backend, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        """Swap, where what a base says counts as the value as long as the truth says nothing."""
+        base = self._first_ref(self._read_only, key, [])
+        if base is None:
+            return backend.swap_ref(key, expected, value)
+        if expected is not None and backend.swap_ref(key, expected, value):
+            return True
+        if expected != base:
+            return False
+        if value is None:
+            raise BackendDenied(f"{key} is set in a tier that is only read, and cannot be removed there")
+        return backend.swap_ref(key, None, value)
+
+    def _mirror(self, key: str, value: bytes | None, holder: Tier) -> None:
+        """Tell nearer tiers what a ref says; one that lacks what it names keeps the last value that it could serve."""
+        self._unmirrored.pop(key, None)
+        named = () if value is None else holder.rules.named_by(key, value)
+        for tier in self._nearer(holder) if named is not None else ():
+            with tier.excused():
+                told = self._tell_ref(tier, key, value, named or ())
+                if value is not None and not told and len(self._unmirrored) < _UNMIRRORED:
+                    self._unmirrored[key] = value
+
+    @staticmethod
+    def _tell_ref(tier: Tier, key: str, value: bytes | None, named: Collection[str]) -> bool:
+        current = tier.ask(lambda b: b.read_ref(key))
+        if current != value:
+            if not tier.ask(lambda b: b.exists(named)).issuperset(named):
+                return False
+            tier.ask(lambda b: b.swap_ref(key, current, value))
+        return True
+
+    def lease(self, key: str, ttl_s: float) -> Lease | None:
+        """Take a lease where all share it, at the truth; see `Leasing`."""
+
+        def take(backend: Backend) -> Lease | None:
+            if not isinstance(backend, Leasing):
+                raise BackendDenied(f"{type(backend).__name__} has no leases")
+            return backend.lease(key, ttl_s)
+
+        return self._at_truth(take)[0]
+
+    def now_s(self) -> float:
+        return (self._truth or self._tiers[0]).ask(lambda b: b.now_s())
+
+    def flush(self) -> None:
+        if self._truth is not None:
+            _, holder = self._at_truth(lambda b: b.flush())
+            self._at_nearer(holder, lambda b: b.flush())
+
+    def close(self) -> None:
+        for tier in self._tiers:
+            tier.backend.close()
+
+    def __repr__(self) -> str:
+        return f"<Tiers {', '.join(tier.name for tier in self._tiers)}>"
+
+    def _flight_tier(self) -> tuple[Flights | None, int]:
+        """Return flights by the nearest tier that can keep them, and from which tier on they fetch."""
+        for position, tier in enumerate(self._tiers[:-1]):
+            backend = tier.backend
+            if tier.writable and backend.reads_are_cheap and isinstance(backend, Leasing):
+                return Flights(backend), position + 1
+        return None, len(self._tiers)
+
+    def _at_truth(self, call: Callable[[Backend], T]) -> tuple[T, Tier]:
+        """Make a call at the truth, or what stands in for it; returns the answer and who gave it."""
+        for tier in reversed(self._writable):
+            try:
+                return tier.ask(call), tier
+            except (BackendUnavailable, BackendFull) as error:
+                if self._when_down == "raise" or tier is self._writable[0]:
+                    raise
+                tier.excuse(error)
+        raise BackendDenied("every tier is opened for reading only")
+
+    def _nearer(self, holder: Tier) -> Sequence[Tier]:
+        return self._writable[: self._writable.index(holder)]
+
+    def _at_nearer(self, holder: Tier, call: Callable[[Backend], T]) -> Sequence[T]:
+        """Make a call at every nearer writable tier; what fails there is no failure."""
+        answers: deque[T] = deque()
+        for tier in self._nearer(holder):
+            with tier.excused():
+                answers.append(tier.ask(call))
+        return answers
+
+    def _answers(self, call: Callable[[Backend], T]) -> Sequence[T]:
+        """Ask the truth and the read-only tiers; in place of a truth that fails, everybody else."""
+        answers: deque[T] = deque()
+        errors: deque[tuple[Tier, BackendError]] = deque()
+        tiers = [*([self._truth] if self._truth else []), *self._read_only]
+        for tier in tiers:  # grows when the truth fails
+            try:
+                answers.append(tier.ask(call))
+            except BackendError as error:
+                errors.append((tier, error))
+                if tier is self._truth:
+                    tiers += self._nearer(tier)
+        if not answers:
+            raise errors[0][1]
+        _excuse(errors)
+        return answers
+
+
+def _excuse(errors: Iterable[tuple[Tier, BackendError]]) -> None:
+    """Tell of what failed, once it is clear that it is no error for the caller."""
+    for tier, error in errors:
+        tier.excuse(error)
