@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -73,17 +74,17 @@ class LaunchFacts:
     @staticmethod
     def from_bytes(data: bytes) -> LaunchFacts:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
-        kind, arguments, signature, constants, attributes, options = wire.fields(
-            wire.unpack(data, "launch facts"), "launch facts", str, list, list, list, list, list
-        )
+        sections = wire.split(data, len(_SECTIONS))
+        if sections is None:
+            # Not as we write it, or large: decoded whole, which says what is wrong when something is.
+            items = wire.fields(wire.unpack(data, "launch facts"), "launch facts", str, *[list] * (len(_SECTIONS) - 1))
+            return LaunchFacts(*[read(item) for read, item in zip(_SECTIONS, items, strict=True)])
+        kind, arguments, signature, constants, attributes, options = sections
+        # Constants differ from kernel to kernel; the rest is shared by many, and then decoded once.
         return LaunchFacts(
-            kind,
-            tuple(_argument(item) for item in arguments),
-            _named_from_wire(signature),
-            _paths_from_wire(constants),
-            _paths_from_wire(attributes),
-            _named_from_wire(options),
-        )
+            _section(0, kind), _section(1, arguments), _section(2, signature), _decode(3, constants),
+            _section(4, attributes), _section(5, options),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -223,3 +224,22 @@ def _paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
         path, value = wire.fields(item, "argument path", list, object)
         result.append((tuple(wire.expect(index, int, "argument path") for index in path), Value.from_wire(value)))
     return tuple(result)
+
+
+_SECTIONS: tuple[Callable[[Any], Any], ...] = (
+    lambda kind: wire.expect(kind, str, "launch facts"),
+    lambda arguments: tuple(_argument(item) for item in wire.expect(arguments, list, "launch facts")),
+    lambda signature: _named_from_wire(wire.expect(signature, list, "launch facts")),
+    lambda constants: _paths_from_wire(wire.expect(constants, list, "launch facts")),
+    lambda attributes: _paths_from_wire(wire.expect(attributes, list, "launch facts")),
+    lambda options: _named_from_wire(wire.expect(options, list, "launch facts")),
+)
+
+
+def _decode(number: int, packed: bytes) -> Any:
+    # Packed alone it lies one array less deep than in the facts; wrapped, it is as deep and as checked as there.
+    return _SECTIONS[number](wire.unpack(b"\x91" + packed, "launch facts")[0])
+
+
+# Bounded by `wire.MAX_SPLIT_BYTES` an entry.  What it returns is immutable, so that threads and kernels can share it.
+_section = functools.lru_cache(maxsize=1024)(_decode)

@@ -35,6 +35,8 @@ _DOUBLE_BYTES = 8
 _MAX_DECIMALS = 400  # more than any constant a kernel was specialized on
 _MAX_BITS = 1300  # of an integer with fewer decimals than that
 _NESTED = {"tuple", "list"}
+# Tags whose payload is valid as soon as its type is.
+_PLAIN = {"none": type(None), "bool": bool, "int": int, "str": str, "dtype": str, "other": str}
 _TAGS = ("none", "bool", "int", "float", "str", "tuple", "list", "dict", "dtype", "constexpr", "jit", "other")
 
 
@@ -93,7 +95,9 @@ class Value:
     @staticmethod
     def from_wire(data: Any) -> Value:
         """Build a value from its positional form; raises `FormatError` for anything else."""
-        tag, payload = wire.fields(data, "value", str, object)
+        tag, payload = wire.pair(data, "value")
+        if _PLAIN.get(tag) is type(payload):
+            return Value(tag, payload)  # the common case, quickly
         if tag not in _TAGS:
             raise FormatError(f"value: unknown tag {tag!r}", got=tag)
         if tag in _NESTED:

@@ -6,6 +6,7 @@ Maps are refused: decoders keep the last of two equal keys silently.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, TypeVar
 
 import msgpack
@@ -18,6 +19,9 @@ T = TypeVar("T")
 # An empty array is one byte there and eighty in memory.  All arrays of a document together are bounded by so many times
 # the members that a single one may have; a manifest of the size that the limits allow has half as many.
 ARRAYS_PER_ITEM = 2
+# Facts of one kernel are a few kilobytes.
+MAX_SPLIT_BYTES = 1 << 16
+_PAIR = 2
 # What an array can begin with.
 _ARRAY_HEADS = bytes([*range(0x90, 0xA0), 0xDC, 0xDD])
 
@@ -65,6 +69,30 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
         raise _typed(error, what, limits) from error
     _check_depth(result, what, limits.depth)
     return expect(result, list, what)
+
+
+def split(data: bytes, members: int) -> list[bytes] | None:
+    """Return the packed members of an array, undecoded; None when it is not an array of so many, or not small.
+
+    It checks nothing but where each member ends: whoever decodes a member has to `unpack` it.
+    """
+    if len(data) > MAX_SPLIT_BYTES:
+        return None
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_SPLIT_BYTES)
+    unpacker.feed(data)
+    ends = []
+    try:
+        if unpacker.read_array_header() != members:
+            return None
+        ends.append(unpacker.tell())
+        for _ in range(members):
+            unpacker.skip()
+            ends.append(unpacker.tell())
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+        return None
+    if ends[-1] != len(data):
+        return None
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _typed(error: Exception, what: str, limits: Limits) -> FormatError:
@@ -124,6 +152,15 @@ def expect(value: Any, kind: type[T], what: str) -> T:
             got=type(value).__name__,
         )
     return value
+
+
+def pair(data: Any, what: str) -> tuple[str, Any]:
+    """Return the members of a positional record of a text and anything, as `fields(data, what, str, object)` does."""
+    # Of the records in a manifest most are these.
+    if type(data) is list and len(data) == _PAIR and type(data[0]) is str:
+        return data[0], data[1]
+    first, second = fields(data, what, str, object)
+    return first, second
 
 
 def fields(data: Any, what: str, *kinds: Any, open_ended: bool = False) -> list[Any]:

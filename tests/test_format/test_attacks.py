@@ -39,7 +39,7 @@ def make_attacks():
 
 @pytest.fixture(scope="module")
 def judged():
-    """Attack -> (class of the first error, or `accepted`; seconds), from a process with limited memory.
+    """Attack -> (class of the first error, or `accepted`; seconds of a processor), from a process with limited memory.
 
     It also restores each in every way, and ends when a file outside the target is touched, a temporary name stays or a
     kernel is not whole.
