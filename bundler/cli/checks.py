@@ -17,6 +17,7 @@ import bundler
 from bundler.cli import words
 from bundler.errors import ConfigError
 from bundler.format import names
+from bundler.runtime import launchers
 from bundler.toolchain import children, directories, identity, ptxas, targets
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -52,6 +53,7 @@ def all_checks() -> Iterator[Finding]:
         _ptxas,
         _torch,
         _gpu,
+        _launch_path,
         _triton_cache,
         _inductor_cache,
         _compiler,
@@ -139,6 +141,15 @@ def _gpu() -> Iterator[Finding]:
         yield Finding(OK, "GPU", ", ".join(filter(None, [*map(str, visible), facts.get("gpu")])))
     if "driver" in facts:
         yield Finding(OK, "driver", facts["driver"])
+
+
+def _launch_path() -> Iterator[Finding]:
+    if launchers.compiled_type() is None:
+        yield Finding(OK, "launch path", "ctypes, since the compiled extension was not built here",
+                      "a launch costs less with it: install a C compiler and Python's headers, then this package again "
+                      "from its source (pip install --force-reinstall --no-binary triton-bundler triton-bundler)")  # fmt: skip
+    else:
+        yield Finding(OK, "launch path", "compiled extension")
 
 
 def _triton_cache() -> Iterator[Finding]:

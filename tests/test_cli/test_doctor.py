@@ -91,6 +91,16 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
     }
 
 
+@pytest.mark.parametrize(("kind", "value"), [(object, "compiled extension"), (None, "ctypes, since")])
+def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
+    """Doctor says how kernels are launched; without the extension it says how to get it, and that is no problem."""
+    monkeypatch.setattr(checks.launchers, "compiled_type", lambda: kind)
+    status, findings = found()
+    path = findings["launch path"]
+    assert (status, path["status"], path["value"].startswith(value)) == (0, "ok", True)
+    assert ("C compiler" in path["fix"]) == (kind is None)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled dispatcher, where it was built and can tell calls apart as `Reader` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bundler.runtime.driver import Driver
+from bundler.runtime.hooks import Hooks
+
+
+def dispatcher_type() -> Any | None:
+    """Return the extension's dispatcher, None where it was not built."""
+    try:
+        from bundler.runtime import _dispatch  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:
+        return None
+    return _dispatch.Dispatcher
+
+
+def compiled_dispatcher(
+    driver: Driver,
+    hooks: Hooks,
+    slow: Callable[..., None],
+    learn: Callable[..., Any],
+    measure: Callable[..., Any],
+    positions: tuple[bool, ...],
+    by_name: Mapping[str, bool],
+    capacity: int,
+) -> Callable[..., None] | None:
+    """Return what launches as `slow` does, at a third of its cost for calls like earlier ones; None where there is none.
+
+    Args:
+        driver: its `device` and `stream` are asked for at each launch.
+        hooks: with any of them present, `slow` launches.
+        slow: launches any call; gets those that are new or not common.
+        learn: gets (device, arguments, keywords) of a call that `slow` launched; returns (launcher, number of values, grids,
+            what `measure` needs), None when such calls are always for `slow`, False when nothing is known of them yet.
+        measure: gets (what `learn` returned for it, arguments, keywords, grid), returns three sizes.
+        positions: of each parameter, whether it counts by its value.
+        by_name: the same by name; a name that is missing does.
+        capacity: kinds of calls to remember.
+    """
+    # On HIP more about a tensor counts than the dispatcher reads.
+    kind = dispatcher_type() if driver.launch_path == "compiled" and driver.backend == "cuda" else None
+    if kind is None:
+        return None
+    made: Callable[..., None] = kind(
+        driver=driver, present=hooks.present, slow=slow, learn=learn, measure=measure, positions=bytes(positions),
+        names=dict(by_name), capacity=capacity,
+    )  # fmt: skip
+    return made

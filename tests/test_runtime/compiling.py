@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles our extensions, for tests that run from a checkout."""
+
+import importlib.util
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parents[2] / "bundler" / "runtime"
+
+
+def compiler():
+    """Return a C compiler, or skip."""
+    found = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+    if found is None:
+        pytest.skip("needs a C compiler, and there is none")
+    return found
+
+
+def compile_extension(name, folder):
+    """Compile one of our extensions without a warning, and import it."""
+    include = sysconfig.get_paths()["include"]
+    if not Path(include, "Python.h").exists():
+        pytest.skip(f"needs Python.h to compile {name}, and there is none in {include}")
+    path = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
+                "-Wno-cast-function-type")  # fmt: skip
+    source = SOURCES / f"{name}.c"
+    command = [compiler(), "-std=c11", "-O2", *warnings, "-shared", "-fPIC", f"-I{include}", source, "-o", path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels with every kind of argument, compiled once a session through Triton's JIT, and a machine that is not there."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bundler import Bundle
+from bundler.runtime import quick
+
+HERE = Path(__file__).resolve().parent
+TARGETS = ("cuda:90", "hip:gfx942")
+
+
+def load_beside(name):
+    """Import a file that lies beside this one; tests are imported by path, so `import` finds it only afterwards."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+calls = load_beside("launch_calls")
+compiling = load_beside("compiling")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The bundle of all calls' kernels, and for each target and call the key of the kernel that Triton chose."""
+
+    path: Path
+    bundle: Bundle
+    chosen: dict[str, list[str | None]]
+
+    def kernel(self, number, target):
+        """The kernel that Triton chose for a call."""
+        key = self.chosen[target][number]
+        return next(kernel for kernel in self.bundle.kernels if kernel.key == key)
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """Make each call of launch_calls.py through Triton in a process of its own."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed, so there is nothing to compile with")
+    folder = tmp_path_factory.mktemp("recorded")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", str(HERE / "compile_calls.py"), str(folder / "b.tbundle")],
+        env=clean | {"TRITON_CACHE_DIR": str(folder / "cache"), "HOME": str(folder)},
+        capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    path = folder / "b.tbundle"
+    # In memory: a session's fixture must not hold a file open, which tests would be blamed for.
+    return Recorded(path, Bundle.from_bytes(path.read_bytes()), json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="session")
+def dispatcher_type(tmp_path_factory):
+    """Return the compiled dispatcher: the installed one, or compiled now."""
+    return (
+        quick.dispatcher_type()
+        or compiling.compile_extension("_dispatch", tmp_path_factory.mktemp("dispatch")).Dispatcher
+    )
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    return request.param
+
+
+@pytest.fixture
+def driver(target):
+    """A machine with two devices of the target's kind."""
+    from bundler.runtime import DryDriver
+
+    return DryDriver(target.partition(":")[0], devices=2)
+
+
+@pytest.fixture
+def kernels(recorded, driver):
+    """All recorded kernels, on that machine."""
+    from bundler.runtime import load
+
+    with load(recorded.bundle, driver=driver) as found:
+        yield found
+
+
+@pytest.fixture(params=["python", "compiled"])
+def cuda(request, recorded, monkeypatch):
+    """All recorded kernels, on a machine with CUDA, once without our extension and once with its dispatcher."""
+    from bundler.runtime import DryDriver, load
+
+    driver = DryDriver("cuda", devices=2)
+    if request.param == "compiled":
+        kind = request.getfixturevalue("dispatcher_type")
+        monkeypatch.setattr("bundler.runtime.quick.dispatcher_type", lambda: kind)
+        driver.launch_path = "compiled"
+    with load(recorded.bundle, driver=driver) as found:
+        yield found
+
+
+@pytest.fixture
+def launch_kernels():
+    """The kernels as JIT functions."""
+    pytest.importorskip("triton")
+    return load_beside("launch_kernels")

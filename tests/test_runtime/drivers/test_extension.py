@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled launcher packs byte for byte as `Packer` does, refuses what it refuses, and can be left out."""
+
+import gc
+import math
+import struct
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundler.errors import CannotLaunchStatically, DriverUnavailable
+from bundler.runtime import launchers
+from bundler.runtime.cuda import CudaDriver
+from bundler.runtime.packing import Packer
+
+KINDS = (
+    "pointer", "i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64", "tensormap",
+)  # fmt: skip
+
+
+class Odd:
+    """Looks like a tensor, and has no address."""
+
+    dtype = "float32"
+
+    def data_ptr(self):
+        raise RuntimeError("no storage")
+
+
+class Text:
+    def data_ptr(self):
+        return "0xD00000"
+
+
+class Whole(int):
+    """An integer of a class of its own."""
+
+
+EDGES = [2**bits + step for bits in (7, 8, 15, 16, 31, 32, 63, 64) for step in (-1, 0, 1)]
+VALUES = st.one_of(
+    st.sampled_from(
+        [None, True, False, "text", b"\1" * 128, b"short", bytearray(128), 1j, Odd(), Text(), Whole(7), [], ()]
+    ),
+    st.sampled_from([*EDGES, *[-edge for edge in EDGES], 0, 1]),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.sampled_from([65504.0, 65519.99, 65520.0, -65520.0, 3.4e38, 3.5e38, 1e-46, 5e-324, -0.0, math.pi]),
+)
+
+
+@pytest.fixture(scope="module")
+def launcher(launcher_type, plan):
+    """Return a function that makes a compiled launcher which reaches no driver."""
+    made = {}
+
+    def make(*kinds):
+        if kinds not in made:
+            binding = launchers.Binding(plan(*kinds), 1, 1, b"", len, None, len, None, None, None, None, frozenset())
+            # Never called: packing needs no driver.
+            made[kinds] = launchers.compiled_launcher(launcher_type, _Addressed(binding))
+        return made[kinds]
+
+    return make
+
+
+class _Addressed:
+    """A binding whose functions have no address."""
+
+    def __init__(self, binding):
+        self.__dict__.update(binding.__dict__)
+        self.plain = self.where = launchers.ctypes.c_void_p(0)
+
+
+def packed(pack, values):
+    """Return the buffer, or the words of the refusal."""
+    try:
+        return bytes(pack(values))
+    except CannotLaunchStatically as error:
+        return error.message
+    except RuntimeError as error:  # a tensor's own words for why it has no address
+        return str(error)
+
+
+@given(st.sampled_from(KINDS), VALUES)
+def test_c_and_python_pack_the_same(launcher, plan, kind, value):
+    """Whatever the value, both give the same bytes or the same refusal."""
+    compiled = packed(lambda values: launcher(kind).pack(*values), (value,))
+    python = packed(Packer(plan(kind)).pack, (value,))
+    assert compiled == python
+
+
+def test_all_kinds_in_one_buffer(launcher, plan, tensor):
+    """Each value lands where the plan says, and what lies between is zero."""
+    values = (tensor(5), True, -1, -2, -3, -4, False, 1, 2, 3, 4, 1.5, 2.5, 3.5, 4.5, bytes(range(128)))
+    assert launcher(*KINDS).pack(*values) == bytes(Packer(plan(*KINDS)).pack(values))
+
+
+def test_bf16_is_cut_off_and_fp16_rounded(launcher):
+    """1.999 is 0x3FFF in bf16, cut off, and 0x3FFF in fp16, rounded to even."""
+    assert launcher("bf16").pack(1.999)[:2] == struct.pack("<H", 0x3FFF)
+    assert launcher("bf16").pack(-1.999)[:2] == struct.pack("<H", 0xBFFF)
+    assert launcher("fp16").pack(1.999)[:2] == struct.pack("<e", 1.999)
+
+
+@pytest.mark.parametrize("values", [(), (1,), (1, 2, 3)])
+def test_the_number_of_values_is_checked(launcher, values):
+    """Too few or too many are refused by name."""
+    assert launcher("i32", "i32").pack(1, 2)[:8] == struct.pack("<ii", 1, 2)
+    with pytest.raises(CannotLaunchStatically, match=f"takes 2 values .*got {len(values)}"):
+        launcher("i32", "i32").pack(*values)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fields": (("i128", 0, 0),)},
+        {"fields": (("i32", 30, 0),)},
+        {"fields": (("i32", 0, 1),)},
+        {"fields": (("i32", 0, -1),)},
+        {"fields": (("global_scratch", 0, 0),)},
+        {"fields": ("i32",)},
+        {"fields": None},
+        {"attributes": "text"},
+        {"place": -1.5},
+    ],
+)
+def test_nonsense_makes_no_launcher(launcher_type, wrong):
+    """Fields outside the buffer, of unknown kinds or for no argument are errors, never memory written elsewhere."""
+    right = {
+        "plain": 1, "extended": 0, "where": 1, "place": 0, "function": 1, "block": 1, "cluster": 1, "shared": 0,
+        "attributes": b"", "buffer_bytes": 32, "arguments": 1, "fields": (("i32", 0, 0),), "slow_pack": len, "fail": len,
+        "enter": len, "scratch": None,
+    }  # fmt: skip
+    assert launcher_type(**right).pack(1) == struct.pack("<i28x", 1)
+    with pytest.raises((TypeError, ValueError)):
+        launcher_type(**right | wrong)
+    with pytest.raises(TypeError):
+        launcher_type()
+
+
+@pytest.mark.parametrize("arguments", [(), (1, 1, 1), (1, 1, 1, "stream", 5)])
+def test_a_call_without_a_grid_or_stream(ready, plan, arguments):
+    """What is no call of a launcher is a TypeError, by both paths."""
+    _, _, launch = ready(plan("i32"))
+    with pytest.raises((TypeError, struct.error)):
+        launch(*arguments)
+    with pytest.raises(TypeError):
+        launch(1, 1, 1, 0, a0=5)
+
+
+def test_launchers_are_collected(ready, plan):
+    """A launcher that nobody holds goes away, with the module that it held."""
+    driver, module, launch = ready(plan("i32"))
+    launch(1, 1, 1, 0, 4)
+    gone = [weakref.ref(launch), weakref.ref(module)]
+    del launch, module
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+    driver.check_alive()
+
+
+def test_references_are_given_back(ready, plan, tensor):
+    """Ten thousand launches, half of them refused, keep nothing alive."""
+    _, _, launch = ready(plan("pointer", "fp32"))
+    held = tensor(0xD00000)
+    before = sys.getrefcount(held)
+    for _ in range(500):
+        launch(1, 1, 1, 0, held, 2.5)
+        with pytest.raises(CannotLaunchStatically):
+            launch(1, 1, 1, 0, held, "text")
+    gc.collect()
+    assert sys.getrefcount(held) == before
+
+
+def test_without_the_extension(fake, monkeypatch):
+    """A machine where the extension was not built launches through ctypes, and says so when asked for the other."""
+    monkeypatch.setattr(launchers, "compiled_type", lambda: None)
+    assert CudaDriver(fake.path).launch_path == "ctypes"
+    with pytest.raises(DriverUnavailable, match="not built"):
+        CudaDriver(fake.path, compiled=True)
+
+
+@pytest.mark.parametrize("name", ["_launch", "_dispatch"])
+def test_the_extensions_need_no_driver(name):
+    """The sources include Python's headers and C's, and link to nothing else."""
+    source = (Path(__file__).parents[3] / "bundler" / "runtime" / f"{name}.c").read_text()
+    includes = {line.split()[1] for line in source.splitlines() if line.startswith("#include")}
+    assert includes == {"<Python.h>", "<structmember.h>", "<stddef.h>", "<stdint.h>", "<string.h>"}
+
+
+def test_an_installed_extension_is_taken():
+    """Where it was built, a driver takes it without being asked."""
+    if launchers.compiled_type() is None:
+        pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
+    code = "from bundler.runtime import launchers; print(launchers.compiled_type().__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "bundler.runtime._launch"
+
+
+def test_tensors_of_torch(launcher):
+    """torch's tensors, parameters and subclasses, also one with an address of its own, give what data_ptr() gives."""
+    torch = pytest.importorskip("torch")
+
+    class Own(torch.Tensor):
+        pass
+
+    class Moved(torch.Tensor):
+        def data_ptr(self):
+            return 0xD00000
+
+    plain = torch.zeros(4)
+    values = (plain, torch.nn.Parameter(plain), plain.as_subclass(Own), plain.as_subclass(Moved), plain[1:])
+    wanted = [plain.data_ptr()] * 3 + [0xD00000, plain.data_ptr() + 4]
+    for _ in range(2):  # the second time a type is known
+        for value, address in zip(values, wanted, strict=True):
+            assert struct.unpack_from("<Q", launcher("pointer").pack(value)) == (address,)
+    Own.data_ptr = lambda self: 0xE00000
+    assert struct.unpack_from("<Q", launcher("pointer").pack(values[2])) == (0xE00000,)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled dispatcher launches what the one in Python launches; every test of launching runs with both."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import launch_calls as calls
+import pytest
+
+from bundler.errors import CannotLaunchStatically, NotFound
+
+X, Y, OUT = calls.X, calls.Y, calls.OUT
+ARGS = (X, Y, OUT, 1024)
+
+
+compiled_only = pytest.mark.parametrize("cuda", ["compiled"], indirect=True)
+
+
+@pytest.fixture
+def counted(cuda, monkeypatch):
+    """Return the kernel `add` and a list that grows with each call that Python had to read."""
+    kernel, seen = cuda["add"], []
+    read = kernel._reader.read
+    monkeypatch.setattr(kernel._reader, "read", lambda *args: (seen.append(1), read(*args))[1])
+    kernel.forget()
+    return kernel, seen
+
+
+@compiled_only
+def test_calls_that_look_alike_never_reach_python_again(cuda, counted):
+    """After two calls of a kind the dispatcher launches alone: other tensors, other sizes of one class, another grid."""
+    kernel, seen = counted
+    for _ in range(2):
+        kernel[(4,)](*ARGS, BLOCK=64)
+    seen.clear()
+    other = calls.Tensor(address=calls.ADDRESS + 4096)
+    kernel[(4,)](other, Y, OUT, 2048, BLOCK=64)
+    kernel[(5, 2)](other, Y, OUT, 2048, BLOCK=64)
+    kernel[lambda meta: (meta["n"] // meta["BLOCK"],)](other, Y, OUT, 2048, BLOCK=64)
+    assert seen == []
+    launches = cuda.driver.launches[-3:]
+    assert [launch.grid for launch in launches] == [(4, 1, 1), (5, 2, 1), (32, 1, 1)]
+    assert {launch.parameters[:8] for launch in launches} == {other.address.to_bytes(8, "little")}
+
+
+@compiled_only
+@pytest.mark.parametrize(
+    ("args", "keywords"),
+    [
+        ((calls.Tensor(index=1), Y, OUT, 1024), {}),
+        ((X, Y, OUT, 2**70), {}),
+        ((X, Y, OUT), {}),
+        ((X, Y, OUT, 1024, 64, 5), {}),
+        ((X, Y, object(), 1024), {}),
+        ((X, Y, OUT, 1024), {"BLOCK": 77}),
+        ((X, Y, OUT, 1024), {"nothing": 1}),
+        ((calls.Tensor("float64"), Y, OUT, 1024), {}),
+    ],
+)
+def test_what_does_not_fit_is_refused_after_calls_that_did(cuda, args, keywords):
+    """A tensor elsewhere, a number too large, too few and too many arguments, an unknown constant or option, another type."""
+    kernel = cuda["add"]
+    for _ in range(3):
+        kernel[(4,)](*ARGS)
+    for _ in range(2):
+        with pytest.raises((CannotLaunchStatically, NotFound)):
+            kernel[(4,)](*args, **keywords)
+    assert len(cuda.driver.launches) == 3
+
+
+@compiled_only
+def test_the_current_device_is_asked_for_at_each_launch(cuda):
+    """A call on another device, with tensors there, is another kind of call."""
+    kernel = cuda["add"]
+    there = [calls.Tensor(index=1) for _ in range(3)]
+    for device, tensors in ((0, ARGS[:3]), (1, there)) * 3:
+        cuda.driver.current = device
+        kernel[(4,)](*tensors, 1024)
+    assert [launch.device for launch in cuda.driver.launches] == [0, 1] * 3
+
+
+@compiled_only
+def test_hooks_that_come_later_are_called(cuda):
+    """A hook added after many launches hears the next one, and none after it is gone."""
+    kernel, heard = cuda["add"], []
+    for _ in range(3):
+        kernel[(4,)](*ARGS)
+    cuda.hooks.enter.append(heard.append)
+    kernel[(4,)](*ARGS)
+    cuda.hooks.enter.clear()
+    kernel[(4,)](*ARGS)
+    assert (len(heard), len(cuda.driver.launches)) == (1, 5)
+
+
+@compiled_only
+def test_a_launch_after_unload_loads_again(cuda):
+    """What was remembered of calls goes with the modules that it launched."""
+    kernel = cuda["add"]
+    for _ in range(3):
+        kernel[(4,)](*ARGS)
+    cuda.unload()
+    kernel[(4,)](*ARGS)
+    assert len(cuda.driver.launches) == 4
+
+
+@compiled_only
+def test_many_kinds_of_calls_are_forgotten_again(cuda, monkeypatch):
+    """However many constants a program comes with, no more than the limit is remembered, and every call is launched."""
+    monkeypatch.setattr("bundler.runtime.kernel.MAX_REMEMBERED", 3)
+    kernel = cuda["add"]
+    kernel.forget()
+    for _ in range(4):
+        for block, warps in ((64, 4), (128, 8)):
+            for grid in range(1, 4):
+                kernel[(grid,)](*ARGS, BLOCK=block, num_warps=warps)
+    assert len(cuda.driver.launches) == 24
+
+
+@compiled_only
+def test_nothing_is_kept_alive_by_launches(cuda):
+    """References to arguments are given back, by launches, refusals and calls that Python reads; a kernel is collected."""
+    kernel = cuda["add"]
+    held, text = calls.Tensor(), "x" * 20
+    kernel[(4,)](held, Y, OUT, 1024)
+    before = sys.getrefcount(held), sys.getrefcount(text)
+    for _ in range(50):
+        kernel[(4,)](held, Y, OUT, 1024)
+        with pytest.raises((CannotLaunchStatically, NotFound)):
+            kernel[(4,)](held, Y, text, 1024)
+        with pytest.raises(CannotLaunchStatically):
+            kernel[("x",)](held, Y, OUT, 1024)
+    gc.collect()
+    assert (sys.getrefcount(held), sys.getrefcount(text)) == before
+    gone = weakref.ref(kernel)
+    cuda._kernels.clear()
+    del kernel
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_wheel_has_the_dispatcher():
+    """Where it was built, kernels use it without being asked."""
+    from bundler.runtime import quick
+
+    if quick.dispatcher_type() is None:
+        pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
+    code = "from bundler.runtime import quick; print(quick.dispatcher_type().__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "bundler.runtime._dispatch"
