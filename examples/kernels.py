@@ -181,6 +181,17 @@ RECIPES = {
     "swiglu": Recipe(swiglu_kernel, {"gate_ptr": "*fp32", "up_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32"}),
 }
 
+# The same as plain data, which `triton-bundler build` reads: ":16" says that an address or a number is a multiple of 16.
+PREBUILD = [
+    {
+        "kernel": recipe.kernel,
+        "signature": {name: kind if kind == "fp32" else f"{kind}:16" for name, kind in recipe.signature.items()},
+        "constants": recipe.constants,
+        "options": recipe.options,
+    }
+    for recipe in RECIPES.values()
+]
+
 
 def parse_target(text: str) -> GPUTarget:
     """Return Triton's target for a name such as ``cuda:90`` or ``hip:gfx942``."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import click
 
 import bundler
+from bundler.cli.build import build
 from bundler.cli.command import Commands, example
 from bundler.cli.compare import diff, merge
 from bundler.cli.demo import demo
@@ -16,6 +17,7 @@ from bundler.cli.record import run
 from bundler.cli.restoring import restore
 from bundler.cli.share import pull, push, tags
 from bundler.cli.tend import prune, stats
+from bundler.cli.tune import tune
 
 
 @click.group(
@@ -32,6 +34,6 @@ def app() -> None:
 
 
 for command in (
-    demo, run, pack, restore, inspect, verify, diff, merge, push, pull, tags, stats, prune, doctor,
+    demo, run, build, tune, pack, restore, inspect, verify, diff, merge, push, pull, tags, stats, prune, doctor,
 ):  # fmt: skip
     app.add_command(command)

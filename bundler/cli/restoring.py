@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from bundler.cli import words
 from bundler.cli.command import FINE, PROBLEM, example, keep_option, reports
 from bundler.cli.move import count_files, counts
 from bundler.cli.screen import Screen
-from bundler.cli.share import STORE_HELP, STORE_METAVAR, existing_store
+from bundler.cli.share import STORE_METAVAR, TIERS_HELP, existing_store
 from bundler.format.bundle import Bundle
 from bundler.lifecycle.report import CheckReport, RestoreReport
 
@@ -33,7 +33,7 @@ from bundler.lifecycle.report import CheckReport, RestoreReport
 @click.option(
     "--tag", metavar="T", help="Instead of BUNDLE: a tag in a store, or the sha256:… digest of a bundle there."
 )
-@click.option("--store", "url", metavar=STORE_METAVAR, help=STORE_HELP)
+@click.option("--store", "urls", multiple=True, metavar=STORE_METAVAR, help=TIERS_HELP)
 @click.option("--check", is_flag=True, help="Write nothing; exit status 1 when something usable is missing.")
 @click.option("--cache-dir", metavar="DIR", help="Where to; without it, where Triton (or Inductor) looks here and now.")
 @keep_option
@@ -53,13 +53,16 @@ from bundler.lifecycle.report import CheckReport, RestoreReport
 )
 @click.option("--device", "devices", type=click.IntRange(0), multiple=True, metavar="N",
               help="For an Inductor bundle: the device to place kernels for; repeat for several.")  # fmt: skip
+@click.option("--rekey", is_flag=True,
+              help="Also use kernels of another build of the same Triton release, under this machine's keys.")  # fmt: skip
 @reports
 def restore(
     screen: Screen,
     bundle: str | None,
     tag: str | None,
-    url: str | None,
+    urls: tuple[str, ...],
     check: bool,
+    rekey: bool,
     devices: tuple[int, ...],
     **choices: Any,
 ) -> int:
@@ -68,10 +71,12 @@ def restore(
     Every byte is verified before it becomes visible. Exit status 1 when nothing in the bundle can be used here.
     """
     choices["devices"] = devices or None
-    with _source(bundle, tag, url, read_only=check) as source:
+    if check and rekey:
+        raise click.UsageError("--rekey writes kernels of its own; --check writes nothing: give one of them")
+    with _source(bundle, tag, urls, read_only=check) as source:
         if check:
             return _check(screen, source, choices)
-        return _restore(screen, source, choices)
+        return _restore(screen, source, choices | {"rekey": rekey})
 
 
 @dataclass(frozen=True)
@@ -86,16 +91,16 @@ class _Source:
 
 
 @contextmanager
-def _source(path: str | None, tag: str | None, url: str | None, *, read_only: bool) -> Iterator[_Source]:
+def _source(path: str | None, tag: str | None, urls: tuple[str, ...], *, read_only: bool) -> Iterator[_Source]:
     if (path is None) == (tag is None):
         raise click.UsageError("give a BUNDLE or --tag" + (", not both" if path is not None else ""))
-    if (tag is None) != (url is None):
+    if (tag is None) != (not urls):
         raise click.UsageError("--tag and --store belong together")
     with ExitStack() as stack:
         if path is not None:
             yield _Source(stack.enter_context(Bundle.load(path)), path, {"bundle": path})
-        elif tag is not None and url is not None:
-            store = stack.enter_context(existing_store(url))
+        elif tag is not None:
+            store = stack.enter_context(existing_store(*urls, read_only=read_only))
             pulled = stack.enter_context(store.pull(tag, read_only=read_only))
             yield _Source(pulled, tag, {"store": store.name, "tag": tag})
 
@@ -110,10 +115,11 @@ def _restore(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
 
 
 def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
-    outcomes = (
+    outcomes: tuple[tuple[str, Sequence[object], str], ...] = (
         ("restored", report.restored, "written now"),
         ("present", report.present, "there already, complete"),
         ("repaired", report.repaired, "broken before, replaced as a whole"),
+        ("rekeyed", report.rekeyed, "of another build of this Triton, under this machine's keys"),
     )
     screen.facts([
         *((name, f"{words.count(len(keys), 'kernel')} ({why})") for name, keys, why in outcomes if keys),

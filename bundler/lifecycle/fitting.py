@@ -8,6 +8,8 @@ from functools import cache
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.toolchain import identity, keytext, ptxas, targets
 
+_REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
+
 
 class Machine:
     """The facts of this machine, looked up once for a restore.
@@ -33,6 +35,14 @@ class Machine:
             return f"built for another Python or platform; this one loads *{suffix} on {machine}"
         return None
 
+    def other_build(self, kernel: Kernel) -> bool:
+        """Whether the kernel was compiled by this Triton's release, but for another Python, or installed elsewhere."""
+        theirs, ours = kernel.toolchain, self.toolchain
+        if ours is None or ours.release is None or theirs.release != ours.release:
+            return False
+        other_binary = None not in {theirs.binary, ours.binary} and theirs.binary != ours.binary
+        return other_binary or self._why_not_location(kernel) is not None
+
     def _why_not_target(self, target: Target) -> str | None:
         if self.targets is None:
             self.unchecked.add("target: no GPU is visible here")
@@ -57,7 +67,7 @@ class Machine:
         elif theirs.binary != ours.binary:
             return (
                 f"compiled by another build of Triton {theirs.release} "
-                f"(binary {theirs.binary[:12]}…; this machine has {ours.binary[:12]}…)"
+                f"(binary {theirs.binary[:12]}…; this machine has {ours.binary[:12]}…); {_REKEY}"
             )
         return self._why_not_ptxas(kernel.target, theirs) or self._why_not_location(kernel)
 
@@ -66,7 +76,7 @@ class Machine:
         there = dict(kernel.parts.parts).get(keytext.LOCATION_PART) if kernel.parts is not None else None
         if there is None or here is None or there == keytext.location_text(here):
             return None
-        return f"its key holds the path where Triton was installed; here that is {here}"
+        return f"its key holds the path where Triton was installed; here that is {here}; {_REKEY}"
 
     def _why_not_ptxas(self, target: Target, theirs: Toolchain) -> str | None:
         if target.backend != "cuda" or theirs.ptxas is None or not target.arch.isdecimal():

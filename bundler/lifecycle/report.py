@@ -49,7 +49,9 @@ class RestoreReport:
         companions: paths of tuning files, helper libraries and opaque files that are in place.
         rewritten: files whose bytes hold a path of this machine and so differ from where they were made.
         directories: where kernels went.
-        files, bytes: how much was written.
+        rekeyed: (key, key of the kernel in the bundle that it was derived from) of kernels in place; `rekey=True` only.
+        tuned: how many tuning records were written; those that were there already, or are slower, do not count.
+        files, bytes: how much was written, tuning records not counted.
         seconds: wall time.
     """
 
@@ -62,6 +64,8 @@ class RestoreReport:
     companions: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
+    rekeyed: Reasons = ()
+    tuned: int = 0
     files: int = 0
     bytes: int = 0
     seconds: float = 0.0

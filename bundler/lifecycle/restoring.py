@@ -15,15 +15,18 @@ from bundler.format import names
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, Kernel
-from bundler.lifecycle.placing import Only, Placement, Trust, check_choices, opened, runs
+from bundler.lifecycle import rekey as rekeying
+from bundler.lifecycle.placing import Only, Placement, Trust, check_choices, opened
 from bundler.lifecycle.publishing import CacheDirectory, Files, Outcome
 from bundler.lifecycle.reading import Rejected, check_kernel_files
 from bundler.lifecycle.report import RestoreReport
+from bundler.lifecycle.tuning import place_tunings
+from bundler.toolchain import directories
 
-# From a store far away one thread fetches while this one writes; what was fetched and not yet written is in memory, which
-# this bounds.  Otherwise one thread does all: decoding, hashing and writing are thousands of short calls, and threads lose
+# From a store far away one thread fetches a run while this one writes another; what was fetched and not yet written is in
+# memory, which this bounds.  Otherwise one thread does all: decoding, hashing and writing are thousands of short calls, and threads lose
 # more by handing the interpreter lock over between them than a second core gains.
-RUNS_AHEAD = 2
+RUNS_AHEAD = 1
 
 
 def restore(
@@ -33,6 +36,7 @@ def restore(
     devices: Sequence[int] | None = None,
     only: Only = "usable",
     trust: Trust = "kernels",
+    rekey: bool = False,
 ) -> RestoreReport:
     """Put the kernels of a bundle where Triton or Inductor will look for them.
 
@@ -48,6 +52,9 @@ def restore(
         only: `usable` leaves out what this machine surely cannot use; `all` restores everything.
         trust: `kernels` restores device binaries, metadata, IR and tuning files; `code` also shared libraries and what
             torch executes or unpickles.
+        rekey: restore a kernel that another build of the same Triton release compiled, for another Python or installed elsewhere,
+            under the key that this machine's Triton will ask for, with its hash in the metadata; only where each other part of
+            the key is equal.  Imports Triton.
 
     Returns:
         What was done, and what was left out and why.
@@ -65,7 +72,9 @@ def restore(
     """
     check_choices(cache_dir, keep, devices, only, trust)
     with opened(bundle) as source:
-        return _Restore(source, cache_dir, keep, devices, only, trust).run()
+        changed = rekeying.derive(source) if rekey else rekeying.Rekeyed(source, {}, {})
+        report = Restoration(changed.bundle, cache_dir, keep, devices, only, trust).run()
+    return changed.told(report)
 
 
 _Chosen = tuple[Kernel, list[tuple[Artifact, bytes]]]
@@ -90,6 +99,7 @@ class _Tally:
     damaged: list[str] = field(default_factory=list)
     companions: list[str] = field(default_factory=list)
     rewritten: set[str] = field(default_factory=set)
+    tuned: int = 0
     files: int = 0
     bytes: int = 0
 
@@ -115,7 +125,9 @@ def _worst(one: Outcome | None, two: Outcome) -> Outcome:
     return two if one is None else max(one, two, key=order.index)
 
 
-class _Restore(Placement):
+class Restoration(Placement):
+    """One restore; `run` does it and returns the report."""
+
     def __init__(
         self,
         bundle: Bundle,
@@ -130,10 +142,13 @@ class _Restore(Placement):
         self.places: dict[str, CacheDirectory] = {}
 
     def run(self) -> RestoreReport:
+        """Do it; raises as `restore`."""
         started = time.monotonic()
         try:
             self._kernels()
             self._companions()
+            if self.bundle.tuning_records:
+                self.tally.tuned = place_tunings(self.bundle, self.base or directories.triton_cache_dir())
         except BundlerError as error:
             error.facts["report"] = self._report(started)
             raise
@@ -146,7 +161,7 @@ class _Restore(Placement):
         wanted = self._wanted_kernels()
         for root in {root for kernel in wanted for root in self._roots(kernel)}:
             self._place(root)
-        chosen = ([(kernel, self._artifacts(kernel)) for kernel in run] for run in runs(wanted))
+        chosen = ([(kernel, self._artifacts(kernel)) for kernel in run] for run in self._runs(wanted))
         for run in self._fetched_ahead(chosen) if self.bundle.blobs.waits else map(self._fetched, chosen):
             self._publish_all(run)
 
@@ -205,7 +220,7 @@ class _Restore(Placement):
         return files
 
     def _companions(self) -> None:
-        for entry in self._wanted_companions():
+        for entry in self._fetched_companions():
             try:
                 stored = self.bundle.read(entry.artifact)
                 placed = {root: self._localize(entry.artifact, stored, root) for root in self._companion_roots(entry)}
@@ -249,6 +264,7 @@ class _Restore(Placement):
             companions=tuple(sorted(set(tally.companions))),
             rewritten=tuple(sorted(tally.rewritten)),
             directories=tuple(sorted(self.places)),
+            tuned=tally.tuned,
             files=tally.files,
             bytes=tally.bytes,
             seconds=time.monotonic() - started,

@@ -95,12 +95,13 @@ def key_parts(
         stages_key: what a stage inspection hook added to the key; None asks the hook that is installed now, if any.
     """
     if stages_key is None:
-        stages_key = _stages_key_now()
+        stages_key = stages_key_now()
     parts = named_parts(src, backend, options, env_vars, stages_key)
     return KeyParts(tuple(parts), recompute(src, backend, options, env_vars, stages_key) == key_hash)
 
 
-def _stages_key_now() -> str:
+def stages_key_now() -> str:
+    """Return what a stage inspection hook that is installed adds to keys; empty without one."""
     hook = getattr(getattr(sys.modules.get("triton.knobs"), "runtime", None), "add_stages_inspection_hook", None)
     compiler = getattr(sys.modules.get("triton.compiler.compiler"), "compile", None)
     # Triton 3.6 has the hook, but not as part of the key, and calls it with arguments.

@@ -149,7 +149,7 @@ class SpoolCacheManager(CacheManager):  # type: ignore[misc]
             for directory in spool.directories() if self._bundler_spools else ():
                 if spool.is_new(directory, self._bundler_key, place, str(cache_hit)):
                     if record is None:
-                        record = _kernel_record(self._bundler_key, filename, place, spent_us, cache_hit=cache_hit)
+                        record = kernel_record(self._bundler_key, filename, place, spent_us, cache_hit=cache_hit)
                     spool.write(directory, record)
         except Exception as error:  # noqa: BLE001  # the seam, as above
             spool.failed(error)
@@ -171,7 +171,16 @@ def _inner_class() -> type:
     return inner
 
 
-def _kernel_record(key: str, filename: str, place: str, spent_us: int, *, cache_hit: bool) -> SpooledEvent:
+def kernel_record(key: str, filename: str, place: str, spent_us: int, *, cache_hit: bool) -> SpooledEvent:
+    """Return what is known of a kernel, for a cache manager that Triton's `compile` calls at this moment.
+
+    Args:
+        key: the kernel's key.
+        filename: name of its metadata file.
+        place: the kernel's directory.
+        spent_us: microseconds since the compile began; counts for a compile only.
+        cache_hit: whether it was found.
+    """
     times = () if cache_hit else (("compile", spent_us),)
     frame = frames.find_compile()
     name = filename.removesuffix(".json")

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CompileService`: jobs in, futures of compiled kernels out; each job is compiled once, whatever its worker does."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from bundler.compile.context import Context, Situation
+from bundler.compile.crew import Plan
+from bundler.compile.flight import Flight, attempt, forked, result_of, timing
+from bundler.compile.forks import after_fork
+from bundler.compile.futures import CompileFuture
+from bundler.compile.job import Compiled, Job
+from bundler.compile.leasing import shared_leases
+from bundler.compile.messages import as_failure, resolve
+from bundler.compile.pool import Pool
+from bundler.compile.progress import Counters, Ledger, Progress, Timing
+from bundler.compile.tasks import Outcome, Task
+from bundler.errors import BundlerError, ConfigError
+from bundler.toolchain.directories import triton_cache_dir
+
+PERFORM, PRELOAD = "bundler.compile.worker:compile_job", "bundler.compile.worker:import_triton"
+MOST_WORKERS = 32
+# Less would not hold Triton and one kernel.
+LEAST_MEMORY_BYTES = 64 << 20
+REMEMBERED = 10_000
+QUEUE_LIMIT = 10_000
+IDLE_S = 60.0
+TIMEOUT_S = 600.0
+
+Once = Callable[[Job, Callable[[], Compiled]], Compiled]
+
+
+class CompileService:
+    """Compiles kernels on all cores, and survives whatever a compile does to its process.
+
+    ::
+
+        with CompileService(workers=8) as service:
+            futures = [service.submit(job) for job in jobs]
+            kernels = [future.result() for future in futures]
+
+    Guarantees: every future is settled.  A job that crashes, is killed, takes too long or too much memory fails alone, with the
+    kernel's name and the worker's last words; one that ended two workers is not tried again.  Equal jobs are compiled once in this
+    process and, but for a process that was stopped for half a minute, once on this host.  No process of ours outlives this one,
+    and none exists while there is nothing to do.  Thread-safe; a forked child has an empty service, and the futures it inherited
+    have failed.
+    With one worker (and not `isolate`) jobs run in this process, within `submit`: then there is no time-out, no memory limit and no
+    shelter from a crash, and futures are done when `submit` returns.
+    Does not guarantee: that settings made in Python at `triton.knobs` reach the workers (environment variables do), or that a
+    change of a module that a kernel's module imports is seen; the module's own is.
+
+    Args:
+        workers: how many; None for one a core, at most 32.
+        cache_dir: where kernels go; None for where this process's Triton looks now.
+        timeout_s: how long one job may take, in seconds; None for ever.
+        memory_bytes: private memory that a worker, and each program that it starts, may have; None for no limit.
+        queue_limit: `submit` waits while so many jobs are queued.
+        idle_s: without work for so many seconds, all processes end; the next job starts them again.
+        isolate: use a worker process even when there is one.
+        once: wraps each compile, `once(job, compile_here) -> Compiled`, in a thread of its own: `SharedCompiles` compiles once in a
+            cluster.
+        on_progress: called with a `Progress` for everything that happens, in some thread of ours, one at a time; must be quick, and not
+            submit.
+        perform, preload: `module:function` for workers and for the process that forks them.
+
+    Raises:
+        ConfigError: an argument has a value that cannot be used.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        timeout_s: float | None = TIMEOUT_S,
+        memory_bytes: int | None = None,
+        queue_limit: int = QUEUE_LIMIT,
+        idle_s: float = IDLE_S,
+        isolate: bool = False,
+        once: Once | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        perform: str = PERFORM,
+        preload: str = PRELOAD,
+    ) -> None:
+        self.workers = _count(workers)
+        _check(timeout_s, memory_bytes, queue_limit, idle_s)
+        self.cache_dir = os.path.abspath(triton_cache_dir() if cache_dir is None else cache_dir)
+        self.in_process = self.workers == 1 and not isolate
+        self._timeout_s, self._once, self._on_progress, self._perform = timeout_s, once, on_progress, perform
+        plan = Plan(perform, preload, self.cache_dir, memory_bytes or 0)
+        self._pool = Pool(plan, self.workers, queue_limit, idle_s, shared_leases(), self._began)
+        self._closed = False
+        self._begin_anew()
+        after_fork(self._forget)
+        self._at_exit = weakref.finalize(self, _close_pool, self._pool)
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.RLock()
+        self._flights: dict[str, Flight] = {}
+        self._results: OrderedDict[str, Compiled] = OrderedDict()
+        self._ledger = Ledger(self.workers, self._on_progress)
+        self._context = Context(self.cache_dir, self._perform, reload=not self.in_process)
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def counters(self) -> Counters:
+        """What was done so far."""
+        return replace(self._ledger.counters, retried=self._pool.retried)
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """Where the time of each job went, in the order in which they ended; the last 10,000."""
+        return self._ledger.timings
+
+    def processes(self) -> tuple[int, ...]:
+        """Return the process numbers of the workers that exist now."""
+        return self._pool.processes()
+
+    def submit(self, job: Job) -> CompileFuture[Compiled]:
+        """Compile a job; waits while the queue is full.
+
+        Returns:
+            A future of its own for each call.  It raises `CompileFailed` (`WorkerDied`, `CompileTimeout`) or what `once` raised.
+            Cancelling it stops the job when nobody else waits for an equal one.
+
+        Raises:
+            ConfigError: the service was closed.
+            LimitExceeded: the job is larger than a message may be.
+        """
+        if self._closed:
+            raise ConfigError("this compile service was closed; make another one")
+        situation = self._context.of(job)
+        if situation.stale:
+            self._pool.renew()
+        future: CompileFuture[Compiled] = CompileFuture(job.name)
+        known, flight, first = self._board(job, situation.key, future)
+        self._ledger.tell(job.name, "submitted", submitted=1)
+        if known is not None:
+            future.settle(known)
+            self._ledger.tell(job.name, "remembered", remembered=1)
+        elif flight is not None:
+            future.on_cancel(lambda: self._leave(flight, future))
+            if first:
+                self._take_off(flight, situation)
+        return future
+
+    def compile_all(self, jobs: Iterable[Job]) -> list[Compiled | BundlerError]:
+        """Compile jobs; returns for each, in order, the kernel or why there is none."""
+        futures = [self.submit(job) for job in jobs]
+        wait(futures)
+        return [result_of(future) for future in futures]
+
+    def warm_up(self, wait_s: float = 0.0) -> bool:
+        """Start the workers now; returns whether they stood ready within so many seconds.
+
+        Also wakes them after `quiesce`.  In process it imports Triton at once.
+        """
+        if self.in_process:
+            resolve(PRELOAD)()
+            return True
+        return self._pool.warm_up(wait_s)
+
+    def quiesce(self) -> None:
+        """Let the workers go as soon as they have nothing to do; one process stays, from which they come back in milliseconds."""
+        self._pool.quiesce()
+
+    def forget(self) -> None:
+        """Empty the memory of results; kernels on disk stay."""
+        with self._lock:
+            self._results.clear()
+
+    def close(self, *, cancel: bool = False) -> None:
+        """End the service: after everything submitted, or with `cancel` at once.  Twice is fine."""
+        self._closed = True
+        if cancel:
+            with self._lock:
+                waiting = [future for flight in self._flights.values() for future in flight.waiting]
+            for future in waiting:
+                future.cancel()
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=not cancel, cancel_futures=cancel)
+        self._pool.close(wait=not cancel)
+        self._at_exit.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(cancel=error is not None)
+
+    def _board(
+        self, job: Job, key: str, future: CompileFuture[Compiled]
+    ) -> tuple[Compiled | None, Flight | None, bool]:
+        """Return what is remembered, or the flight that the future joined and whether it has yet to take off."""
+        with self._lock:
+            known = self._results.get(key)
+            if known is not None and os.path.isdir(known.directory):
+                self._results.move_to_end(key)
+                return known, None, False
+            self._results.pop(key, None)
+            flight = self._flights.get(key)
+            if flight is not None:
+                flight.waiting.append(future)
+                return None, flight, False
+            flight = self._flights[key] = Flight(job, key, time.monotonic(), [future])
+            return None, flight, True
+
+    def _take_off(self, flight: Flight, situation: Situation) -> None:
+        def compile_here() -> Compiled:
+            if self.in_process:
+                return self._compile_in_process(flight)
+            return self._decode(flight, self._to_pool(flight, situation).result())
+
+        try:
+            if self.in_process:
+                self._land(
+                    flight,
+                    attempt(flight.job, compile_here if self._once is None else self._wrap(flight, compile_here)),
+                )
+            elif self._once is None:
+                self._to_pool(flight, situation).add_done_callback(lambda done: self._landed(flight, done))
+            else:
+                wrapped = self._wrap(flight, compile_here)
+                self._executor().submit(lambda: self._land(flight, attempt(flight.job, wrapped)))
+        except BaseException as error:
+            self._land(flight, as_failure(flight.job.name, error, ""))
+            raise
+
+    def _wrap(self, flight: Flight, compile_here: Callable[[], Compiled]) -> Callable[[], Compiled]:
+        once = self._once
+        assert once is not None
+        return lambda: once(flight.job, compile_here)
+
+    def _executor(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                # More than workers: some wait for other hosts meanwhile.
+                self._threads = ThreadPoolExecutor(4 * self.workers, thread_name_prefix="bundler-once")
+            return self._threads
+
+    def _to_pool(self, flight: Flight, situation: Situation) -> CompileFuture[Outcome]:
+        job = flight.job
+        task = Task(job.name, flight.key, situation.lease_name, job.to_bytes(), situation.surroundings, self._timeout_s)
+        with self._lock:
+            flight.inner = task.future
+            if flight.given_up:
+                task.future.cancel()
+                return task.future
+        return self._pool.submit(task)
+
+    def _compile_in_process(self, flight: Flight) -> Compiled:
+        begun_s = time.monotonic()
+        data = resolve(self._perform)(flight.job.to_bytes(), self.cache_dir)
+        outcome = Outcome(data, begun_s - flight.submitted_s, time.monotonic() - begun_s)
+        return self._decode(flight, outcome)
+
+    def _decode(self, flight: Flight, outcome: Outcome) -> Compiled:
+        flight.outcome = outcome
+        return Compiled.from_bytes(outcome.data)
+
+    def _landed(self, flight: Flight, done: Future[Outcome]) -> None:
+        if done.cancelled():
+            self._land(flight, None)
+        else:
+            self._land(flight, attempt(flight.job, lambda: self._decode(flight, done.result())))
+
+    def _began(self, task: Task) -> None:
+        with self._lock:
+            flight = self._flights.get(task.key)
+            waiting = list(flight.waiting) if flight is not None else []
+        for future in waiting:
+            future.mark_started()
+        self._ledger.began(task.key, task.name)
+
+    def _land(self, flight: Flight, result: Compiled | BundlerError | None) -> None:
+        """Settle everyone who waits; None: the job was cancelled."""
+        now_s = time.monotonic()
+        with self._lock:
+            if self._flights.get(flight.key) is flight:
+                del self._flights[flight.key]
+            waiting, flight.waiting = flight.waiting, []
+            if isinstance(result, Compiled):
+                self._results[flight.key] = result
+                while len(self._results) > REMEMBERED:
+                    self._results.popitem(last=False)
+        self._ledger.ended(flight.key, None if result is None else timing(flight, result, now_s))
+        for future in waiting:
+            if result is None:
+                future.cancel()
+            elif isinstance(result, Compiled):
+                future.settle(result)
+            else:
+                future.settle(error=result)
+        if result is not None and waiting:
+            self._tell_end(flight.job.name, result, len(waiting) - 1)
+
+    def _tell_end(self, name: str, result: Compiled | BundlerError, joined: int) -> None:
+        if isinstance(result, BundlerError):
+            self._ledger.tell(name, "failed", error=str(result), failed=1, joined=joined)
+        elif result.hit:
+            self._ledger.tell(name, "hit", hits=1, joined=joined)
+        else:
+            self._ledger.tell(name, "compiled", compiled=1, joined=joined)
+
+    def _leave(self, flight: Flight, future: CompileFuture[Compiled]) -> None:
+        """Take a cancelled future off; the last one ends the job."""
+        with self._lock:
+            if future in flight.waiting:
+                flight.waiting.remove(future)
+            flight.given_up = not flight.waiting
+            if flight.given_up and self._flights.get(flight.key) is flight:
+                del self._flights[flight.key]
+            inner = flight.inner if flight.given_up else None
+        if inner is not None:
+            inner.cancel()
+        self._ledger.tell(future.name, "cancelled", cancelled=1)
+
+    def _forget(self) -> None:
+        flights, threads = list(self._flights.values()), self._threads
+        self._begin_anew()
+        del threads  # its threads are the parent's
+        for flight in flights:
+            error = forked(flight.job)
+            for future in flight.waiting:
+                future.abandon(error)
+
+
+def _close_pool(pool: Pool) -> None:
+    pool.close(wait=False)
+
+
+def _count(workers: int | None) -> int:
+    if workers is None:
+        return min(
+            MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
+    if type(workers) is not int or workers < 1:
+        raise ConfigError(f"workers={workers!r}: expected a number of processes, at least 1", got=workers)
+    return workers
+
+
+def _check(timeout_s: float | None, memory_bytes: int | None, queue_limit: int, idle_s: float) -> None:
+    for name, value in (("timeout_s", timeout_s), ("queue_limit", queue_limit), ("idle_s", idle_s)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}={value!r}: expected more than 0", got=value)
+    if memory_bytes is not None and memory_bytes < LEAST_MEMORY_BYTES:
+        raise ConfigError(
+            f"memory_bytes={memory_bytes}: expected at least {LEAST_MEMORY_BYTES}, which Triton alone takes",
+            got=memory_bytes,
+        )

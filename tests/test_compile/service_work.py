@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers do in tests, in place of compiling: the job's name is a command.  Also the programs that tests start."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bundler.compile.job import Compiled, Job, SourceRef
+from bundler.format.entries import Target
+
+HERE = Path(__file__).parent
+PATIENCE_S = 30
+
+
+def until(condition):
+    """Wait for something that happens in another process."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def is_alive(pid):
+    """Tell whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def job(command, **more):
+    """Return a job for `perform`."""
+    given = {"source": SourceRef("text", "f", data=b""), "target": Target("cuda", "90")} | more
+    return Job(command, given.pop("source"), (), (), (), (), given.pop("target"), **given)
+
+
+def perform(payload, cache_dir):
+    """Do what a job's name says; each start leaves a line in the file `starts` of the cache directory."""
+    asked = Job.from_bytes(payload)
+    what, *rest = asked.name.split()
+    os.makedirs(cache_dir, exist_ok=True)
+    with open(os.path.join(cache_dir, "starts"), "a", encoding="utf-8") as file:
+        file.write(f"{asked.name}\n")
+    said = COMMANDS[what](cache_dir, *rest)
+    key = asked.key or str(said)
+    return Compiled(
+        key, os.path.join(cache_dir, asked.key) if asked.key else cache_dir, 0.0, (("stage", 0.5),), what == "hit"
+    ).to_bytes()
+
+
+def slowly(seconds):
+    """Sleep where a signal may come."""
+    time.sleep(float(seconds))
+    return "slept"
+
+
+def crash(_cache_dir):
+    print("about to crash")
+    ctypes.string_at(0)
+
+
+def once_fatal(cache_dir, mark):
+    """End the first worker only."""
+    try:
+        os.close(os.open(os.path.join(cache_dir, mark), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return "survived"
+    os._exit(9)
+
+
+def eat(_cache_dir, mebibytes):
+    return len(bytearray(int(mebibytes) << 20))
+
+
+def with_child(cache_dir, seconds):
+    """Start a program as a compiler would, note its number, and sleep."""
+    child = subprocess.Popen(["sleep", "300"])
+    Path(cache_dir, "child").write_text(str(child.pid))
+    return slowly(seconds)
+
+
+def rendezvous(cache_dir, mine, other):
+    """Wait until another job has begun too."""
+    Path(cache_dir, mine).touch()
+    deadline = time.monotonic() + 30
+    while not os.path.exists(os.path.join(cache_dir, other)):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return mine
+
+
+def fail(_cache_dir, *words):
+    raise ValueError(" ".join(words))
+
+
+def copy(cache_dir, built, key):
+    """Take a kernel that was compiled before."""
+    shutil.copytree(os.path.join(built, key), os.path.join(cache_dir, key))
+    group = next(Path(cache_dir, key).glob("__grp__*.json"))
+    group.write_text(group.read_text().replace(built, cache_dir))
+    return key
+
+
+def close_everything(_cache_dir):
+    os.closerange(3, 256)
+    time.sleep(60)
+
+
+COMMANDS = {
+    "echo": lambda _, *words: " ".join(words), "hit": lambda *_: "hit", "sleep": lambda _, seconds: slowly(seconds),
+    "pid": lambda *_: os.getpid(), "server": lambda *_: os.getppid(), "env": lambda _, name: os.environ.get(name, "unset"),
+    "path": lambda *_: os.pathsep.join(sys.path), "crash": crash, "exit": lambda _, status: os._exit(int(status)),
+    "kill": lambda *_: os.kill(os.getpid(), signal.SIGKILL), "once_fatal": once_fatal, "eat": eat, "fail": fail,
+    "leave": lambda *_: sys.exit(3), "with_child": with_child, "rendezvous": rendezvous, "copy": copy,
+    "close_everything": close_everything, "large": lambda _, bytes_: "x" * int(bytes_),
+    "say": lambda _, number, bytes_: print(number * int(bytes_)),
+    "interrupt": lambda *_: os.kill(os.getpid(), signal.SIGINT),
+}  # fmt: skip
+
+
+def poison_workers():
+    """Let every process that is forked from this one end at once."""
+    os.register_at_fork(after_in_child=lambda: os._exit(7))
+
+
+def hang():
+    time.sleep(300)
+
+
+def fail_to_start():
+    raise RuntimeError("no compiler on this machine")
