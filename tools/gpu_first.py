@@ -149,7 +149,7 @@ class Card:
 
 
 class Vector:
-    """Memory with a type: all that a launch asks of a tensor."""
+    """Memory with a type, on the first device: all that a launch asks of a tensor."""
 
     dtype = "float32"
 
@@ -159,6 +159,10 @@ class Vector:
     def data_ptr(self) -> int:
         """Return the address."""
         return self._address
+
+    def get_device(self) -> int:
+        """Return the device's number."""
+        return 0
 
 
 def bare(cubins: str) -> dict[str, Any]:
