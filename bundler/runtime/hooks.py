@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bundler.toolchain.hooks import Hook, launch_hooks, launch_metadata
+from bundler.toolchain.hooks import Hook, are_present, launch_hooks, launch_metadata
 
 
 class Hooks:
@@ -22,7 +22,7 @@ class Hooks:
 
     def present(self) -> bool:
         """Whether anything is to be called around the next launch."""
-        return bool(self.enter or self.leave) or launch_hooks() is not None
+        return bool(self.enter or self.leave) or are_present()
 
     def around(self, facts: dict[str, Any], launch: Callable[[], None]) -> None:
         """Call the hooks for entering, launch, then the hooks for leaving, the last one first."""

@@ -8,11 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 Hook = Callable[[Any], Any]
+_modules = sys.modules
+
+
+def are_present() -> bool:
+    """Whether Triton has anything to call around a launch; asked before each launch, so the common case comes first."""
+    knobs: Any = _modules.get("triton.knobs")
+    if knobs is None:
+        return False
+    runtime = knobs.runtime
+    try:
+        # Chains, which are there always: without members in them nothing is called.
+        return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+    except AttributeError:
+        return launch_hooks() is not None
 
 
 def launch_hooks() -> tuple[Hook | None, Hook | None] | None:
     """Return what Triton calls before and after a launch, None when nothing is to be called or Triton is not loaded."""
-    knobs: Any = sys.modules.get("triton.knobs")
+    knobs: Any = _modules.get("triton.knobs")
     if knobs is None:
         return None
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook

@@ -234,6 +234,16 @@ def test_hooks_that_hang_on_triton_are_called_too(cuda):
 # What reaches the driver ---------------------------------------------------------------------------------------------------
 
 
+def test_a_function_in_place_of_tritons_chain_is_called(cuda, monkeypatch):
+    """Older programs assign their hook, and such a function has no list of members."""
+    knobs, heard = pytest.importorskip("triton").knobs, []
+    for _ in range(3):
+        cuda["add"][(4,)](*ARGS)
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", heard.append)
+    cuda["add"][(4,)](*ARGS)
+    assert [facts.get()["name"] for facts in heard] == ["add"]
+
+
 def test_kernels_are_loaded_when_they_are_first_launched(cuda):
     """Opening a bundle loads nothing; each kernel is loaded once."""
     assert cuda.driver.modules == []
