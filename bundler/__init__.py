@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bundler.compile.declarations import prebuild
     from bundler.errors import BundlerError, BundlerWarning
     from bundler.format.bundle import Bundle
     from bundler.format.combine import Diff, diff, merge
@@ -27,13 +28,21 @@ if TYPE_CHECKING:
     from bundler.format.keyparts import KeyParts
     from bundler.format.launch import LaunchFacts, LaunchSpec, TuningRecord
     from bundler.format.limits import Limits
+    from bundler.integrations._process import install, register, session
+    from bundler.integrations.comparing import Difference
+    from bundler.integrations.counting import Counters
+    from bundler.integrations.explaining import Explanation, explain
+    from bundler.integrations.sessions import Session
     from bundler.lifecycle.checking import check
+    from bundler.lifecycle.compiled_once import CompiledOnce, compile_once
     from bundler.lifecycle.packing import pack
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
     from bundler.lifecycle.report import CheckReport, RecordReport, RestoreReport
     from bundler.lifecycle.restoring import restore
     from bundler.lifecycle.restoring import restore as read_and_emit
     from bundler.lifecycle.storing import Store, open_store
+    from bundler.lifecycle.tuning import winners_only
+    from bundler.runtime.autotuning import autotune
     from bundler.store.reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
 
 __version__ = "0.1.0"
@@ -44,7 +53,11 @@ _HOMES = {
     "BundlerError": "errors",
     "BundlerWarning": "errors",
     "CheckReport": "lifecycle.report",
+    "CompiledOnce": "lifecycle.compiled_once",
+    "Counters": "integrations.counting",
     "Diff": "format.combine",
+    "Difference": "integrations.comparing",
+    "Explanation": "integrations.explaining",
     "HelperLibrary": "format.entries",
     "Kernel": "format.entries",
     "KeyParts": "format.keyparts",
@@ -57,6 +70,7 @@ _HOMES = {
     "RecordReport": "lifecycle.report",
     "Recording": "lifecycle.recorder",
     "RestoreReport": "lifecycle.report",
+    "Session": "integrations.sessions",
     "Store": "lifecycle.storing",
     "StoreStats": "store.reports",
     "TagInfo": "store.reports",
@@ -65,17 +79,25 @@ _HOMES = {
     "TuningFile": "format.entries",
     "TuningRecord": "format.launch",
     "VerifyReport": "store.reports",
+    "autotune": "runtime.autotuning",
     "begin_compile": "lifecycle.recorder",
     "check": "lifecycle.checking",
     "collect": "lifecycle.recorder",
+    "compile_once": "lifecycle.compiled_once",
     "diff": "format.combine",
     "end_compile": "lifecycle.recorder",
+    "explain": "integrations.explaining",
+    "install": "integrations._process",
     "merge": "format.combine",
     "open_store": "lifecycle.storing",
     "pack": "lifecycle.packing",
+    "prebuild": "compile.declarations",
     "read_and_emit": "lifecycle.restoring",
     "recording": "lifecycle.recorder",
+    "register": "integrations._process",
     "restore": "lifecycle.restoring",
+    "session": "integrations._process",
+    "winners_only": "lifecycle.tuning",
 }
 
 __all__ = [
@@ -84,7 +106,11 @@ __all__ = [
     "BundlerError",
     "BundlerWarning",
     "CheckReport",
+    "CompiledOnce",
+    "Counters",
     "Diff",
+    "Difference",
+    "Explanation",
     "HelperLibrary",
     "Kernel",
     "KeyParts",
@@ -97,6 +123,7 @@ __all__ = [
     "RecordReport",
     "Recording",
     "RestoreReport",
+    "Session",
     "Store",
     "StoreStats",
     "TagInfo",
@@ -105,17 +132,25 @@ __all__ = [
     "TuningFile",
     "TuningRecord",
     "VerifyReport",
+    "autotune",
     "begin_compile",
     "check",
     "collect",
+    "compile_once",
     "diff",
     "end_compile",
+    "explain",
+    "install",
     "merge",
     "open_store",
     "pack",
+    "prebuild",
     "read_and_emit",
     "recording",
+    "register",
     "restore",
+    "session",
+    "winners_only",
 ]
 
 logging.getLogger("bundler").addHandler(logging.NullHandler())

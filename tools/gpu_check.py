@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks on a machine with a GPU what no machine without one can show, and prints one table.
 
-    python tools/gpu_check.py [--results DIR]
+    python tools/gpu_check.py [--results DIR] [--only PART...]
 
 It needs torch, Triton and a GPU, and runs from the checkout.  Each row runs in processes of its own with empty cache
-directories.  Exit status 1 when any row is wrong.  The raw result goes to docs/results/gpu-check.json, from which
+directories: kernels recorded and replayed by Triton, kernels that were built without a GPU (tools/gpu_built.py), launches by us
+without Triton (tools/gpu_launch.py), the time to the first launches (tools/gpu_first.py), and what a launch costs the CPU
+(tools/gpu_cost.py).  Exit status 1 when any row is wrong.  The raw result goes to docs/results/gpu-check.json, from which
 tools/make_benchmarks.py makes the table in docs/benchmarks.md.
 """
 
@@ -13,11 +15,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +28,11 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-import measuring  # noqa: E402  # the programs here find each other by path
+import gpu_built  # noqa: E402  # the programs here find each other by path
+import gpu_cost  # noqa: E402
+import gpu_first  # noqa: E402
+import gpu_launch  # noqa: E402
+import measuring  # noqa: E402
 
 KERNELS = measuring.ROOT / "examples" / "kernels.py"
 
@@ -43,13 +50,14 @@ def main() -> int:
     """Run every row, print the table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=measuring.RESULTS, help="where gpu-check.json goes")
+    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=sorted(PARTS), help="run some parts only")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
         print(json.dumps(STEPS[options.step[0]](*options.step[1:])))
         return 0
     with tempfile.TemporaryDirectory(prefix="gpu-check.") as folder:
-        rows, figures = check_all(Path(folder))
+        rows, figures = check_all(Path(folder), options.only)
     width = max(len(row.check) for row in rows)
     for row in rows:
         print(f"{'ok  ' if row.ok else 'FAIL'}  {row.check:<{width}}  {row.found}")
@@ -58,8 +66,30 @@ def main() -> int:
     return 0 if all(row.ok for row in rows) else 1
 
 
-def check_all(folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    """Record once, then replay from everything and from the launch set alone."""
+def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
+    """Run the parts, in the order in which they are written down; what breaks a part is a row of its own."""
+    rows: list[Row] = []
+    figures: dict[str, Any] = {}
+    gpu_launch.build_extension(folder / "build")
+    os.environ["GPU_CHECK_BUILD"] = str(folder / "build")
+    for name, part in PARTS.items():
+        if name in parts:
+            started = time.monotonic()
+            try:
+                found, measured = part(step, folder)
+            except RuntimeError as error:
+                print(error, file=sys.stderr)
+                found, measured = (
+                    [{"check": name, "ok": False, "found": f"broke off: {str(error).splitlines()[-1]}"}],
+                    {},
+                )
+            rows += [Row(**row) for row in found]
+            figures |= {**measured, f"{name}: seconds": time.monotonic() - started}
+    return rows, figures
+
+
+def replays(step: Step, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Record once, then replay by Triton from everything and from the launch set alone."""
     bundle = folder / "kernels.tbundle"
     first = step(folder, "record", str(bundle), cache=folder / "first")
     shutil.rmtree(folder / "first")
@@ -87,7 +117,7 @@ def check_all(folder: Path) -> tuple[list[Row], dict[str, Any]]:
                 f"of {len(first['numbers'])} kernels equal"),
         ]  # fmt: skip
         figures[f"restore {keep}"], figures[f"replay {keep}"] = restored, replay
-    return rows, figures
+    return [asdict(row) for row in rows], figures
 
 
 def step(folder: Path, name: str, *arguments: str, cache: Path, refuse_ptxas: bool = False) -> dict[str, Any]:
@@ -159,7 +189,14 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-STEPS: dict[str, Callable[..., dict[str, Any]]] = {"record": record, "restore": restore, "replay": replay}
+Step = Callable[..., dict[str, Any]]
+PARTS: dict[str, Callable[[Step, Path], tuple[list[dict[str, Any]], dict[str, Any]]]] = {
+    "replay": replays, "built": gpu_built.rows, "launch": gpu_launch.rows, "first": gpu_first.rows, "cost": gpu_cost.rows,
+}  # fmt: skip
+STEPS: dict[str, Step] = {
+    "record": record, "restore": restore, "replay": replay,
+    **gpu_built.STEPS, **gpu_launch.STEPS, **gpu_first.STEPS, **gpu_cost.STEPS,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-import measuring  # noqa: E402  # the programs here find each other by path
+import bench_remote_rows  # noqa: E402  # the programs here find each other by path
+import measuring  # noqa: E402
 from measuring import median, shown, target  # noqa: E402
 
 PAGE = measuring.ROOT / "docs" / "benchmarks.md"
@@ -38,10 +39,19 @@ Ours is the public API with every digest checked. Beside it:
   counted; reading ours is.
 * *tar and zstd -3*: {tar}.
 """
+COMPILES = """`python tools/bench_compile.py`. {kernels:,} kernels of three shapes, compiled for sm_90 into an empty directory; {rounds} rounds,
+each side in a process of its own. Ours is the service with {workers} workers; torch's is `AsyncCompile.process_pool().submit` with as many, each job
+the same call of Triton's compiler. The second run finds every kernel in a store in a directory, and compiles none.
+"""
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread:",
     "collect": "Collecting and saving, step by step, each alone; only compression uses threads:",
 }
+_REMOTE = (
+    "what is left is not the server: there are five or six exchanges, and fetching takes a few milliseconds. Our own process works: of "
+    "the launch set's time reading and checking the manifest is about four tenths, checking digests, metadata and binary of each kernel "
+    "three, writing and renaming two, listing the units one."
+)
 # Why a target is missed: words in the row's name -> the profile that explains it, and what it shows.
 REASONS: dict[str, tuple[str, str]] = {
     "how much faster": ("restore", (
@@ -53,6 +63,8 @@ REASONS: dict[str, tuple[str, str]] = {
         "gained; and each kernel costs a temporary directory, a rename, a look at its metadata and a generated group file "
         "besides its files."
     )),
+    " ms: restore everything": ("", _REMOTE),
+    " ms: restore the launch set": ("", _REMOTE),
     "collect and save": ("collect", (
         "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
         "out of its metadata, and compress at level 9, to a quarter of tar's size."
@@ -125,6 +137,17 @@ def bundle(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def compiles(result: dict[str, Any]) -> str:
+    """The compile service beside serial Triton and torch's pool, and what the compiler's time goes into."""
+    rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
+    stages = [[stage, shown(seconds, "s")] for stage, seconds in result["stages"].items()]
+    return "\n".join([
+        "## Compile service", "", COMPILES.format(**result), _table(["work", "figure", "peer", "target"], rows),
+        f"Where the workers' time goes, all {result['kernels']} kernels together, by stage of Triton's compiler:", "",
+        _table(["stage", "time"], stages),
+    ])  # fmt: skip
+
+
 def gpu_check(result: dict[str, Any]) -> str:
     """Rows of the check on a machine with a GPU."""
     rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
@@ -134,6 +157,8 @@ def gpu_check(result: dict[str, Any]) -> str:
 SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-basics", basics),
     ("bench-bundle", bundle),
+    ("bench-remote", bench_remote_rows.section),
+    ("bench-compile", compiles),
     ("gpu-check", gpu_check),
 )
 
@@ -156,10 +181,12 @@ def not_reached(result: dict[str, Any]) -> list[str]:
 
 
 def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
+    if "profile" not in result:
+        return ""
     # The longest words that fit say it best.
     for words, (profile, reason) in sorted(REASONS.items(), key=lambda one: -len(one[0])):
         if words in line["work"]:
-            steps = result.get("profile", {}).get(profile, {})
+            steps = result["profile"].get(profile, {})
             alone = ", ".join(
                 f"{name.partition(':')[0]} {shown(seconds * 1e3, 'ms')}" for name, seconds in steps.items()
             )

@@ -11,6 +11,7 @@ from bundler.cli.command import Commands, example
 from bundler.cli.compare import diff, merge
 from bundler.cli.demo import demo
 from bundler.cli.doctor import doctor
+from bundler.cli.explaining import explain
 from bundler.cli.look import inspect, verify
 from bundler.cli.move import pack
 from bundler.cli.record import run
@@ -34,6 +35,6 @@ def app() -> None:
 
 
 for command in (
-    demo, run, build, tune, pack, restore, inspect, verify, diff, merge, push, pull, tags, stats, prune, doctor,
+    demo, run, build, tune, pack, restore, inspect, verify, diff, merge, push, pull, tags, stats, prune, explain, doctor,
 ):  # fmt: skip
     app.add_command(command)

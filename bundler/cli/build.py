@@ -89,8 +89,13 @@ def build(screen: Screen, output: str | None, check: bool, jobs: int | None, url
         built = _build(screen, plan, jobs, store)
         size = save(screen, built.bundle, output)
         pushed = store.push(built.bundle, tag) if store is not None and tag is not None else None
-    _show(screen, built, store)
+    _show(screen, built)
     screen.done(f"wrote {output}: {words.size(size)}, {built.bundle.digest}")
+    _show_failures(screen, built.failures)
+    if store is not None and built.unsent:
+        screen.complain(
+            f"{words.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to send them"
+        )
     screen.finish({
         **contents(built.bundle), "path": output, "size_bytes": size, "compiled": built.compiled, "reused": built.reused,
         "static_only": built.static_only, "unsent": built.unsent, "failures": built.failures, "notes": built.notes,
@@ -152,13 +157,14 @@ def _build(screen: Screen, plan: Plan, jobs: int | None, store: Store | None) ->
 
         def watch(progress: Progress) -> None:
             if progress.happened in {"compiled", "hit", "failed"}:
+                found = f", {progress.counters.hits:,} of the store" if progress.counters.hits else ""
                 left = "" if progress.left_s is None else f", about {words.duration(progress.left_s)} left"
-                bar.advance(f"{progress.name}{left}")
+                bar.advance(f"{progress.name}{found}{left}")
 
         return building.build(plan, jobs, store, watch)
 
 
-def _show(screen: Screen, built: Built, store: Store | None) -> None:
+def _show(screen: Screen, built: Built) -> None:
     show_contents(screen, built.bundle)
     screen.facts([
         ("compiled", f"{words.count(len(built.compiled), 'kernel')} in {words.duration(built.seconds)}"),
@@ -166,11 +172,6 @@ def _show(screen: Screen, built: Built, store: Store | None) -> None:
         ("static only", f"{words.count(len(built.static_only), 'kernel')}, built from IR" if built.static_only else ""),
     ])  # fmt: skip
     screen.reasons("to know", [(f"{name} for {target}", note) for name, target, note in built.notes])
-    _show_failures(screen, built.failures)
-    if store is not None and built.unsent:
-        screen.complain(
-            f"{words.count(len(built.unsent), 'kernel')} could not be sent to {store.name}; build again to send them"
-        )
 
 
 def _show_failures(screen: Screen, failures: Sequence[Failure]) -> None:
@@ -180,4 +181,12 @@ def _show_failures(screen: Screen, failures: Sequence[Failure]) -> None:
             place = f"{os.path.relpath(failure.file)}:{failure.line}: "
             at = f"{failure.file}:{failure.line}"
             reason = reason.replace(f" ({at})", "", 1).removeprefix(f"{at} ")  # said once is enough
-        screen.complain(f"{place}{failure.name} for {failure.target}: {reason.removeprefix(f'{failure.name} ')}")
+        screen.complain(
+            f"{place}{failure.name} for {failure.target}: {_shortened(reason.removeprefix(f'{failure.name} '))}"
+        )
+
+
+def _shortened(reason: str) -> str:
+    """Return the beginning of a reason: a crash of the compiler comes with its stack."""
+    first, *more = [line for line in reason.splitlines() if line.strip()] or [""]
+    return " ".join([first, *more[:1]]) + (" … (--json tells all)" if len(more) > 1 else "")

@@ -94,6 +94,7 @@ def _file_facts(entry: Any) -> dict[str, Any]:
 def _kernel_facts(bundle: Bundle, kernel: Kernel) -> dict[str, Any]:
     seen = bundle.observed.kernels.get(kernel.key)
     launch = sum(artifact.size for artifact in kernel.launch_set)
+    facts = kernel.launch.facts
     return {
         "key": kernel.key,
         "name": kernel.name,
@@ -102,7 +103,8 @@ def _kernel_facts(bundle: Bundle, kernel: Kernel) -> dict[str, Any]:
         "shared_bytes": kernel.spec.shared_bytes,
         "binary_bytes": kernel.binary.size,
         "ir_bytes": kernel.size - launch,
-        "facts": kernel.facts_bytes is not None,
+        "facts": facts is not None,
+        "static_only": facts is not None and facts.source_kind == "ir",
         "devices": list(seen.devices) if seen else [],
         "compile_ms": words.milliseconds(seen.times_us) if seen else None,
         "toolchain": kernel.toolchain,
@@ -144,7 +146,7 @@ def _row(kernel: dict[str, Any]) -> tuple[str, ...]:
         words.size(kernel["shared_bytes"]) if kernel["shared_bytes"] else "-",
         words.size(kernel["binary_bytes"]),
         words.size(kernel["ir_bytes"]) if kernel["ir_bytes"] else "-",
-        "recorded" if kernel["facts"] else "packed",
+        "static only" if kernel["static_only"] else "recorded" if kernel["facts"] else "packed",
         ",".join(map(str, kernel["devices"])) or "-",
         "-" if kernel["compile_ms"] is None else f"{kernel['compile_ms']:.0f} ms",
         words.short_key(kernel["key"]),

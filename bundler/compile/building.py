@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bundler.compile.job import Compiled, Job
 from bundler.compile.planning import Failure, Plan
-from bundler.compile.progress import Progress
+from bundler.compile.progress import Counters, Progress
 from bundler.compile.service import CompileService
 from bundler.compile.sharing import SharedCompiles
 from bundler.errors import BundlerError
@@ -83,6 +83,9 @@ def build(plan: Plan, workers: int | None = None, store: Store | None = None, wa
     held = None if store is None else store.kernel_records().look_up([job.key for job in plan.jobs.values() if job.key])
     in_store = frozenset(kernel.key for kernel in held.bundle.kernels) if held is not None else frozenset()
     jobs = [job for job in plan.jobs.values() if job.key not in in_store]
+    if watch is not None:
+        for number, key in enumerate(sorted(in_store), 1):
+            watch(Progress(plan.jobs[key].name, "hit", Counters(number, hits=number), (), None))
     with tempfile.TemporaryDirectory(prefix="triton-bundler-build-") as folder:
         cache_dir = os.path.join(folder, "cache")
         shared = None if store is None else SharedCompiles(store, cache_dir)

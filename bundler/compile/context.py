@@ -55,10 +55,11 @@ class Context:
         self._files: dict[str, tuple[tuple[int, int], str]] = {}
         self._toolchains: dict[Target, str] = {}
 
-    def of(self, job: Job) -> Situation:
-        """Return what stands around a job now."""
+    def of(self, job: Job, *, look: bool = True) -> Situation:
+        """Return what stands around a job now; without `look`, the environment is that of the job before."""
         with self._lock:
-            self._look_around()
+            if look:
+                self._look_around()
             source, stale = self._source(job.source.path)
             parts = (job.digest, source, self._toolchain(job.target), self._fixed)
             slot = int(_digest(*parts)[:16], 16) % SLOTS

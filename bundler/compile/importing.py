@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +47,7 @@ _current: list[str] = []
 
 
 def find(module: str) -> Place:
-    """Return where a module is, given its file or its dotted name; a dotted name's parent packages are imported.
+    """Return where a module is, given its file or its dotted name; imports nothing.
 
     Raises:
         NotFound: there is none, or it is not a Python file.
@@ -56,10 +57,7 @@ def find(module: str) -> Place:
         if not os.path.isfile(path):
             raise NotFound(f"no such file: {module}", path=module)
         return _place_of(path)
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as error:
-        raise NotFound(f"no module {module!r}: {error}", name=module) from error
+    spec = _spec_of(module)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise NotFound(f"no module {module!r} with a Python file; give its file, or install it here", name=module)
     path = os.path.abspath(spec.origin)
@@ -68,6 +66,21 @@ def find(module: str) -> Place:
     for _ in range(levels):
         root = os.path.dirname(root)
     return Place(path, module, root)
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    # `importlib.util.find_spec` would import the packages around it, and with no target declared.
+    top, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError) as error:
+        raise NotFound(f"no module {module!r}: {error}", name=module) from error
+    name = top
+    for part in inner:
+        name = f"{name}.{part}"
+        folders = None if spec is None else spec.submodule_search_locations
+        spec = None if folders is None else PathFinder.find_spec(name, list(folders))
+    return spec
 
 
 def _place_of(path: str) -> Place:

@@ -137,9 +137,12 @@ class CompileService:
             ConfigError: the service was closed.
             LimitExceeded: the job is larger than a message may be.
         """
+        return self._submit(job, look=True)
+
+    def _submit(self, job: Job, *, look: bool) -> CompileFuture[Compiled]:
         if self._closed:
             raise ConfigError("this compile service was closed; make another one")
-        situation = self._context.of(job)
+        situation = self._context.of(job, look=look)
         if situation.stale:
             self._pool.renew()
         future: CompileFuture[Compiled] = CompileFuture(job.name)
@@ -155,8 +158,9 @@ class CompileService:
         return future
 
     def compile_all(self, jobs: Iterable[Job]) -> list[Compiled | BundlerError]:
-        """Compile jobs; returns for each, in order, the kernel or why there is none."""
-        futures = [self.submit(job) for job in jobs]
+        """Compile jobs, in the environment of now; returns for each, in order, the kernel or why there is none."""
+        # Looking at the environment for each would cost more than all the rest where everything is there already.
+        futures = [self._submit(job, look=number == 0) for number, job in enumerate(list(jobs))]
         wait(futures)
         return [result_of(future) for future in futures]
 

@@ -9,6 +9,7 @@ from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.toolchain import identity, keytext, ptxas, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
+_LOCATION = keytext.LOCATION_PART.encode()
 
 
 class Machine:
@@ -72,6 +73,9 @@ class Machine:
         return self._why_not_ptxas(kernel.target, theirs) or self._why_not_location(kernel)
 
     def _why_not_location(self, kernel: Kernel) -> str | None:
+        # Names are stored as they are, and of most kernels' keys the location is no part: those need not be decoded.
+        if _LOCATION not in (kernel.parts_bytes or b""):
+            return None
         here = self._triton_dir
         there = dict(kernel.parts.parts).get(keytext.LOCATION_PART) if kernel.parts is not None else None
         if there is None or here is None or there == keytext.location_text(here):

@@ -14,14 +14,14 @@ from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format import names
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
-from bundler.format.entries import Artifact, Kernel
+from bundler.format.entries import Artifact, HelperLibrary, Kernel
 from bundler.lifecycle import rekey as rekeying
-from bundler.lifecycle.placing import Only, Placement, Trust, check_choices, opened
+from bundler.lifecycle.placing import Companion, Only, Placement, Trust, check_choices, opened
 from bundler.lifecycle.publishing import CacheDirectory, Files, Outcome
 from bundler.lifecycle.reading import Rejected, check_kernel_files
 from bundler.lifecycle.report import RestoreReport
 from bundler.lifecycle.tuning import place_tunings
-from bundler.toolchain import directories
+from bundler.toolchain import directories, libraries
 
 # From a store far away one thread fetches a run while this one writes another; what was fetched and not yet written is in
 # memory, which this bounds.  Otherwise one thread does all: decoding, hashing and writing are thousands of short calls, and threads lose
@@ -228,14 +228,27 @@ class Restoration(Placement):
                 self.tally.spoiled(entry.path, error)
                 continue
             for root, data in placed.items():
-                written = self._place(root).publish_file(entry.path, data)
-                if written is None:
-                    self.tally.skipped.append((entry.path, f"another file is there already, in {root}"))
-                    continue
-                self.tally.companions.append(entry.path)
-                if written:
-                    self.tally.wrote(1, len(data))
-                    self.tally.rewritten |= {entry.path} if entry.artifact.spans else set()
+                for path in self._paths(entry):
+                    self._publish_file(root, path, data, rewritten=bool(entry.artifact.spans))
+
+    def _publish_file(self, root: str, path: str, data: bytes, *, rewritten: bool) -> None:
+        written = self._place(root).publish_file(path, data)
+        if written is None:
+            self.tally.skipped.append((path, f"another file is there already, in {root}"))
+            return
+        self.tally.companions.append(path)
+        if written:
+            self.tally.wrote(1, len(data))
+            self.tally.rewritten |= {path} if rewritten else set()
+
+    def _paths(self, entry: Companion) -> list[str]:
+        """Return where a file belongs: a library also under the keys that this machine's Triton may ask for."""
+        key, _, filename = entry.path.partition("/")
+        if not isinstance(entry, HelperLibrary):
+            return [entry.path]
+        releases = {kernel.toolchain.release for kernel in self.bundle.kernels}
+        others = libraries.other_keys(key, filename, releases.pop() if len(releases) == 1 else None)
+        return [entry.path, *(f"{other}/{filename}" for other in sorted(others))]
 
     def _artifacts(self, kernel: Kernel) -> list[tuple[Artifact, bytes]]:
         """Return the files to write and their raw digests, in Triton's order."""

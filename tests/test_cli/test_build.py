@@ -233,7 +233,7 @@ def test_a_store_that_fails_meanwhile_costs_nothing_that_was_compiled(cli, modul
         patched.setattr(KernelRecords, "publish", full)
         result = cli(*words)
     assert result.exit_code == 1
-    assert f"2 kernels could not be sent to file://{tmp_path}/store" in result.stderr
+    assert f"2 kernels not sent to file://{tmp_path}/store" in result.stderr
     assert "the store is full; the program goes on without the store" in result.stderr
     with Bundle.load(tmp_path / "b.tbundle") as bundle:
         assert len(bundle.kernels) == 2

@@ -60,8 +60,8 @@ def test_inspect_json(cli_json, packed):
     }  # fmt: skip
     kernel = told["kernels"][0]
     assert set(kernel) == {
-        "key", "name", "target", "warps", "shared_bytes", "binary_bytes", "ir_bytes", "facts", "devices", "compile_ms",
-        "toolchain", "files",
+        "key", "name", "target", "warps", "shared_bytes", "binary_bytes", "ir_bytes", "facts", "static_only", "devices",
+        "compile_ms", "toolchain", "files",
     }  # fmt: skip
     assert (kernel["warps"], kernel["facts"]) == (4, False)
     assert {file["kind"] for file in kernel["files"]} >= {"cubin", "json", "ptx"}

@@ -12,7 +12,8 @@ import bundler
 from bundler.cli.app import app
 
 COMMANDS = [
-    "demo", "run", "pack", "restore", "inspect", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune", "doctor",
+    "demo", "run", "build", "tune", "pack", "restore", "inspect", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
+    "explain", "doctor",
 ]  # fmt: skip
 
 

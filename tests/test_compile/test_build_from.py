@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import bundler
+from bundler.compile import retargeting
 from bundler.compile.building import build
 from bundler.compile.planning import Plan
 from bundler.compile.retargeting import Retarget, why_not_from_ir
@@ -84,6 +85,19 @@ def test_a_kernel_from_its_ir_is_for_static_launch_only_and_says_so(recorded):
     assert kernel.target == CUDA100
     assert built.static_only == (kernel.key,)
     assert [note for _, _, note in built.notes] == ["built from its IR: for static launch only, no JIT will ask for it"]
+
+
+def test_ir_that_crashes_the_compiler_costs_its_own_kernel(recorded, monkeypatch):
+    """IR is compiled in a worker, even when one process is asked for: what ends it is told, and the other kernels are built."""
+    monkeypatch.setattr(retargeting, "why_not_from_ir", lambda *_: None)
+    other = retargeted(recorded.select(names="narrow"), CUDA100)
+    plan = retargeted(recorded.select(names="descriptor"), GFX)
+    plan.jobs.update(other.jobs)
+    built = build(plan, 1)
+    assert [kernel.name for kernel in built.bundle.kernels] == ["narrow"]
+    (failure,) = built.failures
+    assert (failure.name, failure.target) == ("descriptor", "hip:gfx942")
+    assert "it was ended by SIG" in failure.reason
 
 
 def test_a_call_that_was_recorded_for_two_targets_is_built_from_ir_once(recorded):

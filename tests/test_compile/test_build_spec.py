@@ -9,7 +9,7 @@ import bundler
 from bundler.compile import importing, specfile
 from bundler.compile.declarations import Declaration, declarations_of
 from bundler.compile.planning import Plan
-from bundler.errors import ConfigError
+from bundler.errors import ConfigError, NotFound
 from bundler.format.entries import Target
 from bundler.toolchain.arguments import StandInTensor, same_type, stand_in
 
@@ -55,7 +55,7 @@ def plan(monkeypatch):
 
     def make(what, *texts):
         made, targets = Plan(), [Target.parse(text) for text in texts]
-        if what.suffix == ".toml":
+        if str(what).endswith(".toml"):
             listed, named = specfile.read(what)
             made.add_listed(listed, targets or named)
         else:
@@ -120,6 +120,32 @@ def test_each_module_is_imported_as_for_its_target_and_told_when_it_cannot_be(pl
     assert "asks Triton's driver for utils" in told["cuda:80"].reason
     assert told["cuda:80"].line == len(MODULE.splitlines()) + 5
     assert "SystemExit" in told["cuda:75"].reason
+
+
+def test_a_package_is_imported_as_for_its_target_too(plan, tmp_path, monkeypatch):
+    """A module given by its dotted name: also the packages around it may ask what the target is, and are imported for each."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "package_of_k").mkdir()
+    (tmp_path / "package_of_k" / "__init__.py").write_text(
+        "import triton\nBLOCK = 64 if triton.runtime.driver.active.get_current_target().backend == 'hip' else 32\n"
+    )
+    (tmp_path / "package_of_k" / "k.py").write_text(
+        MODULE
+        + "from package_of_k import BLOCK\nPREBUILD = [{'kernel': kernel, 'signature': {'x': '*fp16', 'n': 'i32'},\n"
+        "             'constants': {'ACT': relu, 'TYPE': tl.float16, 'BLOCK': BLOCK}}]\n"
+    )
+    jobs, failures = plan("package_of_k.k", "cuda:90", "hip:gfx942")
+    assert failures == []
+    assert {str(job.target): last(job) for job in jobs} == {"cuda:90": 32, "hip:gfx942": 64}
+    for absent in (
+        "package_of_k.absent",
+        "package_of_k.k.deeper",
+        "absent_package.k",
+        "json.decoder.x",
+        "package_of_k.",
+    ):
+        with pytest.raises(NotFound, match="no module"):
+            plan(absent, "cuda:90")
 
 
 def test_a_module_that_goes_on_without_an_answer_is_noted(plan, tmp_path):

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import bundler
 from bundler.errors import BundlerWarning
 from bundler.format.bundle import MemoryBlobs
+from bundler.format.manifest import Content
 
 pytest.importorskip("triton")
 FOLDER = Path(__file__).parents[1] / "test_compile"
@@ -165,6 +167,17 @@ def test_a_difference_besides_the_binary_is_refused_and_named(foreign, tmp_path,
         report = bundler.restore(foreign, tmp_path / "two", rekey=True)
     assert report.usable == 0
     assert all("env.DISABLE_LLVM_OPT" in reason for _, reason in report.skipped)
+
+
+def test_another_release_is_refused(foreign, tmp_path):
+    """A kernel of another Triton release is never derived from, whatever else is equal; the reason names both releases."""
+    with bundler.Bundle.load(foreign) as bundle:
+        older = [replace(kernel, toolchain=replace(kernel.toolchain, release="3.5.9")) for kernel in bundle.kernels]
+        with pytest.warns(BundlerWarning, match=r"compiled by Triton 3\.5\.9"):
+            report = bundler.restore(
+                bundler.Bundle(Content.of(older), bundle.observed, bundle.blobs), tmp_path / "cache", rekey=True
+            )
+    assert (report.usable, report.rekeyed) == (0, ())
 
 
 def test_kernels_of_this_build_are_left_as_they_are(foreign, tmp_path):

@@ -89,6 +89,47 @@ def test_the_page_is_made_from_the_results(quick, tmp_path):
     assert run_tool("make_benchmarks.py", "--check", *arguments).returncode == 1
 
 
+def test_the_benchmark_of_the_service_runs(tmp_path):
+    """A quick run of all four sides holds every sample and names the targets it missed; the page has each row and each stage."""
+    for name in ("triton", "torch"):
+        if find_spec(name) is None:
+            pytest.skip(f"the benchmark needs {name}, which is not installed")
+    done = run_tool("bench_compile.py", "--quick", "--check", "--results", tmp_path)
+    result = json.loads((tmp_path / "bench-compile.json").read_text())
+    assert [set(samples) for samples in result["samples"]] == [{"serial", "ours", "torch", "again"}], done.stderr
+    missed = [row["work"] for row in result["rows"] if not row["ok"]]
+    said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
+    assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)
+    assert run_tool("make_benchmarks.py", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
+    text = (tmp_path / "page.md").read_text()
+    assert all(f"| {row['work']} |" in text for row in result["rows"])
+    assert (
+        {"ttir", "llir", "cubin"}
+        <= set(result["stages"])
+        == {stage for stage in result["stages"] if f"| {stage} |" in text}
+    )
+
+
+def test_the_remote_benchmark_runs(quick, tmp_path):
+    """A quick run fetches all kernels both ways at each delay, counts exchanges, and names what it missed; the page has each row."""
+    _, _, folder = quick
+    done = run_tool("bench_remote.py", "--quick", "--check", "--keep", folder.parent / "keep", "--results", tmp_path)
+    result = json.loads((tmp_path / "bench-remote.json").read_text())
+    assert list(result["delays"]) == ["0 ms", "1 ms", "10 ms"], done.stderr
+    for delay, samples in result["delays"].items():
+        for side in ("triton", "ours all", "ours launch"):
+            assert samples[f"{side}: kernels"] == [result["kernels"]]
+        assert samples["ours all: round trips"] <= [5]
+        assert samples["triton"] > [3 * result["kernels"] * float(delay.split()[0]) / 1000]
+    assert 0 < result["memory"]["ours"] < result["memory"]["triton"]
+    missed = [row["work"] for row in result["rows"] if not row["ok"]]
+    said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
+    assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)
+    assert run_tool("make_benchmarks.py", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
+    text = (tmp_path / "page.md").read_text()
+    assert all(f"| {row['work']} |" in text for row in result["rows"])
+
+
 def test_the_page_in_the_repository_is_not_stale():
     """docs/benchmarks.md is what the results in docs/results/ give."""
     done = run_tool("make_benchmarks.py", "--check")
