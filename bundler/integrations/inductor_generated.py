@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load_generated`: Inductor's generated kernel modules on this runtime.  Provisional: it follows torch's private format."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.abc
+import importlib.util
+import io
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from bundler.errors import CompileFailed, ConfigError, FormatError
+from bundler.format.digest import sha256
+from bundler.format.file import os_errors
+from bundler.format.limits import DEFAULT_LIMITS
+from bundler.integrations.inductor_kernels import GeneratedKernel, Told, stand_ins
+from bundler.runtime.benchmarking import Clock
+from bundler.runtime.options import TunerOptions
+
+_PACKAGE = "torch._inductor.runtime"
+_HEURISTICS = f"{_PACKAGE}.triton_heuristics"
+_HELPERS = f"{_PACKAGE}.triton_helpers"
+_MODULE_PREFIX = "bundler_generated_"
+
+
+def load_generated(
+    path: str | os.PathLike[str],
+    *,
+    options: TunerOptions | None = None,
+    clock: Callable[[], Clock] | None = None,
+) -> dict[str, GeneratedKernel]:
+    """Import Inductor's generated kernels with their heuristics bound to this runtime.
+
+    A kernel module is imported: its code runs, so the file must be one that you trust as you trust your program.  A graph's
+    wrapper is parsed and never imported; the kernel modules that stand in it as text are.  torch's heuristics module, and the call
+    that would look for a GPU, are replaced while the import runs, in the whole process, and put back afterwards.
+
+    Provisional: it follows a private format of torch, which any release may change.
+
+    Args:
+        path: a kernel module or a wrapper, `.py`, from Inductor's cache directory.
+        options: of the kernels' tuner, such as a bundle whose records and kernels are used; what the kernels' metadata says of
+            tuning holds where these do not.
+        clock: makes what times a launch; None for the GPU's own.
+
+    Returns:
+        The kernels by name: one of a kernel module, all of a wrapper, in its order.
+
+    Raises:
+        FormatError: the file is neither, or no Python.
+        CompileFailed: a module raises when it is imported; the error is its cause.
+        ConfigError: torch is not installed, or a kernel's metadata cannot be understood.
+        NotFound, AccessDenied: the file cannot be read.
+    """
+    name, told = os.fspath(path), Told(options or TunerOptions(), clock)
+    with os_errors(name, "read"), open(name, "rb") as file:
+        data = file.read(DEFAULT_LIMITS.file_bytes + 1)
+    DEFAULT_LIMITS.check("file_bytes", len(data), name)
+    try:
+        text = data.decode()
+        tree = ast.parse(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise FormatError(f"{name}: not a Python module: {error}", name=name) from error
+    if _is_kernel_module(tree):
+        return _import(text, name, told)
+    sources = _kernel_sources(tree)
+    if not sources:
+        raise FormatError(
+            f"{name}: neither a kernel module of Inductor's nor a wrapper with kernels in it; expected a function under "
+            "@triton_heuristics, or calls of async_compile.triton",
+            name=name,
+        )
+    found: dict[str, GeneratedKernel] = {}
+    for kernel, source in sources.items():
+        found |= _import(source, f"{name}:{kernel}", told)
+    return found
+
+
+def _is_kernel_module(tree: ast.Module) -> bool:
+    """Whether a module has a function of its own under one of torch's heuristics."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return any(_is_heuristic(decorator) for function in functions for decorator in function.decorator_list)
+
+
+def _is_heuristic(decorator: ast.expr) -> bool:
+    match decorator:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="triton_heuristics"))):
+            return True
+        case _:
+            return False
+
+
+def _kernel_sources(tree: ast.Module) -> dict[str, str]:
+    """Return the kernels that a wrapper hands to its compile service: name -> module text, in order."""
+    found = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="triton"), args=[ast.Constant(value=str() as name), source, *_]):
+                if isinstance(source, ast.Constant) and isinstance(source.value, str):
+                    found[name] = source.value
+    return found
+
+
+def _import(text: str, path: str, told: Told) -> dict[str, GeneratedKernel]:
+    """Run one kernel module and return its kernels."""
+    # Triton asks `inspect` for a kernel's text, which asks here; an entry without a time is never read again from disk.
+    linecache.cache[path] = (len(text), None, io.StringIO(text).readlines(), path)
+    spec = importlib.util.spec_from_loader(
+        _MODULE_PREFIX + sha256(text.encode()).hex()[:32], _Text(path, text), origin=path
+    )
+    assert spec is not None
+    spec.has_location = True  # sets __file__
+    module = importlib.util.module_from_spec(spec)
+    with _bound(told):
+        try:
+            _Text(path, text).exec_module(module)
+        except ConfigError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise CompileFailed(f"{path} cannot be imported: {reason}", name=path, reason=reason) from error
+    kernels = {name: value for name, value in vars(module).items() if isinstance(value, GeneratedKernel)}
+    if not kernels:
+        raise FormatError(f"{path}: defines no kernel under @triton_heuristics", name=path)
+    return kernels
+
+
+class _Text(importlib.abc.ExecutionLoader):
+    """Imports a text that was read once; no .pyc is written or read."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self._path, self._text = path, text
+
+    def get_filename(self, fullname: str) -> str:
+        return self._path
+
+    def get_source(self, fullname: str) -> str:
+        return self._text
+
+
+# What torch's heuristics become ------------------------------------------------------------------------------------------
+
+_binding = threading.RLock()
+
+
+@contextlib.contextmanager
+def _bound(told: Told) -> Iterator[None]:
+    """Put our heuristics in the place of torch's, and keep its helpers from asking for a GPU, while the block runs.
+
+    One thread at a time; another one that imports Inductor's code meanwhile would see our heuristics too.
+    """
+    with _binding:
+        try:
+            package, helpers = importlib.import_module(_PACKAGE), importlib.import_module(_HELPERS)
+        except ImportError as error:
+            raise ConfigError(
+                f"Inductor's kernels use torch's helper functions, and torch cannot be imported: {error}; "
+                "install it (pip install 'triton-bundler[torch]')"
+            ) from error
+        ours = ModuleType(_HEURISTICS)
+        vars(ours).update(stand_ins(told))
+        with (
+            _replaced(vars(package), "triton_heuristics", ours),
+            _replaced(sys.modules, _HEURISTICS, ours),
+            _replaced(vars(helpers), "set_driver_to_gpu", _no_driver),
+        ):
+            yield
+
+
+@contextlib.contextmanager
+def _replaced(place: Any, name: str, value: Any) -> Iterator[None]:
+    missing = object()
+    before = place.get(name, missing)
+    place[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            del place[name]
+        else:
+            place[name] = before
+
+
+def _no_driver() -> None:
+    """Stand for the call that would look for a GPU."""

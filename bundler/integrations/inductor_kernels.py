@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: ARG001  # the parameters are torch's, and it gives more than we need
+"""`GeneratedKernel`, and what stands for torch's heuristics while a generated module is imported; each makes one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from bundler.errors import ConfigError
+from bundler.format.entries import Target
+from bundler.integrations import inductor_metadata as metadata
+from bundler.runtime.benchmarking import Clock
+from bundler.runtime.configs import Config
+from bundler.runtime.heuristics_combo import combo_plan
+from bundler.runtime.heuristics_facts import HeuristicKind, Setting, SizeHints
+from bundler.runtime.heuristics_given import fixed_configs, foreach_configs, template_configs, user_configs
+from bundler.runtime.heuristics_kernel import Candidates, HeuristicKernel
+from bundler.runtime.heuristics_persistent import persistent_reduction_configs
+from bundler.runtime.heuristics_pointwise import pointwise_configs
+from bundler.runtime.heuristics_reduction import reduction_configs
+from bundler.runtime.heuristics_split import cooperative_reduction_configs, split_scan_configs
+from bundler.runtime.launch_grids import Grid, open_grid
+from bundler.runtime.options import TunerOptions
+from bundler.toolchain.compiling import compile_function
+from bundler.toolchain.encoding import encode_value
+from bundler.toolchain.events import CompileEvent
+
+Meta = Mapping[str, Any]
+
+
+class GeneratedKernel(HeuristicKernel):
+    """A kernel that Inductor generated, with the candidates that our heuristics chose for it.
+
+    Attributes:
+        triton_meta, inductor_meta: what Inductor wrote beside it; plain data.
+    """
+
+    triton_meta: Meta
+    inductor_meta: Meta
+
+    def compile(self, config: Config, cache_dir: str | os.PathLike[str], target: Target | None = None) -> CompileEvent:
+        """Compile the kernel for a config; needs no GPU.
+
+        Args:
+            config: one of `configs`, or another.
+            cache_dir: a cache directory of Triton's kind.
+            target: what to compile for; None takes the target that the kernel was generated for.
+
+        Raises:
+            CompileFailed: with the compiler's message.
+            ConfigError: the kernel was generated for a target or a Triton that we do not know.
+        """
+        meta = self.triton_meta
+        constants = {**meta.get("constants", {}), **self.constants, **config.kwargs}
+        place = {name: (number,) for number, name in enumerate(self.parameters)}
+        attributes = (meta.get("configs") or [{}])[0]
+        if not isinstance(attributes, Mapping):
+            raise ConfigError(f"{self.__name__}: its metadata is for a Triton before 3.3; have torch generate it anew")
+        counts = {name: value for name, value in config.all_kwargs().items() if name not in config.kwargs}
+        options = {**self.compile_options, **counts}
+        return compile_function(
+            self.fn,
+            tuple((name, encode_value(kind)) for name, kind in meta["signature"].items() if name in place),
+            tuple((place[name], encode_value(value)) for name, value in constants.items() if name in place),
+            tuple((tuple(path), encode_value(value)) for path, value in attributes.items()),
+            tuple((name, encode_value(value)) for name, value in options.items()),
+            target or metadata.target_of(meta),
+            os.fspath(cache_dir),
+        )
+
+
+Decorator = Callable[[Any], GeneratedKernel]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the user told the tuner of generated kernels; the kernels' own metadata adds to it."""
+
+    options: TunerOptions = field(default_factory=TunerOptions)
+    clock: Callable[[], Clock] | None = None
+
+
+def _decorator(
+    told: Told,
+    kind: HeuristicKind,
+    choose: Callable[[Setting], Sequence[Config]],
+    hints: SizeHints,
+    triton_meta: Meta | None,
+    inductor_meta: Meta | None,
+    *,
+    custom: bool = False,
+    **facts: Any,
+) -> Decorator:
+    """Return the decorator of one kernel: candidates by `choose`, and the grid of its metadata."""
+    triton_meta, inductor_meta = dict(triton_meta or {}), dict(inductor_meta or {})
+    setting = metadata.setting_of(triton_meta, inductor_meta, **facts)
+    parts = metadata.sub_kernels_of(inductor_meta, **facts) if hints else ()
+    if parts:
+        combo = inductor_meta["combo_grid_meta"]
+        grouping = bool(combo.get("autotune_grouping"))
+        plan = combo_plan(parts, setting, parameters=triton_meta.get("signature", ()), grouping=grouping)
+        candidates = Candidates(kind, (plan.base,), setting, combo=plan)
+    else:
+        candidates = Candidates(kind, tuple(choose(setting)), setting, dict(hints))
+    mutated = [*inductor_meta.get("mutated_arg_names", ()), *triton_meta.get("restore_value", ())]
+
+    def decorate(fn: Any) -> GeneratedKernel:
+        kernel = GeneratedKernel(
+            fn,
+            candidates,
+            _grid(inductor_meta),
+            mutated=mutated,
+            zeroed=tuple(triton_meta.get("reset_to_zero", ())),
+            constants=triton_meta.get("constants"),
+            extra_arguments=tuple(inductor_meta.get("extra_launcher_args", ())),
+            compile_options=metadata.compile_options_of(triton_meta, inductor_meta),
+            options=metadata.tuner_options_of(inductor_meta, told.options, custom=custom),
+            clock=told.clock,
+        )
+        kernel.triton_meta, kernel.inductor_meta = triton_meta, inductor_meta
+        return kernel
+
+    return decorate
+
+
+def _grid(inductor_meta: Meta) -> Grid:
+    if "grid_type" not in inductor_meta:
+        raise ConfigError(
+            "a generated kernel's metadata has no grid_type; it comes from a torch before 2.7, make it anew"
+        )
+    return open_grid(str(inductor_meta["grid_type"]), inductor_meta)
+
+
+# Under torch's names, with torch's parameters: `filename` and the like say where torch keeps its results, and go unused.
+
+
+def _pointwise(
+    told: Told,
+    size_hints: SizeHints,
+    triton_meta: Meta,
+    tile_hint: Any = None,
+    filename: str | None = None,
+    min_elem_per_thread: int = 0,
+    inductor_meta: Meta | None = None,
+) -> Decorator:
+    hint = metadata.tile_hint_of(tile_hint)
+
+    def choose(setting: Setting) -> Sequence[Config]:
+        return pointwise_configs(size_hints, setting, tile_hint=hint)
+
+    return _decorator(
+        told, "pointwise", choose, size_hints, triton_meta, inductor_meta, min_elem_per_thread=min_elem_per_thread
+    )
+
+
+def _reduction(
+    told: Told,
+    size_hints: SizeHints,
+    reduction_hint: Any = False,
+    triton_meta: Meta | None = None,
+    filename: str | None = None,
+    inductor_meta: Meta | None = None,
+) -> Decorator:
+    hint = metadata.reduction_hint_of(reduction_hint)
+
+    def choose(setting: Setting) -> Sequence[Config]:
+        return reduction_configs(size_hints, setting, hint=hint)
+
+    dynamic = metadata.dynamic_sizes(triton_meta or {})
+    return _decorator(told, "reduction", choose, size_hints, triton_meta, inductor_meta, num_dynamic=dynamic)
+
+
+def _persistent_reduction(
+    told: Told,
+    size_hints: SizeHints,
+    reduction_hint: Any = False,
+    triton_meta: Meta | None = None,
+    filename: str | None = None,
+    inductor_meta: Meta | None = None,
+) -> Decorator:
+    hint = metadata.reduction_hint_of(reduction_hint)
+
+    def choose(setting: Setting) -> Sequence[Config]:
+        return persistent_reduction_configs(size_hints, setting, hint=hint)
+
+    return _decorator(told, "persistent_reduction", choose, size_hints, triton_meta, inductor_meta)
+
+
+def _cooperative_reduction(
+    told: Told, size_hints: SizeHints, reduction_hint: Any, triton_meta: Meta, filename: str | None, inductor_meta: Meta
+) -> Decorator:
+    hint, persistent = metadata.reduction_hint_of(reduction_hint), bool(inductor_meta.get("persistent_reduction"))
+
+    def choose(setting: Setting) -> Sequence[Config]:
+        return cooperative_reduction_configs(size_hints, setting, hint=hint, is_persistent=persistent)
+
+    return _decorator(told, "reduction", choose, size_hints, triton_meta, inductor_meta)
+
+
+def _split_scan(
+    told: Told,
+    size_hints: SizeHints,
+    reduction_hint: Any = False,
+    triton_meta: Meta | None = None,
+    filename: str | None = None,
+    inductor_meta: Meta | None = None,
+) -> Decorator:
+    hint = metadata.reduction_hint_of(reduction_hint)
+
+    def choose(setting: Setting) -> Sequence[Config]:
+        return split_scan_configs(size_hints, setting, hint=hint)
+
+    return _decorator(told, "split_scan", choose, size_hints, triton_meta, inductor_meta)
+
+
+def _template(
+    told: Told,
+    num_stages: int,
+    num_warps: int,
+    triton_meta: Meta,
+    num_consumer_groups: int = 0,
+    num_buffers_warp_spec: int = 0,
+    filename: str | None = None,
+    inductor_meta: Meta | None = None,
+    **_unused: Any,
+) -> Decorator:
+    configs = template_configs(
+        num_stages,
+        num_warps,
+        num_consumer_groups=num_consumer_groups,
+        num_buffers_warp_spec=num_buffers_warp_spec,
+    )
+    return _decorator(told, "template", lambda _setting: configs, {}, triton_meta, inductor_meta)
+
+
+def _fixed_config(told: Told, config: Meta, filename: str | None, triton_meta: Meta, inductor_meta: Meta) -> Decorator:
+    return _decorator(told, "fixed", lambda _setting: fixed_configs(config), {}, triton_meta, inductor_meta)
+
+
+def _user_autotune(
+    told: Told,
+    configs: Sequence[Meta],
+    triton_meta: Meta,
+    filename: str | None = None,
+    inductor_meta: Meta | None = None,
+    custom_kernel: bool = False,
+) -> Decorator:
+    def choose(setting: Setting) -> Sequence[Config]:
+        return user_configs(configs, setting.policy)
+
+    return _decorator(told, "user_autotune", choose, {}, triton_meta, inductor_meta, custom=custom_kernel)
+
+
+def _foreach(
+    told: Told, triton_meta: Meta, filename: str | None = None, inductor_meta: Meta | None = None
+) -> Decorator:
+    return _decorator(told, "template", lambda setting: foreach_configs(setting.policy), {}, triton_meta, inductor_meta)
+
+
+_STAND_INS: Mapping[str, Callable[..., Decorator]] = {
+    "pointwise": _pointwise,
+    "reduction": _reduction,
+    "persistent_reduction": _persistent_reduction,
+    "cooperative_reduction": _cooperative_reduction,
+    "split_scan": _split_scan,
+    "template": _template,
+    "fixed_config": _fixed_config,
+    "user_autotune": _user_autotune,
+    "foreach": _foreach,
+}
+
+
+def stand_ins(told: Told) -> dict[str, Callable[..., Decorator]]:
+    """Return a decorator for each of torch's heuristics, under torch's name and with torch's parameters."""
+    return {name: partial(stand_in, told) for name, stand_in in _STAND_INS.items()}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates for several kernels in one launch, each with blocks of its own or all with the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from bundler.errors import ConfigError
+from bundler.runtime.configs import Config
+from bundler.runtime.heuristics_facts import Facts, ReductionHint, Setting, SizeHints, TileHint
+from bundler.runtime.heuristics_limits import is_reduced, max_block, product
+from bundler.runtime.heuristics_persistent import persistent_reduction_configs
+from bundler.runtime.heuristics_pointwise import pointwise_configs
+from bundler.runtime.heuristics_reduction import reduction_configs
+
+_SHARED_X, _SHARED_SQUARE = 1024, 32
+
+
+@dataclass(frozen=True)
+class SubKernel:
+    """One kernel of a combination.
+
+    Attributes:
+        kind: its heuristic.
+        hints: its sizes.
+        facts: what is known of it.
+        reduction_hint, tile_hint: where its kind has one.
+    """
+
+    kind: Literal["pointwise", "reduction", "persistent_reduction"]
+    hints: SizeHints
+    facts: Facts = field(default_factory=Facts)
+    reduction_hint: ReductionHint = ReductionHint.DEFAULT
+    tile_hint: TileHint = TileHint.DEFAULT
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return what decides its candidates: equal fingerprints, equal candidates."""
+        return self.kind, tuple(sorted(self.hints.items())), repr(self.facts), self.reduction_hint, self.tile_hint
+
+
+@dataclass(frozen=True)
+class ComboGroup:
+    """Kernels that are tuned together.
+
+    Attributes:
+        members: positions of the kernels.
+        configs: candidates of each of them, block names without a suffix.
+        fields: parameters of the combined kernel that they own.
+        elements: of one of them; groups are tuned largest first.
+    """
+
+    members: tuple[int, ...]
+    configs: tuple[Config, ...]
+    fields: tuple[str, ...]
+    elements: int
+
+
+@dataclass(frozen=True)
+class ComboPlan:
+    """How a combined kernel begins, and how it may be tuned from there.
+
+    Attributes:
+        base: the first candidate of every kernel, with the most warps and stages among them.
+        groups: largest first.
+        field_limits: parameter -> largest block.
+        warp_stages: pairs worth trying once the blocks are settled.
+    """
+
+    base: Config
+    groups: tuple[ComboGroup, ...]
+    field_limits: Mapping[str, int]
+    warp_stages: tuple[tuple[int, int], ...]
+
+
+def combo_plan(
+    kernels: Sequence[SubKernel],
+    setting: Setting,
+    *,
+    parameters: Collection[str] | None = None,
+    grouping: bool = False,
+) -> ComboPlan:
+    """Return the plan of a combined kernel in which every kernel has blocks of its own: `XBLOCK_0`, `XBLOCK_1`, …
+
+    Args:
+        kernels: in their order.
+        setting: device and policy; its facts are not looked at.
+        parameters: of the combined kernel: a name gets its kernel's number only if that is one; None takes all for it.
+        grouping: whether kernels with equal fingerprints are tuned as one.
+
+    Raises:
+        ConfigError: no kernel, one of an unknown kind, or what its own heuristic raises.
+    """
+    if not kernels:
+        raise ConfigError("combination: expected at least one kernel")
+    lists = [_candidates(kernel, setting) for kernel in kernels]
+    kwargs: dict[str, object] = {}
+    limits: dict[str, int] = {}
+    owners = []
+    for number, (kernel, configs) in enumerate(zip(kernels, lists, strict=True)):
+        blocks = _own_fields(kernel, configs[0])
+        for name, value in blocks.items():
+            suffixed = f"{name}_{number}"
+            kwargs[suffixed if parameters is None or suffixed in parameters else name] = value
+        owned = [name for name in blocks if name.endswith("BLOCK")]
+        owners.append(tuple(f"{name}_{number}" for name in owned))
+        for name in owned:
+            axis = name.removesuffix("BLOCK").lower()
+            if axis in kernel.hints:
+                limits[f"{name}_{number}"] = min(max_block(axis, setting), kernel.hints[axis])
+    firsts = [configs[0] for configs in lists]
+    most = max(c.num_warps for c in firsts), max(c.num_stages for c in firsts)
+    seen = [(config.num_warps, config.num_stages) for configs in lists for config in configs]
+    base = Config(
+        kwargs,
+        num_warps=most[0],
+        num_stages=most[1],
+        options={name: value for config in firsts for name, value in config.options.items()},
+        origin="combination",
+    )
+    groups = _groups(kernels, lists, owners, grouping=grouping)
+    return ComboPlan(base, groups, limits, tuple(dict.fromkeys([*seen, most])))
+
+
+def _candidates(kernel: SubKernel, setting: Setting) -> list[Config]:
+    own = replace(setting, facts=kernel.facts)
+    match kernel.kind:
+        case "pointwise":
+            return pointwise_configs(kernel.hints, own, tile_hint=kernel.tile_hint)
+        case "reduction":
+            return reduction_configs(kernel.hints, own, hint=kernel.reduction_hint)
+        case "persistent_reduction":
+            return persistent_reduction_configs(kernel.hints, own, hint=kernel.reduction_hint)
+        case _:
+            raise ConfigError(
+                f"combination: {kernel.kind!r} kernels cannot be combined; expected pointwise or reductions",
+                got=kernel.kind,
+            )
+
+
+def _own_fields(kernel: SubKernel, config: Config) -> dict[str, object]:
+    """Return the parameters that a kernel brings along; the row of a persistent one stands in its source."""
+    skip = kernel.kind == "persistent_reduction"
+    return {
+        name: value
+        for name, value in config.kwargs.items()
+        if not (skip and is_reduced(name.lower()) and "BLOCK" in name)
+    }
+
+
+def _groups(
+    kernels: Sequence[SubKernel], lists: Sequence[list[Config]], fields: Sequence[tuple[str, ...]], *, grouping: bool
+) -> tuple[ComboGroup, ...]:
+    members: dict[object, list[int]] = {}
+    for number, kernel in enumerate(kernels):
+        members.setdefault(kernel.fingerprint() if grouping else number, []).append(number)
+    groups = [
+        ComboGroup(
+            tuple(numbers), tuple(lists[numbers[0]]), fields[numbers[0]], product(kernels[numbers[0]].hints.values())
+        )
+        for numbers in members.values()
+    ]
+    return tuple(sorted(groups, key=lambda group: -group.elements))
+
+
+def shared_blocks(hints: SizeHints) -> dict[str, int]:
+    """Return the blocks of a combined kernel that is not tuned and in which all kernels share them."""
+    if "y" in hints:
+        return {"XBLOCK": _SHARED_SQUARE, "YBLOCK": _SHARED_SQUARE}
+    return {"XBLOCK": _SHARED_X}

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a heuristic may look at: hints, what is known of a kernel, the device, and the policy. Nothing of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from bundler.errors import ConfigError
+
+Generation = Literal["newest", "2.6"]
+SizeHints = Mapping[str, int]
+HeuristicKind = Literal[
+    "pointwise", "reduction", "persistent_reduction", "split_scan", "template", "user_autotune", "fixed"
+]
+
+DEFAULT_WARP_SIZE = 32
+DEFAULT_SPLIT_SCAN_RBLOCK = 256
+
+
+class ReductionHint(Enum):
+    """How the reduced dimension lies in memory."""
+
+    INNER = "inner"
+    OUTER = "outer"
+    OUTER_TINY = "outer_tiny"
+    DEFAULT = "default"
+
+
+class TileHint(Enum):
+    """`SQUARE`: two dimensions, one input, one output."""
+
+    SQUARE = "square"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device that a kernel will run on, which need not be one of this machine.
+
+    Attributes:
+        type: `cuda`, `hip`, `xpu` or `cpu`.
+        multiprocessors: how many it has.
+        warp_size: threads of a warp.
+        major: of the compute capability; None when unknown, as the three below.
+        regs_per_multiprocessor: 32-bit registers.
+        max_threads_per_multiprocessor, max_threads_per_block: threads.
+    """
+
+    type: str
+    multiprocessors: int
+    warp_size: int = DEFAULT_WARP_SIZE
+    major: int | None = None
+    regs_per_multiprocessor: int | None = None
+    max_threads_per_multiprocessor: int | None = None
+    max_threads_per_block: int | None = None
+
+    @property
+    def is_hip(self) -> bool:
+        """Whether it is one of AMD's."""
+        return self.type == "hip"
+
+    @property
+    def is_xpu(self) -> bool:
+        """Whether it is one of Intel's."""
+        return self.type == "xpu"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What whoever wrote a kernel knows of it; all of it may be left out.
+
+    Attributes:
+        num_load, num_store, num_reduction: how often the kernel does each.
+        num_dynamic: size arguments that change from call to call.
+        min_elem_per_thread: least elements of a thread, for conversions that need several at once.
+        one_element_per_thread: try tiles with an element for each thread (searches in sorted boundaries gain by it).
+        atomic_add: the kernel adds atomically.
+        no_x_dim: the kernel handles one x at a time and has no block for it.
+        contiguous_row: some load or store runs along the reduced dimension.
+        add_persistent_rblock: also try a block that holds a whole row.
+        max_persistent_rblock: the largest row that a persistent kernel beside this one holds; 0 for none.
+        tiling_scores: dimension -> how much memory access gains by a longer block along it, in order of dimensions.
+        tma_min_blocks: block parameter -> least size that tensor descriptors need.
+        min_xblock, min_rblock: floors of the two blocks of a reduction.
+        rsplit_size: rows of a program in a mix-order reduction; 0 for another kind of kernel.
+        allow_multi_stages: whether a mix-order reduction may pipeline.
+        min_split_scan_rblock: floor of the R block of a split scan.
+        native_matmul: the kernel is a matrix product.
+        native_matmul_rblock: the block of its inner dimension where it is persistent.
+    """
+
+    num_load: int = 0
+    num_store: int = 0
+    num_reduction: int = 0
+    num_dynamic: int = 0
+    min_elem_per_thread: int = 0
+    one_element_per_thread: bool = False
+    atomic_add: bool = False
+    no_x_dim: bool = False
+    contiguous_row: bool = True
+    add_persistent_rblock: bool = False
+    max_persistent_rblock: int = 0
+    tiling_scores: Mapping[str, float] = field(default_factory=dict)
+    tma_min_blocks: Mapping[str, int] = field(default_factory=dict)
+    min_xblock: int | None = None
+    min_rblock: int | None = None
+    rsplit_size: int = 0
+    allow_multi_stages: bool = True
+    min_split_scan_rblock: int = DEFAULT_SPLIT_SCAN_RBLOCK
+    native_matmul: bool = False
+    native_matmul_rblock: int | None = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user asked for.
+
+    Attributes:
+        max_autotune: offer every candidate, whatever the hint says.
+        autotune_pointwise: False offers one candidate for a pointwise kernel.
+        deterministic: the same numbers in each run, so one candidate for a reduction.
+        batch_invariant: the same numbers for each batch size, so a persistent reduction does not look at small ones.
+        generation: `newest`, the rules of torch 2.13; or `2.6`, those of torch 2.6.
+    """
+
+    max_autotune: bool = False
+    autotune_pointwise: bool = True
+    deterministic: bool = False
+    batch_invariant: bool = False
+    generation: Generation = "newest"
+
+    def __post_init__(self) -> None:
+        if self.generation not in {"newest", "2.6"}:
+            raise ConfigError(
+                f"heuristics: there is no generation {self.generation!r}; expected 'newest' or '2.6'",
+                got=self.generation,
+            )
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether the newest rules hold."""
+        return self.generation == "newest"
+
+    @property
+    def off(self) -> bool:
+        """Whether tuning is switched off: by the user, and in 2.6 by a wish for the same numbers too."""
+        return not self.autotune_pointwise or (self.deterministic and not self.is_newest)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Device, facts and policy together: all that a rule needs beside the sizes."""
+
+    device: Device
+    facts: Facts = field(default_factory=Facts)
+    policy: Policy = field(default_factory=Policy)

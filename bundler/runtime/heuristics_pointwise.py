@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates for kernels that compute each element by itself, over one to three axes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from bundler.errors import ConfigError
+from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics_facts import DEFAULT_WARP_SIZE, Setting, SizeHints, TileHint
+from bundler.runtime.heuristics_filters import meet_descriptor_floors
+from bundler.runtime.heuristics_limits import check_hints, max_block, product
+from bundler.runtime.heuristics_tiles import pointwise_tile
+
+_LEAST_BLOCK, _MOST_BLOCK, _PROGRAMS = 256, 1024, 128
+_FINE = 64  # elements of a warp where more warps may hide latency better
+
+
+def pointwise_configs(hints: SizeHints, setting: Setting, *, tile_hint: TileHint = TileHint.DEFAULT) -> list[Config]:
+    """Return the candidates of a pointwise kernel, the default first.
+
+    Pure: the same arguments give the same list in every process and on every machine.
+
+    Args:
+        hints: elements along `x`, `x` and `y`, or `x`, `y` and `z`; powers of two.
+        setting: device, facts and policy.
+        tile_hint: of a kernel over two axes.
+
+    Raises:
+        ConfigError: sizes of other axes or that are no powers of two, or a problem that no grid can cover.
+    """
+    check_hints(hints)
+    if setting.facts.no_x_dim or set(hints) != set("xyz"[: len(hints)]):
+        raise ConfigError(
+            f"pointwise: expected sizes for x, x and y, or x, y and z, with a block along x; got {dict(hints)}",
+            got=dict(hints),
+        )
+    block = max(_LEAST_BLOCK, min(product(hints.values()) // _PROGRAMS, _MOST_BLOCK))
+    rule = (_one_axis, _two_axes, _three_axes)[len(hints) - 1]
+    return unique(meet_descriptor_floors(rule(hints, setting, block, tile_hint), setting))
+
+
+def _one_axis(hints: SizeHints, setting: Setting, block: int, _hint: TileHint) -> list[Config]:
+    tile = partial(pointwise_tile, hints, setting)
+    if setting.policy.off and not setting.policy.max_autotune:
+        return [tile(block)]
+    configs = [tile(block), tile(block // 2, per_warp=_FINE), *_one_element_each(hints, setting, block)]
+    if not setting.policy.is_newest:
+        return configs
+    if setting.device.is_hip:
+        configs += [
+            tile(max_block("x", setting), waves_per_eu=2),
+            tile(4096),
+            tile(2048, warps=8, stages=2, waves_per_eu=1),
+        ]
+        if setting.facts.atomic_add:
+            configs.append(tile(64, warps=1))
+    if setting.device.is_xpu:
+        configs.append(tile(32))
+    return configs
+
+
+def _two_axes(hints: SizeHints, setting: Setting, block: int, hint: TileHint) -> list[Config]:
+    tile = partial(pointwise_tile, hints, setting)
+    device, policy = setting.device, setting.policy
+    # A transposition is square, and AMD's and Intel's devices were seen to gain by other tiles.
+    settled = hint is TileHint.SQUARE and not (policy.is_newest and (device.is_hip or device.is_xpu))
+    if (policy.off or settled) and not policy.max_autotune:
+        return [tile(32, 32)]
+    configs = [tile(32, 32), tile(64, 64), tile(256, 16), tile(16, 256), tile(block, 1), tile(1, block)]
+    configs += _one_element_each(hints, setting, block)
+    if policy.is_newest and device.is_hip:
+        configs += [tile(64, 32), tile(128, 16), tile(128, 32), tile(32, 512)]
+    if policy.is_newest and device.is_xpu:
+        configs += [tile(32, 32, warps=8), tile(4, 256)]
+    return configs
+
+
+def _three_axes(hints: SizeHints, setting: Setting, block: int, _hint: TileHint) -> list[Config]:
+    tile = partial(pointwise_tile, hints, setting)
+    newest = not setting.policy.max_autotune and not setting.device.is_xpu
+    if newest if setting.policy.is_newest else setting.policy.off:
+        return [tile(16, 16, 16)]
+    configs = [tile(16, 16, 16), tile(64, 8, 8), tile(8, 64, 8), tile(8, 8, 64)]
+    configs += [tile(block, 1, 1), tile(1, block, 1), tile(1, 1, block)]
+    return configs + _one_element_each(hints, setting, block)
+
+
+def _one_element_each(hints: SizeHints, setting: Setting, block: int) -> list[Config]:
+    """Return tiles along each axis in which every thread has about one element; none without the hint for it."""
+    if not setting.facts.one_element_per_thread:
+        return []
+    lanes = setting.device.warp_size if setting.policy.is_newest else DEFAULT_WARP_SIZE
+    axes = range(len(hints))
+    tiles = [tuple(block // 4 if axis == long else 1 for axis in axes) for long in axes]
+    return [pointwise_tile(hints, setting, *tile, per_warp=lanes, min_elem=0) for tile in tiles]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a wanted tile to a candidate that fits the sizes: the builders behind every heuristic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bundler.errors import ConfigError
+from bundler.runtime.configs import Config
+from bundler.runtime.heuristics_facts import DEFAULT_WARP_SIZE, Device, ReductionHint, Setting, SizeHints
+from bundler.runtime.heuristics_limits import (
+    MAX_GRID,
+    WAVE_64,
+    block_name,
+    ceil_div,
+    check_blocks,
+    grow_for_grid,
+    is_reduced,
+    max_block,
+    product,
+    rows,
+    warp_rule,
+)
+
+_ELEMENTS_PER_WARP = 256
+_FOUR_WARPS_FROM = 128  # elements; two warps at such a size run into faults of ptxas
+_SHRINK = 8  # a tile larger than the whole problem is cut to this part
+_WARP_WORK = 128  # elements of a reduction for a warp
+_TILED_WARP_WORK = 256
+_MAX_WARPS, _MAX_WARPS_LONG, _LONG_ROW = 16, 32, 8192
+_LEAST_R_SHARE = 4  # a reduced axis begins with so many elements when a tile is spread by scores
+
+
+def pointwise_tile(
+    hints: SizeHints,
+    setting: Setting,
+    *tile: int,
+    per_warp: int = _ELEMENTS_PER_WARP,
+    min_elem: int | None = None,
+    warps: int | None = None,
+    stages: int = 1,
+    waves_per_eu: int | None = None,
+) -> Config:
+    """Return a candidate near a tile of one to three axes: x, y, z.
+
+    Args:
+        hints: sizes.
+        setting: device, facts and policy.
+        tile: wanted blocks.
+        per_warp: elements that a warp should have.
+        min_elem: least elements of a thread; None takes the kernel's.
+        warps: None applies the rule.
+        stages: of the pipeline.
+        waves_per_eu: for AMD alone.
+    """
+    target = product(tile)
+    if product(hints.values()) < target:
+        target //= _SHRINK
+    blocks = {axis: min(size, hints[axis]) for axis, size in zip("xyz", tile, strict=False)}
+    for axis, limit in zip(blocks, MAX_GRID, strict=False):
+        most = min(hints[axis], max_block(axis, setting))
+        while blocks[axis] < most and (blocks[axis] * limit < hints[axis] or product(blocks.values()) < target):
+            blocks[axis] *= 2
+    elements = product(blocks.values())
+    if warps is None:
+        warps = warp_rule(elements // per_warp, _as_ruled(setting), least=1)
+    if elements >= _FOUR_WARPS_FROM and not setting.device.is_hip:
+        warps = max(warps, 4)
+    lanes = setting.device.warp_size if setting.policy.is_newest else DEFAULT_WARP_SIZE
+    least = (setting.facts.min_elem_per_thread if min_elem is None else min_elem) * lanes * warps
+    x = blocks["x"] * ceil_div(max(elements, least), elements)
+    blocks["x"] = min(grow_for_grid(x, hints["x"], warps, setting), hints["x"])
+    return _config(blocks, hints, setting, warps, stages, waves_per_eu, f"pointwise {'x'.join(map(str, tile))}")
+
+
+def reduction_tile(
+    hints: SizeHints,
+    setting: Setting,
+    x: int,
+    r: int,
+    *,
+    warps: int | None = None,
+    least_warps: int | None = None,
+    registers: bool = False,
+    hint: ReductionHint = ReductionHint.DEFAULT,
+    dynamic_scale: bool = True,
+    waves_per_eu: int | None = None,
+) -> Config:
+    """Return a candidate near a tile of `x` rows and `r` elements of each, by the rules of the policy's generation."""
+    origin = f"reduction {x}x{r}"
+    if not setting.policy.is_newest:
+        return _reduction_tile_26(hints, setting, x, r, warps, registers, origin)
+    blocks = {"x": min(x, hints["x"]), **spread_row(hints, setting, r)}
+    target = product(blocks.values())
+    if warps is None:
+        # Along a contiguous row each warp gets its elements, however many rows a program has.
+        warps = (r if hint is ReductionHint.INNER else target) // _WARP_WORK
+    bounds = {"most": _MAX_WARPS if r <= _LONG_ROW else _MAX_WARPS_LONG}
+    if least_warps is not None:
+        bounds["least"] = least_warps
+    warps = warp_rule(warps, setting.device, registers=registers, **bounds)
+    blocks["x"] = grow_for_grid(blocks["x"], hints["x"], warps, setting)
+    for axis in sorted(axis for axis in blocks if is_reduced(axis)):
+        while product(blocks.values()) > target and blocks[axis] > 1:
+            blocks[axis] //= 2
+    config = _config(blocks, hints, setting, warps, 1, waves_per_eu, origin)
+    return replace(config, dynamic_scale=dynamic_scale)
+
+
+def _reduction_tile_26(
+    hints: SizeHints, setting: Setting, x: int, r: int, warps: int | None, registers: bool, origin: str
+) -> Config:
+    """The older rule: a small problem along one axis is made up for along the other."""
+    target = x * r
+    if product(hints.values()) < target:
+        target //= _SHRINK
+    x, r = min(x, hints["x"]), min(r, hints["r"])
+    while x < hints["x"] and x * r < target:
+        x *= 2
+    while r < hints["r"] and x * r < target:
+        r *= 2
+    wanted = x * r // _WARP_WORK if warps is None else warps
+    warps = warp_rule(wanted, _as_ruled(setting), most=_MAX_WARPS, registers=registers)
+    x = grow_for_grid(x, hints["x"], warps, setting)
+    while x * r > target and r > 1:
+        r //= 2
+    return _config({"x": x, "r": r}, hints, setting, warps, 1, None, origin)
+
+
+def tiled_reduction(
+    hints: SizeHints,
+    setting: Setting,
+    x: int,
+    y: int,
+    r: int,
+    *,
+    registers: bool = False,
+    waves_per_eu: int | None = None,
+) -> Config:
+    """Return a candidate for a reduction with two axes that are not reduced."""
+    blocks = {"x": min(x, hints["x"]), "y": min(y, hints["y"]), **spread_row(hints, setting, r)}
+    warps = warp_rule(product(blocks.values()) // _TILED_WARP_WORK, setting.device, least=1)
+    warps = warp_rule(warps, setting.device, most=_MAX_WARPS, registers=registers)
+    return _config(blocks, hints, setting, warps, 1, waves_per_eu, f"tiled reduction {x}x{y}x{r}")
+
+
+def spread_row(hints: SizeHints, setting: Setting, r: int) -> dict[str, int]:
+    """Spread `r` elements over the reduced axes, the last (contiguous) one first; axes come out in that order.
+
+    Raises:
+        ConfigError: the axes together are too small a block for it.
+    """
+    left = min(r, rows(hints))
+    blocks = {}
+    for axis in sorted(filter(is_reduced, hints), reverse=True):
+        blocks[axis] = min(left, hints[axis], max_block(axis, setting))
+        left //= blocks[axis]
+    if left > 1:
+        raise ConfigError(
+            f"a row of {min(r, rows(hints))} elements does not fit the largest blocks; loop over it, or split it", got=r
+        )
+    return blocks
+
+
+def share_by_score(hints: SizeHints, scores: Mapping[str, float], target: int, setting: Setting) -> dict[str, int]:
+    """Return blocks whose product reaches `target`, doubled one at a time where the score says that it pays most.
+
+    Every axis begins with 1, a reduced one with 4.  An axis without a score is doubled only when no other can be.
+    """
+    if not sum(scores.values()):
+        scores = dict.fromkeys(scores, 1.0)
+    blocks = {axis: _LEAST_R_SHARE if is_reduced(axis) else 1 for axis in scores}
+    total = sum(scores.values())
+    worth = {axis: score / total for axis, score in scores.items()}
+    while product(blocks.values()) < target and worth:
+        axis = max(worth, key=worth.__getitem__)
+        if blocks[axis] >= min(max_block(axis, setting), hints[axis]):
+            del worth[axis]
+            continue
+        blocks[axis] *= 2
+        worth[axis] /= 2
+    return blocks
+
+
+def scores_of(hints: SizeHints, setting: Setting) -> Mapping[str, float]:
+    """Return the kernel's tiling scores, or even ones.
+
+    Raises:
+        ConfigError: an axis has none.
+    """
+    scores = setting.facts.tiling_scores or dict.fromkeys(hints, 1.0)
+    missing = sorted(hints.keys() - scores.keys())
+    if missing:
+        raise ConfigError(f"tiling scores: none for {', '.join(missing)}; give every axis one", missing=missing)
+    return scores
+
+
+def _as_ruled(setting: Setting) -> Device:
+    """Return the device as the warp rule sees it: to 2.6 every AMD device has warps of 64, and no other has."""
+    if setting.policy.is_newest:
+        return setting.device
+    return replace(setting.device, warp_size=WAVE_64 if setting.device.is_hip else DEFAULT_WARP_SIZE)
+
+
+def _config(
+    blocks: Mapping[str, int],
+    hints: SizeHints,
+    setting: Setting,
+    warps: int,
+    stages: int,
+    waves_per_eu: int | None,
+    origin: str,
+) -> Config:
+    kwargs = {block_name(axis): size for axis, size in blocks.items()}
+    check_blocks(kwargs, hints, setting)
+    options = {} if waves_per_eu is None or not setting.device.is_hip else {"waves_per_eu": waves_per_eu}
+    return Config(kwargs, num_warps=warps, num_stages=stages, options=options, origin=origin)
