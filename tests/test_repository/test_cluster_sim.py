@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster simulator runs against real servers, notices what it should, and docs/scaling.md is made from its results."""
+
+import copy
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SIM = ROOT / "tools" / "cluster_sim.py"
+PAGE, RESULTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "results"
+
+
+def run_sim(*arguments):
+    """Run the simulator from the checkout, and return the finished process."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "TORCHINDUCTOR_"))}
+    line = [sys.executable, "-P", "-W", "ignore", str(SIM), *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A group of its own: it starts servers, which must not outlive it when it takes too long.
+    with subprocess.Popen(line, env=environment, cwd=ROOT, start_new_session=True, **pipes) as process:
+        try:
+            said = process.communicate(timeout=100)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(line, process.returncode, *said)
+
+
+@pytest.fixture(scope="module")
+def quick(compiled, tmp_path_factory):
+    """What a quick run printed, what it wrote, and where."""
+    folder = tmp_path_factory.mktemp("sim")
+    done = run_sim("--quick", "--check", "--processes", 2, "--bundle", compiled.bundle, "--results", folder)
+    assert (done.returncode, done.stderr if done.returncode else "") == (0, ""), done.stdout
+    return done.stdout, json.loads((folder / "cluster-sim.json").read_text()), folder
+
+
+@pytest.fixture(scope="module")
+def sim():
+    """The simulator as a module; it finds its parts by path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SIM.parent))
+        yield importlib.import_module("cluster_sim")
+
+
+def points(result):
+    return {point["name"]: point for point in result["points"]}
+
+
+def test_every_kernel_is_compiled_once_while_leases_live(quick):
+    """By the ledger's count each kernel is compiled once, as nobody's lease expired, and every rank gets every kernel."""
+    _, result, _ = quick
+    for name in ("growth", "hosts"):
+        point = points(result)[name]
+        cold, pairs = point["cold"], point["ranks"] * point["kernels"]
+        assert (cold["compiles"], cold["duplicates"], cold["expired"]) == (point["kernels"], 0, 0)
+        assert cold["error_count"] == 0
+        assert sum(cold["how"].values()) == pairs
+        assert cold["how"]["compiled"] == point["kernels"]
+        assert sum(point["warm"]["how"].values()) == pairs
+
+
+def test_a_killed_process_costs_no_more_compiles_than_leases(quick):
+    """Leases of a killed process expire on the server, and only what they stood for is compiled again."""
+    _, result, _ = quick
+    killed = points(result)["killed"]["cold"]
+    assert killed["expired"] >= 1
+    assert killed["duplicates"] <= killed["expired"]
+    assert killed["not_compiled"] == 0
+
+
+def test_costs_are_the_servers_own(quick):
+    """The server counts one login a connection; what it read agrees with the round trips seen at the sockets."""
+    _, result, _ = quick
+    for point in result["points"]:
+        for phase in (point[name] for name in ("cold", "warm") if name in point):
+            if not point["fault"]:
+                assert phase["calls"]["auth"] == phase["connections"] >= point["ranks"]
+                assert phase["round_trips"] <= phase["reads"]
+                assert phase["sent_bytes"] > 0 < phase["cpu_s"]
+
+
+def test_ranks_of_a_host_fetch_once(quick):
+    """With a near directory the server sends a host's kernels once, not once for each rank."""
+    _, result, _ = quick
+    alone, together = (points(result)[name]["warm"] for name in ("growth", "hosts"))
+    assert together["sent_bytes"] < alone["sent_bytes"] / 2
+
+
+def test_ranks_in_one_moment_are_answered(quick):
+    """A recorded conversation is answered on each connection; who only reads, runs no script on the server."""
+    _, result, _ = quick
+    for herd in result["herds"]:
+        assert (herd["failed"], herd["failures"], herd["connections"]) == (0, [], herd["ranks"])
+        assert ("evalsha" in herd["calls"]) == (not herd["read_only"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda point: point["cold"].update(duplicates=1), "compiles beside the first"),
+        (lambda point: point["cold"].update(not_compiled=1), "nobody compiled"),
+        (lambda point: point["warm"].update(error_count=1), "met an error"),
+        (lambda point: point["warm"].update(round_trips=7 * point["ranks"]), "round trips"),
+        (lambda point: point.update(fault="kill"), "leases that expired"),
+    ],
+)
+def test_missed_targets_are_named(sim, quick, change, said):
+    """A duplicate without an expired lease, a lost kernel, an error, a seventh round trip, a fault that hit nobody: all are missed."""
+    _, result, _ = quick
+    changed = copy.deepcopy(points(result)["growth"])
+    change(changed)
+    (missed,) = [row["work"] for row in sim.rows([changed]) if not row["ok"]]
+    assert said in missed
+
+
+def test_the_page_is_made_from_the_results(quick, tmp_path):
+    """Figures and plot come from the result, what stands between them stays, and --check notices what is stale."""
+    _, _, folder = quick
+    page = tmp_path / "scaling.md"
+    page.write_text(PAGE.read_text())
+    arguments = ("--document", "--results", folder, "--page", page)
+    assert run_sim(*arguments, "--check").returncode == 1
+    assert run_sim(*arguments).returncode == 0
+    assert run_sim(*arguments, "--check").returncode == 0
+    text = page.read_text()
+    assert "| growth | 8 | 6 | 6 | 0 | 0 |" in text
+    assert "## Settings for 10,000 ranks\n" in text
+    picture = ET.parse(folder / "cluster-sim.svg").getroot()
+    lines = [element for element in picture.iter() if element.tag.endswith("polyline")]
+    assert len(lines) == 7
+    page.write_text(text.replace("| growth | 8 | 6 | 6 |", "| growth | 8 | 6 | 5 |"))
+    assert run_sim(*arguments, "--check").returncode == 1
+
+
+def test_a_page_without_marks_is_refused(quick, tmp_path):
+    """A document that lacks a mark is left alone, with the line that is missing."""
+    page = tmp_path / "scaling.md"
+    page.write_text(PAGE.read_text().replace("<!-- end of cold -->\n", ""))
+    done = run_sim("--document", "--results", quick[2], "--page", page)
+    assert done.returncode == 1
+    assert "<!-- end of cold -->" in done.stderr
+
+
+def test_the_page_in_the_repository_is_not_stale():
+    """docs/scaling.md and its plot are what docs/results/cluster-sim.json gives."""
+    done = run_sim("--document", "--check")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_results_in_the_repository_have_the_promised_points():
+    """1 to 1000 ranks, a thousand of them with 200 kernels, real compiles in four processes, 10,000 in one moment; nothing missed."""
+    result = json.loads((RESULTS / "cluster-sim.json").read_text())
+    sizes = {(point["ranks"], point["kernels"]) for point in result["points"]}
+    assert {(1, 25), (1000, 25), (1000, 200), (100, 200)} <= sizes
+    assert [point["processes"] for point in result["points"] if point["real"]] == [4]
+    assert max(herd["ranks"] for herd in result["herds"]) == 10_000
+    assert [row["work"] for row in result["rows"] if not row["ok"]] == []
