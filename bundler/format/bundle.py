@@ -19,6 +19,7 @@ from bundler.format.file import BytesSource, FileSource, replacing
 from bundler.format.launch import TuningRecord
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
+from bundler.format.tuning import id_of
 from bundler.format.writer import write_container
 
 Keep = Literal["all", "launch"]
@@ -257,8 +258,10 @@ class Bundle:
         if keep == "all" and target is None and names is None:
             entries += [*self.helpers, *self.opaque]
         records = [r for r in self.tuning_records if _matches(r.kernel, names)]
-        return Bundle(Content.of(entries, records), observed_of(self._observed, kernels), self._blobs,
-                      writable=self._writable)  # fmt: skip
+        chosen = {id_of(record) for record in records}
+        tunings = tuple(tuning for tuning in self._observed.tunings if tuning.record in chosen)
+        observed = replace(observed_of(self._observed, kernels), tunings=tunings)
+        return Bundle(Content.of(entries, records), observed, self._blobs, writable=self._writable)
 
     def close(self) -> None:
         """Release the file; closing twice is fine."""

@@ -29,7 +29,9 @@ from bundler.format.digest import DIGEST_BYTES
 from bundler.format.limits import MIB
 
 MAGIC = b"\x89TBNDL\r\n"
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
+# What 1.1 added is the tunings among the observations; a bundle without them is written as 1.0, byte for byte.
+PLAIN_MINOR = 0
 HEADER = struct.Struct("<8sHHIIIQQ")
 HEADER_BYTES = HEADER.size + DIGEST_BYTES
 

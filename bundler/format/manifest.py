@@ -27,8 +27,11 @@ from bundler.format.entries import (
 from bundler.format.launch import LaunchSpec, TuningRecord
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.sentinel import Span
+from bundler.format.tuning import Tuning, merge_tunings
 
 SCHEMA = 1
+# Without the tunings, which are there only when there are some.
+_OBSERVED_FIELDS = 3
 _BLOB_TYPES, _FILE_TYPES = [bytes, int], [str, int, list]
 T = TypeVar("T")
 
@@ -233,10 +236,12 @@ class Observed:
     Attributes:
         kernels: kernel key -> `Observation`.
         environments: for each recording host, (name, version) pairs: python, triton, torch, driver.
+        tunings: how the winners among the tuning records were found, one a record, by record.
     """
 
     kernels: Mapping[str, Observation] = field(default_factory=dict)
     environments: tuple[tuple[tuple[str, str], ...], ...] = ()
+    tunings: tuple[Tuning, ...] = ()
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -250,16 +255,20 @@ class Observed:
             for key, seen in sorted(self.kernels.items())
         ]
         environments = [[list(pair) for pair in pairs] for pairs in sorted(self.environments)]
-        return wire.pack([SCHEMA, kernels, environments])
+        # A field of its own at the end, and only where there is something to say: other bundles stay as they always were.
+        tunings = [[tuning.to_wire() for tuning in sorted(self.tunings, key=lambda t: t.record)]]
+        return wire.pack([SCHEMA, kernels, environments, *(tunings if self.tunings else [])])
 
     @staticmethod
     def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Observed:
         """Read what `encode` wrote; raises `FormatError` or `LimitExceeded`."""
         limits.check("manifest_bytes", len(data), "observations")
         decoder = _Decoder(limits, newer_minor)
-        schema, kernels, environments = decoder.fields(
-            wire.unpack(data, "observed", limits), "observed", int, list, list
-        )
+        array = wire.unpack(data, "observed", limits)
+        more = array[_OBSERVED_FIELDS:]
+        # In a newer minor version the field may have become something else, which is ignored like all that is unknown.
+        tuned = (list,) if more and (type(more[0]) is list or not newer_minor) else ()
+        schema, kernels, environments, *rest = decoder.fields(array, "observed", int, list, list, *tuned)
         if schema != SCHEMA:
             raise FormatError(f"observed: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)
         seen: dict[str, Observation] = {}
@@ -277,7 +286,10 @@ class Observed:
             tuple(tuple(decoder.fields(p, "environment", str, str)) for p in wire.expect(pairs, list, "environment"))
             for pairs in environments
         )
-        return Observed(seen, hosts)
+        tunings = tuple(Tuning.from_wire(item, open_ended=newer_minor) for item in (rest[0] if rest else ()))
+        if len({tuning.record for tuning in tunings}) != len(tunings):
+            raise FormatError("observed: two tunings of one record")
+        return Observed(seen, hosts, tunings)
 
 
 def merge_observed(first: Observed, second: Observed) -> Observed:
@@ -290,7 +302,8 @@ def merge_observed(first: Observed, second: Observed) -> Observed:
             tuple(sorted({*mine.layouts, *other.layouts})),
             max(mine.times_us, other.times_us, key=lambda times: (len(times), times)),
         )
-    return Observed(seen, tuple(sorted({*first.environments, *second.environments})))
+    hosts = tuple(sorted({*first.environments, *second.environments}))
+    return Observed(seen, hosts, merge_tunings(first.tunings, second.tunings))
 
 
 def content_digest(content_bytes: bytes) -> str:

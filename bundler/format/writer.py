@@ -24,6 +24,7 @@ from bundler.format.layout import (
     MINOR,
     OBSERVED,
     OPAQUE,
+    PLAIN_MINOR,
     STORED,
     TUNING,
     ZSTD,
@@ -112,7 +113,7 @@ def write_container(
         compressed = pool.map(compress, frames)
         # What readers refuse is not written; looked at while the threads compress.
         Content.decode(content_bytes)
-        Observed.decode(observed_bytes)
+        tuned = bool(Observed.decode(observed_bytes).tunings)
         for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
             put(kind, codec, data, raw, blobs, prefix if kind == OPAQUE and codec == ZSTD else [])
     for kind, raw_bytes in ((CONTENT, content_bytes), (OBSERVED, observed_bytes)):
@@ -120,7 +121,7 @@ def write_container(
         put(kind, codec, data, len(raw_bytes), [], [])
     table = wire.pack([section.to_wire() for section in sections])
     out.write(table)
-    head = HEADER.pack(MAGIC, MAJOR, MINOR, 0, 0, 0, position, len(table))
+    head = HEADER.pack(MAGIC, MAJOR, MINOR if tuned else PLAIN_MINOR, 0, 0, 0, position, len(table))
     out.seek(0)
     out.write(head + sha256(head + table))
 

@@ -17,6 +17,7 @@ from bundler.lifecycle.building import Builder, KnownFacts, join
 from bundler.lifecycle.packing import single_files, tuning_results
 from bundler.lifecycle.report import Reasons, RecordReport
 from bundler.lifecycle.sightings import Sighting, Sightings
+from bundler.lifecycle.tuning import winners_in, with_tunings
 from bundler.toolchain import capture, identity
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ def collect_sightings(
     builders: dict[str, Builder] = {}
     for sighting in sightings:
         _take(sighting, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
+    roots = list(roots)
     _add_tuning_files(builders, roots, keep)
     bundle = join(builders.values(), environment or identity.environment())
+    bundle = with_tunings(bundle, winners_in({*roots, *builders}, bundle))
     return bundle, _reported(sightings, bundle)
 
 

@@ -13,6 +13,7 @@ from bundler.format.entries import Opaque, TuningFile
 from bundler.format.file import os_errors
 from bundler.format.manifest import Observation
 from bundler.lifecycle.building import NOT_NEEDED, Builder, join
+from bundler.lifecycle.tuning import FOLDER, TuningFolder, with_tunings
 
 KERNEL_SUBDIRECTORY = "triton"
 
@@ -46,7 +47,8 @@ def pack(directory: str | os.PathLike[str], *, keep: Keep = "all") -> Bundle:
                 path=root,
             )
         if not devices:
-            return join([_pack_kernels(root, keep, Observation(layouts=("triton",)))])
+            kernels = join([_pack_kernels(root, keep, Observation(layouts=("triton",)))])
+            return with_tunings(kernels, TuningFolder(root).records())
         builders = [
             _pack_kernels(os.path.join(root, KERNEL_SUBDIRECTORY, str(device)), keep,
                           Observation((device,), ("inductor",)))
@@ -64,6 +66,8 @@ def _pack_kernels(root: str, keep: str, observation: Observation) -> Builder:
     builder = Builder(root, keep)
     for name in sorted(os.listdir(root)):
         path = os.path.join(root, name)
+        if name == FOLDER:
+            continue
         if not names.is_kernel_key(name) or not os.path.isdir(path):
             builder.left_out.append((name, "not a kernel directory"))
             continue

@@ -11,9 +11,12 @@ from typing import Self
 
 from bundler.errors import RecordingError
 from bundler.format.bundle import Bundle, Keep
+from bundler.format.launch import TuningRecord
+from bundler.format.tuning import Tuning
 from bundler.lifecycle.collecting import add_spool, collect_sightings, merge_reasons
 from bundler.lifecycle.report import RecordReport
 from bundler.lifecycle.sightings import JIT_CACHE, LISTENER, DirectoryWatch, Sightings
+from bundler.lifecycle.tuning import tuning_listeners, with_tunings
 from bundler.toolchain import loaded
 from bundler.toolchain.children import ChildSpool
 from bundler.toolchain.events import CompileEvent
@@ -40,6 +43,7 @@ class Recording:
         self._spool = ChildSpool() if children else None
         self._lock = threading.Lock()
         self._events: list[CompileEvent] = []
+        self._tunings: list[tuple[TuningRecord, Tuning | None]] = []
         self._watch: DirectoryWatch | None = None
         self._final: Sightings | None = None
         self._pid = os.getpid()
@@ -52,12 +56,14 @@ class Recording:
             raise RecordingError("this recording was started before; make another one with bundler.recording()")
         self._pid, self._errors_before = os.getpid(), sum(listening.errors.values())
         listening.attach(self._hear)
+        tuning_listeners.attach(self._hear_tuning)
         try:
             if self._spool is not None:
                 self._spool.__enter__()
             self._watch = DirectoryWatch()
         except BaseException:
             listening.detach(self._hear)
+            tuning_listeners.detach(self._hear_tuning)
             raise
         return self
 
@@ -70,6 +76,7 @@ class Recording:
             self._final = Sightings()
             return
         listening.detach(self._hear)
+        tuning_listeners.detach(self._hear_tuning)
         if self._spool is not None:
             self._spool.close()  # reads what the last child wrote
         self._final = self._gather()
@@ -89,8 +96,11 @@ class Recording:
         bundle, report = collect_sightings(self._final or self._gather(), self._started().roots(), keep)
         left_out = merge_reasons(report.left_out, self._spool.problems if self._spool is not None else ())
         self.report = replace(report, left_out=left_out, errors=self._errors())
-        return Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
-                      left_out=left_out)  # fmt: skip
+        with self._lock:
+            tunings = list(self._tunings)
+        found = Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
+                       left_out=left_out)  # fmt: skip
+        return with_tunings(found, tunings)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -111,6 +121,10 @@ class Recording:
     def _hear(self, event: CompileEvent) -> None:
         with self._lock:
             self._events.append(event)
+
+    def _hear_tuning(self, record: TuningRecord, tuning: Tuning | None) -> None:
+        with self._lock:
+            self._tunings.append((record, tuning))
 
     def _gather(self) -> Sightings:
         watch = self._started()

@@ -149,13 +149,7 @@ def _attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _hsaco_layout(image: bytes, entry: str) -> Layout:
-    for _, kind, start, size in _sections(image)[0]:
-        if kind == _NOTE_SECTION:
-            for content in _metadata_notes(image[start : start + size]):
-                kernel = _find_kernel(_unpack(content, entry), entry)
-                if kernel is not None:
-                    return _layout_of(kernel, entry)
-    raise FormatError(f"{entry}: the device binary has no kernel of that name", kernel=entry)
+    return _layout_of(amd_kernel(image, entry), entry)
 
 
 def _metadata_notes(data: bytes) -> Iterator[bytes]:

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tune`: the configs that tuners chose, in a bundle or a cache directory: look, take out, put in, compare."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bundler.cli import words
+from bundler.cli.command import FINE, PROBLEM, Commands, example, output_option, reports
+from bundler.cli.move import save
+from bundler.cli.screen import Column, Screen
+from bundler.errors import FormatError, NotFound
+from bundler.format import names
+from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.file import os_errors, replacing
+from bundler.format.launch import Named, TuningRecord
+from bundler.format.manifest import Content, Observed
+from bundler.format.tuning import MAX_FILE_BYTES, Timing, Tuning, from_file, id_of, record_id, time_of
+from bundler.lifecycle.tuning import SUFFIX, Miss, Pair, TuningFolder, tunings_of, winners_only, with_tunings
+from bundler.lifecycle.tuning_results import results_key, results_text, results_timings
+from bundler.runtime.tuner import describe
+from bundler.runtime.tuning import plain_config, record_of, table_entries, table_entry
+
+RECORDS = (
+    Column("kernel", shrinks=True),
+    Column("for", shrinks=True, needs=60),
+    Column("config", folds=True),
+    Column("time", True),
+    Column("tried", True, needs=80),
+    Column("found by", needs=100),
+    Column("device", shrinks=True, needs=120),
+)
+CANDIDATES = (Column("", True), Column("config", folds=True), Column("time", True), Column("why not", folds=True))
+CHANGES = (Column(""), Column("kernel", shrinks=True), Column("for", shrinks=True), Column("before", folds=True),
+           Column("after", folds=True))  # fmt: skip
+_US, _NS = 1e3, 1e6
+
+pattern_option = click.option("--kernel", "pattern", metavar="GLOB", help="Only kernels whose name matches.")
+
+
+@click.group(
+    cls=Commands,
+    short_help="Look at what tuners chose, take it out, put it in, compare it.",
+    epilog=example("tune show model.tbundle", "tune export model.tbundle -o winners.json", "tune diff old.tbundle new.tbundle"),
+)  # fmt: skip
+def tune() -> None:
+    """Work with the records of tuners: which config is the fastest for a kernel, a size and a device, and how that was found.
+
+    Each command takes --json.
+    """
+
+
+@tune.command(short_help="List the winners.", epilog=example("tune show model.tbundle --all --kernel matmul"))
+@click.argument("source")
+@click.option("--all", "everything", is_flag=True, help="List every config that was tried, too.")
+@pattern_option
+@reports
+def show(screen: Screen, source: str, everything: bool, pattern: str | None) -> int:
+    """Show what was chosen in SOURCE: a bundle, a Triton cache directory, or a result file of a tuner."""
+    pairs = _matching(_read(source), pattern)
+    if not pairs:
+        screen.done(f"{source}: no tuning record" + (f" of a kernel {pattern}" if pattern else ""))
+        screen.finish({"source": source, "records": []})
+        return FINE
+    screen.table(RECORDS, [_row(record, tuning) for record, tuning in pairs])
+    screen.line()
+    for record, tuning in pairs if everything else ():
+        screen.line(f"{record.kernel} for {_arguments(record)}")
+        if tuning is not None:
+            screen.table(CANDIDATES, _candidates(record, tuning))
+        screen.line()
+    spent_s = sum(t.compile_us + t.measure_us for _, t in pairs if t is not None) / _NS
+    tried = sum(len(t.timings) for _, t in pairs if t is not None)
+    screen.done(
+        f"{words.count(len(pairs), 'record')}, {words.count(tried, 'config')} tried in {words.duration(spent_s)}"
+    )
+    screen.finish({"source": source, "records": [_facts(record, tuning) for record, tuning in pairs]})
+    return FINE
+
+
+@tune.command(
+    short_help="Write the winners to a file of their own.",
+    epilog=example("tune export model.tbundle -o winners.json", "tune export model.tbundle --as winners -o small.tbundle"),
+)  # fmt: skip
+@click.argument("source")
+@click.option("-o", "--output", required=True, metavar="PATH", help="The file, or with --as triton the directory.")
+@click.option("--as", "form", type=click.Choice(["table", "triton", "winners"]), default="table", show_default=True,
+              help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost.")  # fmt: skip
+@pattern_option
+@reports
+def export(screen: Screen, source: str, output: str, form: str, pattern: str | None) -> int:
+    """Take the records out of SOURCE, a bundle or a Triton cache directory.
+
+    A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you like.
+    """
+    if form == "winners":
+        with Bundle.load(source) as opened:
+            slim = winners_only(opened)
+            size = save(screen, slim, output)
+            dropped = len(opened.kernels) - len(slim.kernels)
+        screen.done(
+            f"wrote {output}: {words.size(size)}, {slim.digest}; left out {words.count(dropped, 'kernel')} that lost"
+        )
+        screen.finish({"path": output, "size_bytes": size, "digest": slim.digest, "dropped": dropped})
+        return FINE
+    pairs = _matching(_read(source), pattern)
+    if not pairs:
+        raise NotFound(f"{source} has no tuning record to export", path=source)
+    written = [_write_table(pairs, output)] if form == "table" else [_write_results(*pair, output) for pair in pairs]
+    screen.done(f"wrote {words.count(len(pairs), 'record')} to {output}")
+    screen.finish({"path": output, "records": len(pairs), "files": written})
+    return FINE
+
+
+@tune.command(
+    "import", short_help="Put records into a bundle.",
+    epilog=example("tune import winners.json --into model.tbundle -o tuned.tbundle"),
+)  # fmt: skip
+@click.argument("files", nargs=-1, required=True)
+@click.option("--into", metavar="BUNDLE", help="The bundle to add to; without it, a new one of nothing but records.")
+@output_option
+@reports
+def import_(screen: Screen, files: tuple[str, ...], into: str | None, output: str) -> int:
+    """Put the records of FILES into a bundle: lookup tables, record files, other bundles, result files of Triton's tuner.
+
+    Triton's files do not say of which source, device and toolchain they are, so no tuner takes them for its own; they can be shown,
+    compared, and exported as a lookup table.
+    """
+    pairs = [pair for file in files for pair in _read(file)]
+    with ExitStack() as stack:
+        base = Bundle(Content(), Observed(), MemoryBlobs({}))
+        if into is not None:
+            base = stack.enter_context(Bundle.load(into))
+        size = save(screen, tuned := with_tunings(base, pairs), output)
+    screen.done(
+        f"wrote {output}: {words.count(len(tuned.tuning_records), 'record')}, {words.size(size)}, {tuned.digest}"
+    )
+    screen.finish({"path": output, "size_bytes": size, "digest": tuned.digest, "records": len(tuned.tuning_records)})
+    return FINE
+
+
+@tune.command(short_help="Compare the winners of two bundles.", epilog=example("tune diff old.tbundle new.tbundle"))
+@click.argument("first")
+@click.argument("second")
+@click.option("--exit-code", is_flag=True, help="Exit with status 1 when they differ.")
+@reports
+def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
+    """Say which kernels have another winner in SECOND than in FIRST, and which are tuned in one alone.
+
+    What counts is kernel, tuning key and device; another source or toolchain of the same is named as what changed.
+    """
+    before, after = ({_place(record): (record, tuning) for record, tuning in _read(path)} for path in (first, second))
+    rows = [("+", *_place_words(where), "", _result(*after[where])) for where in sorted(after.keys() - before.keys())]
+    rows += [("-", *_place_words(where), _result(*before[where]), "") for where in sorted(before.keys() - after.keys())]
+    both = sorted(before.keys() & after.keys())
+    changed = [where for where in both if before[where][0] != after[where][0]]
+    rows += [("~", *_place_words(where), _result(*before[where]),
+              f"{_result(*after[where])}{_apart(before[where][0], after[where][0])}") for where in changed]  # fmt: skip
+    if rows:
+        screen.table(CHANGES, rows)
+        screen.line()
+    counts = {"added": len(after.keys() - before.keys()), "removed": len(before.keys() - after.keys()),
+              "changed": len(changed), "same": len(both) - len(changed)}  # fmt: skip
+    screen.done("; ".join(f"{number:,} {name}" for name, number in counts.items()))
+    listed = [dict(zip(("sign", "kernel", "for", "before", "after"), row, strict=True)) for row in rows]
+    screen.finish({**counts, "changes": listed})
+    return PROBLEM if exit_code and rows else FINE
+
+
+# Reading ----------------------------------------------------------------------------------------------------------------
+
+
+def _read(source: str) -> list[Pair]:
+    """Return the records in a bundle, a cache directory, a lookup table, a record file, or a result file of Triton's tuner."""
+    if os.path.isdir(source):
+        return sorted(TuningFolder(source).records(), key=lambda pair: _place(pair[0]))
+    if source.endswith((names.AUTOTUNE_SUFFIX, SUFFIX, ".json")):
+        with os_errors(source, "read"), open(source, "rb") as file:
+            data = file.read(4 * MAX_FILE_BYTES + 1)
+        if source.endswith(SUFFIX):
+            return [from_file(data)]
+        if source.endswith(names.AUTOTUNE_SUFFIX):
+            return [_of_triton(data, source)]
+        return [record_of(entry) for entry in table_entries(data, source)]
+    with Bundle.load(source) as opened:
+        files = [entry for entry in opened.tuning_files if entry.path.endswith(names.AUTOTUNE_SUFFIX)]
+        found = [*tunings_of(opened), *(_of_triton(opened.read(e.artifact), e.artifact.filename) for e in files)]
+    return sorted(found, key=lambda pair: _place(pair[0]))
+
+
+def _of_triton(data: bytes, path: str) -> Pair:
+    """Return a result file of Triton's tuner as a record that names what little it knows."""
+    timings = results_timings(data)
+    if isinstance(timings, Miss):
+        raise FormatError(f"{path}: {timings.reason}", path=path)
+    timed = [(ms, config) for config, ms in timings if ms is not None]
+    if not timed:
+        raise FormatError(f"{path}: no config in it has a time", path=path)
+    kernel = os.path.basename(path).removesuffix(names.AUTOTUNE_SUFFIX)
+    parts = (("arguments", results_key(data)), ("from", "triton's tuner"))
+    tuning = Tuning(
+        record_id(kernel, parts),
+        tuple(_timing(config, ms) for config, ms in timings),
+    )
+    return TuningRecord(kernel, parts, min(timed, key=lambda pair: pair[0])[1], "triton"), tuning
+
+
+def _timing(config: Named, time_ms: float | None) -> Timing:
+    return Timing(config, time_ns=None if time_ms is None else round(time_ms * _NS),
+                  reason="failed" if time_ms is None else "")  # fmt: skip
+
+
+def _matching(pairs: Iterable[Pair], pattern: str | None) -> list[Pair]:
+    return [pair for pair in pairs if pattern is None or fnmatch.fnmatchcase(pair[0].kernel, pattern)]
+
+
+# Writing ----------------------------------------------------------------------------------------------------------------
+
+
+def _write_table(pairs: Sequence[Pair], output: str) -> str:
+    document = {"tuning": [table_entry(record, tuning) for record, tuning in pairs]}
+    with replacing(output) as out:
+        out.write(json.dumps(document, indent=1).encode() + b"\n")
+    return output
+
+
+def _write_results(record: TuningRecord, tuning: Tuning | None, folder: str) -> str:
+    place = Path(folder, id_of(record).partition(":")[2][:12])
+    path = place / f"{record.kernel}{names.AUTOTUNE_SUFFIX}"
+    timings = tuning.timings if tuning is not None else ()
+    rows = []
+    for timing in timings:
+        config = plain_config(timing.config)
+        rows.append(({**config.pop("options"), **config}, timing))
+    with os_errors(folder, "write"):
+        place.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as out:
+        out.write(results_text(_arguments(record).split(", "), rows).encode())
+    return str(path)
+
+
+# Words ------------------------------------------------------------------------------------------------------------------
+
+
+def _place(record: TuningRecord) -> tuple[str, str, str]:
+    parts = dict(record.parts)
+    return record.kernel, parts.get("arguments", ""), parts.get("device", "")
+
+
+def _place_words(where: tuple[str, str, str]) -> tuple[str, str]:
+    kernel, arguments, device = where
+    return kernel, ", ".join(word for word in (arguments, device) if word)
+
+
+def _arguments(record: TuningRecord) -> str:
+    return dict(record.parts).get("arguments", "")
+
+
+def _time(time_ns: int | None) -> str:
+    return "-" if time_ns is None else f"{time_ns / _US:,.2f} us"
+
+
+def _result(record: TuningRecord, tuning: Tuning | None) -> str:
+    return f"{describe(record.config)} ({_time(time_of(record, tuning))})"
+
+
+def _apart(one: TuningRecord, two: TuningRecord) -> str:
+    before, after = dict(one.parts), dict(two.parts)
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return f"; another {', '.join(changed)}" if changed else ""
+
+
+def _row(record: TuningRecord, tuning: Tuning | None) -> tuple[str, ...]:
+    return (
+        record.kernel, _arguments(record), describe(record.config), _time(time_of(record, tuning)),
+        str(len(tuning.timings)) if tuning is not None else "-", record.found_by, dict(record.parts).get("device", "-"),
+    )  # fmt: skip
+
+
+def _candidates(record: TuningRecord, tuning: Tuning) -> list[tuple[str, ...]]:
+    ordered = sorted(tuning.timings, key=lambda t: (t.time_ns is None, t.time_ns or 0))
+    return [
+        ("*" if dict(t.config) == dict(record.config) else "", describe(t.config), _time(t.time_ns), t.reason)
+        for t in ordered
+    ]
+
+
+def _facts(record: TuningRecord, tuning: Tuning | None) -> dict[str, Any]:
+    facts = {**table_entry(record, tuning), "id": id_of(record)}
+    if tuning is None:
+        return facts
+    candidates = [
+        {"config": plain_config(t.config), "key": t.key or None, "time_ns": t.time_ns, "low_ns": t.low_ns,
+         "high_ns": t.high_ns, "reason": t.reason or None}
+        for t in tuning.timings
+    ]  # fmt: skip
+    return {**facts, "compile_s": tuning.compile_us / _NS, "measure_s": tuning.measure_us / _NS,
+            "when_s": tuning.when_s, "candidates": candidates}  # fmt: skip

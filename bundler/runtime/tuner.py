@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the fastest config: compiles all, measures what compiled, refines, and says of each config what became of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from bundler.errors import BundlerError, ConfigError, DriverError, NoValidConfig
+from bundler.format.tuning import Timing
+from bundler.runtime.benchmarking import Sample, usable
+from bundler.runtime.configs import Config
+from bundler.runtime.descent import SKIPPED, SKIPPED_DETERMINISTIC, UNMEASURED_DETERMINISTIC, Descent, Space
+from bundler.runtime.occupancy import Occupancy
+from bundler.runtime.rescaling import may_rescale, r_blocks, rescaled
+from bundler.runtime.tuning import named_of
+
+SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
+_NS, _US = 1e6, 1e6
+_LOG = logging.getLogger("bundler.runtime")
+
+
+class Candidate(Protocol):
+    """A config that was compiled and can be launched."""
+
+    @property
+    def config(self) -> Config:
+        """What it was compiled from."""
+
+    @property
+    def key(self) -> str:
+        """The kernel's key."""
+
+    @property
+    def registers(self) -> int | None:
+        """Registers of a thread, None when that is not known."""
+
+    @property
+    def spills(self) -> int | None:
+        """32-bit words of a thread that registers had no room for, None when that is not known."""
+
+    def close(self) -> None:
+        """Take it off the device; twice is fine."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A config that cannot be compiled or loaded, and why."""
+
+    config: Config
+    reason: str
+    key: str = ""
+
+
+class Workshop(Protocol):
+    """Makes candidates of configs."""
+
+    def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
+        """Return, in order, a candidate for each config or why there is none.
+
+        Raises:
+            CompileFailed: a config does not compile for a reason that all configs share.
+        """
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of a kernel beyond its configs.
+
+    Attributes:
+        kind: `pointwise`, `reduction`, `persistent_reduction`, `split_scan`, `template`, `user_autotune`, `fixed`, …
+        space: what coordinate descent may try, size hints among it.
+        occupancy: of the device; None where registers do not matter.
+        custom: written by a user: spills are their business.
+        deterministic: equal input has to give equal output in every process: no measurement may decide about a reduction.
+        min_r: the smallest reduction block.
+        rescale: whether reduction blocks may be halved.
+    """
+
+    kind: str = "user_autotune"
+    space: Space = field(default_factory=Space)
+    occupancy: Occupancy | None = None
+    custom: bool = True
+    deterministic: bool = False
+    min_r: int = 1
+    rescale: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a search.
+
+    Attributes:
+        winner: the candidate to launch, still loaded.
+        found_by: `autotune`, `coordinate_descent`, or `only` when nothing had to be measured.
+        timings: every config that was tried.
+        compile_s, measure_s: wall time spent.
+        measured: how many configs were timed.
+    """
+
+    winner: Candidate
+    found_by: str
+    timings: tuple[Timing, ...]
+    compile_s: float
+    measure_s: float
+    measured: int
+
+
+class Search:
+    """One search for one kernel and one tuning key; not to be used twice.
+
+    Args:
+        name: the kernel's, for errors.
+        workshop: compiles and loads.
+        bench: times one candidate.
+        traits: what is known of the kernel.
+        descent: how to refine the winner; None not to.
+        spill_threshold: candidates that spill more are not timed, unless the kernel is a user's own; None for 16, and 32 on AMD.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        workshop: Workshop,
+        bench: Callable[[Candidate], Sample],
+        traits: Traits,
+        *,
+        descent: Descent | None = None,
+        spill_threshold: int | None = None,
+    ) -> None:
+        self._name, self._workshop, self._bench, self._traits, self._descent = name, workshop, bench, traits, descent
+        hip = traits.occupancy is not None and traits.occupancy.backend == "hip"
+        default = SPILL_THRESHOLD_HIP if hip else SPILL_THRESHOLD
+        self._spill_threshold = default if spill_threshold is None else spill_threshold
+        self._timings: dict[Config, Timing] = {}
+        self._samples: dict[Config, float] = {}
+        self._best: tuple[Candidate, float] | None = None
+        self._compile_s = self._measure_s = 0.0
+
+    def run(self, configs: Sequence[Config]) -> Outcome:
+        """Return the fastest config.
+
+        Raises:
+            NoValidConfig: none compiled, or none ran; `reasons` says of each why.
+            CompileFailed: the kernel does not compile, whatever the config.
+        """
+        candidates = self._build(configs)
+        candidates += self._build(self._smaller(candidates))
+        if not candidates:
+            raise self._none()
+        if self._must_not_measure(candidates):
+            for loser in candidates[1:]:
+                loser.close()
+            return self._outcome(candidates[0], "only")
+        for candidate in candidates:
+            self._time(candidate)
+        if self._best is None:
+            raise self._none()
+        found_by = "autotune" if len(self._samples) > 1 else "only"
+        if self._refines():
+            self._refine(self._best[0].config)
+            found_by = "coordinate_descent"
+        return self._outcome(self._best[0], found_by)
+
+    def _must_not_measure(self, candidates: Sequence[Candidate]) -> bool:
+        if self._traits.deterministic and self._traits.kind in UNMEASURED_DETERMINISTIC:
+            return True
+        return len(candidates) == 1 and not self._refines()
+
+    def _refines(self) -> bool:
+        if self._descent is None or (self._traits.kind in SKIPPED and self._traits.space.fields is None):
+            return False
+        return not (self._traits.deterministic and self._traits.kind in SKIPPED_DETERMINISTIC)
+
+    def _build(self, configs: Sequence[Config]) -> list[Candidate]:
+        if not configs:
+            return []
+        started = time.perf_counter()
+        built = []
+        for found in self._workshop.build(configs):
+            if isinstance(found, Refused):
+                self._timings[found.config] = Timing(named_of(found.config), found.key, reason=found.reason)
+                _LOG.info("%s: %s is left out: %s", self._name, found.config, found.reason)
+            else:
+                built.append(found)
+                self._timings[found.config] = Timing(named_of(found.config), found.key, reason="not measured")
+        self._compile_s += time.perf_counter() - started
+        return built
+
+    def _smaller(self, candidates: Sequence[Candidate]) -> list[Config]:
+        """Return configs with a halved reduction block, for those that use many registers."""
+        traits, hints = self._traits, self._traits.space.size_hints
+        if not traits.rescale or traits.occupancy is None:
+            return []
+        if not may_rescale(traits.kind, hints, traits.occupancy, deterministic=traits.deterministic):
+            return []
+        found: dict[Config, None] = {}
+        for candidate in candidates:
+            smaller = rescaled(candidate.config, candidate.registers, hints, traits.occupancy, traits.min_r)
+            if smaller is not None and smaller not in self._timings:
+                found[smaller] = None
+        return list(found)
+
+    def _time(self, candidate: Candidate) -> float:
+        """Measure a candidate, and keep it loaded only while it is the best."""
+        started = time.perf_counter()
+        time_ms, timing = self._measured(candidate)
+        self._measure_s += time.perf_counter() - started
+        self._timings[candidate.config] = timing
+        if timing.time_ns is not None:
+            self._samples[candidate.config] = time_ms
+        if timing.time_ns is None or (self._best is not None and time_ms >= self._best[1]):
+            candidate.close()
+            return time_ms
+        if self._best is not None:
+            self._best[0].close()
+        self._best = (candidate, time_ms)
+        return time_ms
+
+    def _measured(self, candidate: Candidate) -> tuple[float, Timing]:
+        blank = Timing(named_of(candidate.config), candidate.key)
+        if not self._traits.custom and (candidate.spills or 0) > self._spill_threshold:
+            words = f"register spilling: {candidate.spills} words, and {self._spill_threshold} are allowed"
+            return math.inf, replace(blank, reason=words)
+        try:
+            sample = self._bench(candidate)
+        except DriverError as error:
+            return math.inf, replace(blank, reason=f"cannot be launched: {error.message}")
+        if not usable(sample):
+            return math.inf, replace(blank, reason="invalid configuration: the benchmark returned no time")
+        times = (round(ms * _NS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
+        median, low, high = times
+        return sample.median_ms, replace(blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0))
+
+    def _refine(self, start: Config) -> None:
+        if self._traits.kind == "persistent_reduction" and r_blocks(start):
+            raise ConfigError(f"{self._name}: {start} has a reduction block, and a persistent reduction has none")
+        assert self._descent is not None
+        self._descent.run(start, self._traits.space, self._price)
+
+    def _price(self, config: Config) -> float:
+        """Return a config's time; infinite where it does not compile or run."""
+        if config in self._timings:
+            return self._samples.get(config, math.inf)
+        try:
+            built = self._build([config])
+        except BundlerError as error:
+            self._timings[config] = Timing(named_of(config), reason=str(error))
+            return math.inf
+        return self._time(built[0]) if built else math.inf
+
+    def _outcome(self, winner: Candidate, found_by: str) -> Outcome:
+        if found_by == "only" and winner.config not in self._samples:
+            self._timings[winner.config] = replace(
+                self._timings[winner.config], reason="not measured: nothing to choose"
+            )
+        return Outcome(winner, found_by, tuple(self._timings.values()), self._compile_s, self._measure_s,
+                       len(self._samples))  # fmt: skip
+
+    def _none(self) -> NoValidConfig:
+        reasons = tuple((str_of(timing), timing.reason) for timing in self._timings.values())
+        lines = "\n".join(f"  {config}: {reason}" for config, reason in reasons)
+        return NoValidConfig(
+            f"{self._name}: none of {len(reasons)} configs can be used; give smaller blocks, fewer stages, or fix the "
+            f"kernel:\n{lines}",
+            kernel=self._name,
+            reasons=reasons,
+        )
+
+
+def str_of(timing: Timing) -> str:
+    """Return a timing's config as a line for people."""
+    return describe(timing.config)
+
+
+def describe(config: Any) -> str:
+    """Return a record's config as a line for people; defaults that everybody has are left out."""
+    silent = {("num_ctas", 1), ("maxnreg", None)}
+    pairs = [(name, value.plain()) for name, value in config]
+    return ", ".join(f"{name}={value}" for name, value in pairs if (name, value) not in silent)

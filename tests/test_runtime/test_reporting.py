@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tuner tells people and programs: bandwidth, launch parameters, ranges in a profile, the parts of a tuning key."""
+
+from types import SimpleNamespace
+
+import launch_calls as calls
+import pytest
+
+from bundler.errors import ConfigError, FormatError, NotFound
+from bundler.format.launch import TuningRecord
+from bundler.format.values import encode
+from bundler.runtime import BandwidthReport, Config, DryDriver, LaunchDump, TunerOptions, profiling, tuning
+from bundler.runtime.descent import Descent, Space
+from bundler.runtime.reporting import Bandwidth, moved_bytes
+
+
+def test_a_line_has_time_size_and_speed():
+    """Three decimals, three decimals, two decimals seven wide, with tabs between; red only where it is slow and wanted."""
+    assert Bandwidth("add", 0.25, 0.5).line() == "0.250ms\t0.500 GB\t2000.00GB/s\tadd"
+    assert Bandwidth("mul", 1.0, 0.1).line() == "1.000ms\t0.100 GB\t 100.00GB/s\tmul"
+    assert Bandwidth("mul", 1.0, 0.1).line(color=True).startswith("\x1b[31m")
+    assert not Bandwidth("tiny", 0.012, 0.0).slow
+    assert Bandwidth("none", 0.0, 1.0).gb_per_s == 0.0
+
+
+def test_the_table_is_sorted_by_time_and_goes_to_a_file(tmp_path):
+    """Totals first, then each kernel with its part; every write appends."""
+    report = BandwidthReport(tmp_path / "bandwidth.txt")
+    report.add("fast", 1.0, 1.0)
+    report.add("slow", 3.0, 1.0)
+    lines = report.table("train.py").splitlines()
+    assert lines[0] == "4.000ms\t2.000 GB\t 500.00GB/s\tSUMMARY (train.py)"
+    assert [line.split("\t")[3:] for line in lines[1:]] == [["slow", " 75.0%"], ["fast", " 25.0%"]]
+    report.write()
+    report.write()
+    assert (tmp_path / "bandwidth.txt").read_text().count("SUMMARY") == 2
+    assert BandwidthReport().table() == "0.000ms\t0.000 GB\t   0.00GB/s\tSUMMARY"
+    with pytest.raises(NotFound):
+        BandwidthReport(tmp_path / "no" / "file").write()
+
+
+def test_bytes_are_those_of_all_tensors_and_in_out_counts_twice():
+    """Numbers and None do not count."""
+
+    class Tensor(calls.Tensor):
+        def numel(self):
+            return 1000
+
+    assert moved_bytes({"x": Tensor(), "in_out_ptr0": Tensor("float16"), "n": 3, "y": None}) == 4000 + 2 * 2000
+
+
+def test_a_dump_has_a_line_for_each_launch(tmp_path):
+    """Bools and integers as they are; everything else is a T."""
+    dump = LaunchDump(tmp_path / "dump")
+    dump.add("add", (calls.X, 3, True, 2.5, None), {"k": "text"}, {"BLOCK": 64}, (4, 1))
+    assert (tmp_path / "dump").read_text() == "add | T 3 True T T k=T BLOCK=64 | (4, 1)\n"
+
+
+def test_a_range_tells_what_inductors_tell(monkeypatch):
+    """Name, config and tensors go to torch's profiler; without a profiler nothing is called."""
+    assert not profiling.active()
+    made = []
+
+    class Fast:
+        def __init__(self, name, inputs, facts):
+            made.append((name, inputs, facts))
+
+        def __enter__(self):
+            made.append("enter")
+
+        def __exit__(self, *error):
+            made.append("leave")
+
+    torch = SimpleNamespace(_C=SimpleNamespace(_profiler=SimpleNamespace(_RecordFunctionFast=Fast)))
+    monkeypatch.setitem(profiling.sys.modules, "torch", torch)
+    monkeypatch.setitem(profiling.sys.modules, "torch.autograd.profiler", SimpleNamespace(_is_profiler_enabled=True))
+    assert profiling.active()
+    with profiling.launch_range("add", (calls.X, 3), Config({"BLOCK": 64}, num_warps=8), stream=7):
+        made.append("launch")
+    facts = {"kernel_name": "add", "kernel_backend": "triton", "num_warps": 8, "num_stages": 3, "kernel_kwargs": "BLOCK=64",
+             "stream": 7}  # fmt: skip
+    assert made == [("add", [calls.X], facts), "enter", "launch", "leave"]
+
+
+def test_an_older_profiler_gets_a_plain_range(monkeypatch):
+    """Where torch has no quick range, the one of its public interface serves."""
+    names = []
+
+    class Range:
+        def __init__(self, name):
+            names.append(name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+    monkeypatch.setitem(profiling.sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(profiling.sys.modules, "torch.autograd.profiler", SimpleNamespace(record_function=Range))
+    with profiling.launch_range("", (), Config()):
+        pass
+    assert names == ["triton kernel"]
+
+
+# Parts of a tuning key ----------------------------------------------------------------------------------------------------
+
+
+def test_a_config_goes_into_a_record_and_comes_back():
+    """Everything that reaches the compiler: parameters, counts, options; the order of parameters does not count."""
+    config = Config({"B": 2, "A": True}, 8, 2, 2, 64, {"kpack": 2, "ir_override": "x.ttgir"})
+    named = tuning.named_of(config)
+    assert tuning.config_of(named) == config
+    assert named == tuning.named_of(Config({"A": True, "B": 2}, 8, 2, 2, 64, {"ir_override": "x.ttgir", "kpack": 2}))
+    assert tuning.plain_config(named) == {
+        "kwargs": {"A": True, "B": 2}, "num_warps": 8, "num_stages": 2, "num_ctas": 2, "maxnreg": 64,
+        "options": {"kpack": 2, "ir_override": "x.ttgir"},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="cannot travel"):
+        tuning.named_of(Config({"A": object()}))
+    for wrong in (("num_warps", encode("four")), ("num_warps", encode(0))):
+        with pytest.raises(FormatError, match="config that is none"):
+            tuning.config_of((wrong,))
+
+
+def test_the_hash_of_configs_is_of_the_set_and_of_every_field():
+    """Another order is the same; another register limit or cluster is not."""
+    one, two = Config({"A": 1}), Config({"A": 2})
+    assert tuning.configs_part([one, two]) == tuning.configs_part([two, one])
+    others = [Config({"A": 1}, maxnreg=64), Config({"A": 1}, num_ctas=2), Config({"A": 1}, options={"x": 1}), two]
+    assert len({tuning.configs_part([config]) for config in (one, *others)}) == 5
+
+
+def test_the_device_is_what_it_is_and_not_where():
+    """Two equal GPUs share records; another model does not."""
+    one, two = DryDriver("cuda", devices=2).properties(0), DryDriver("cuda", devices=2).properties(1)
+    assert tuning.device_part("cuda", one, "H200") == tuning.device_part("cuda", two, "H200")
+    assert tuning.device_part("cuda", one, "H200") != tuning.device_part("cuda", one, "H100")
+
+
+def test_ways_of_searching_have_records_of_their_own():
+    """What coordinate descent found does not count where it is off, nor with another radius."""
+    plain = TunerOptions().search
+    fine, wide = (TunerOptions(descent=Descent(radius=radius)).search for radius in (1, 2))
+    bounded = TunerOptions(descent=Descent(), space=Space(max_blocks={"x": 64})).search
+    assert len({plain, fine, wide, bounded}) == 4
+    for wrong in ({"workers": 0}, {"spill_threshold": -1}):
+        with pytest.raises(ConfigError, match="expected"):
+            TunerOptions(**wrong)
+
+
+def test_a_table_entry_comes_back_as_the_record_it_was_made_from():
+    """All parts travel in it, so that an exported table can be imported again."""
+    parts = (("source", "ab"), ("arguments", "1024"), ("device", "H200"))
+    record = TuningRecord("add", parts, tuning.named_of(Config({"BLOCK": 64})), "autotune")
+    assert tuning.record_of(tuning.table_entry(record, None))[0] == record
+    by_hand = {"kernel": "add", "config": {"kwargs": {"BLOCK": 64}}}
+    assert dict(tuning.record_of(by_hand)[0].parts) == {"source": "", "arguments": ""}
+    for wrong in (
+        {},
+        {"kernel": "add"},
+        {"kernel": "add", "config": 3},
+        {"kernel": "add", "config": {}, "time_ns": "x"},
+    ):
+        with pytest.raises(FormatError):
+            tuning.record_of(wrong)
