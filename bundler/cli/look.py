@@ -122,6 +122,8 @@ def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str
         *((("compiled by" if not number else ""), text) for number, text in enumerate(_compilers(kernels))),
         *((("recorded on" if not number else ""), ", ".join(f"{name} {value}" for name, value in pairs))
           for number, pairs in enumerate(bundle.observed.environments)),
+        *(("tuned", f"{words.count(number, 'tuning record')}, which triton-bundler tune show lists")
+          for number in (facts["counts"]["tuning_records"],) if number),
     ])  # fmt: skip
     screen.line()
     if kernels:

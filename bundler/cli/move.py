@@ -82,6 +82,7 @@ def counts(bundle: Bundle) -> dict[str, int]:
         "tuning_files": len(bundle.tuning_files),
         "helpers": len(bundle.helpers),
         "opaque": len(bundle.opaque),
+        "tuning_records": len(bundle.tuning_records),
     }
 
 
@@ -102,6 +103,8 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
             ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", bundle.opaque))
         if entries
     ]  # fmt: skip
+    if bundle.tuning_records:
+        beside.append(words.count(len(bundle.tuning_records), "tuning record"))
     if beside:
         screen.line("beside them: " + ", ".join(beside))
 

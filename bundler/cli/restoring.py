@@ -124,6 +124,7 @@ def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
     screen.facts([
         *((name, f"{words.count(len(keys), 'kernel')} ({why})") for name, keys, why in outcomes if keys),
         *(("beside", words.count(len(paths), "other file")) for paths in (report.companions,) if paths),
+        *(("tuned", words.count(number, "tuning record")) for number in (report.tuned,) if number),
         *(("rewritten", f"{words.count(len(files), 'file')} with a path of this machine")
           for files in (report.rewritten,) if files),
         *(("into", directory) for directory in report.directories),

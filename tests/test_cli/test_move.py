@@ -52,7 +52,7 @@ def test_pack_json(cli_json, cache, tmp_path):
     status, told = cli_json("pack", cache, "-o", tmp_path / "b.tbundle")
     assert status == 0
     assert set(told) == {"digest", "counts", "targets", "path", "size_bytes", "left_out"}
-    assert told["counts"] == {"kernels": 4, "tuning_files": 0, "helpers": 0, "opaque": 0}
+    assert told["counts"] == {"kernels": 4, "tuning_files": 0, "helpers": 0, "opaque": 0, "tuning_records": 0}
     assert told["size_bytes"] == os.path.getsize(tmp_path / "b.tbundle")
     assert {target["target"] for target in told["targets"]} == {"cuda:90", "hip:gfx942"}
 

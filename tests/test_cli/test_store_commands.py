@@ -323,6 +323,7 @@ def test_stats_add_up(cli, cli_json, pushed, tmp_path):
         "store": pushed, "tags": 1, "manifests": 1, "units": 8, "tagged_bytes": on_disk,
         "manifest_bytes": objects(tmp_path, "m")[0].stat().st_size,
         "unit_bytes": sum(path.stat().st_size for path in objects(tmp_path, "u")),
+        "records": 0, "record_bytes": 0, "failures": 0, "dictionaries": 0, "dictionary_bytes": 0,
     }  # fmt: skip
     cli("tags", "--store", pushed, "--delete", "demo")
     assert cli_json("stats", "--store", pushed)[1]["tagged_bytes"] == 0
@@ -349,13 +350,13 @@ def test_verify_names_what_is_damaged_and_repairs_it(cli, cli_json, packed, push
     flip(unit)
     before = state(tmp_path)
     result = cli("verify", "--store", pushed)
-    assert "1 damaged object, 1 incomplete bundle or tag; verify --repair" in one_error(result)
+    assert "1 damaged object, 1 incomplete bundle, tag or record; verify --repair" in one_error(result)
     assert f"  v1/u/{unit.name}: expected sha256:" in result.stdout
     assert f"  {digest_of(packed)} (demo): 1 of 8 units missing or damaged, such as v1/u/{unit.name}" in result.stdout
     assert state(tmp_path) == before
     status, told = cli_json("verify", "--store", pushed, "--repair")
     assert (status, told["removed"], unit.exists()) == (1, [f"v1/u/{unit.name}"], False)
-    assert "1 incomplete bundle or tag; push these bundles again" in one_error(cli("verify", "--store", pushed))
+    assert "1 incomplete bundle, tag or record; push these bundles again" in one_error(cli("verify", "--store", pushed))
     cli("push", packed, "--store", pushed, "--tag", "demo")
     assert cli("verify", "--store", pushed).exit_code == 0
 

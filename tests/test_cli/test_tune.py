@@ -153,3 +153,11 @@ def test_misuse_is_told(cli, bundle, tmp_path):
     assert cli("tune", "export", bundle("empty"), "-o", tmp_path / "t.json").exit_code == 1
     assert cli("tune", "show", tmp_path / "absent.tbundle").exit_code == 1
     assert cli("tune", "import", "-o", tmp_path / "o").exit_code == 2
+
+
+def test_inspect_and_restore_tell_of_records(cli, bundle, tmp_path):
+    """Who looks into a bundle or restores it sees that winners are in it, also when no kernel is."""
+    path = bundle("a", made("add", 128), made("mul", 64))
+    assert "2 tuning records" in cli("inspect", path).stdout
+    restored = cli("restore", path, "--cache-dir", tmp_path / "cache")
+    assert (restored.exit_code, "2 tuning records" in restored.stdout) == (0, True)
