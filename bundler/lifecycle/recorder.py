@@ -17,7 +17,7 @@ from bundler.lifecycle.collecting import add_spool, collect_sightings, merge_rea
 from bundler.lifecycle.report import RecordReport
 from bundler.lifecycle.sightings import JIT_CACHE, LISTENER, DirectoryWatch, Sightings
 from bundler.lifecycle.tuning import tuning_listeners, with_tunings
-from bundler.toolchain import loaded
+from bundler.toolchain import inductor_tuned, loaded
 from bundler.toolchain.children import ChildSpool
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.listening import listening
@@ -137,7 +137,7 @@ class Recording:
             add_spool(sightings, self._spool)
         for event in loaded.loaded_kernels():
             sightings.add_event(event, JIT_CACHE)
-        for directory in watch.appeared():
+        for directory in (*watch.appeared(), *inductor_tuned.loaded_directories()):
             if directory not in sightings:
                 sightings.add_directory(directory)
         return sightings

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`save` and `load`: what torch.compile made in this process, as a bundle, in place of torch's save_ and load_cache_artifacts.
+
+::
+
+    bundler.integrations.inductor.save("model.tbundle")                   after the first iterations
+    bundler.integrations.inductor.load("model.tbundle", trust="code")     in another process, before the first
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Iterable, Sequence
+
+from bundler.errors import BundlerWarning, ConfigError, NotFound, RecordingError
+from bundler.format import names
+from bundler.format.bundle import Bundle, Keep
+from bundler.format.digest import digest_text, sha256
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Opaque, Toolchain, TuningFile
+from bundler.format.manifest import Observation
+from bundler.integrations.inductor_generated import load_generated
+from bundler.lifecycle.building import Builder, KnownFacts, join
+from bundler.lifecycle.packing import pack, single_files
+from bundler.lifecycle.placing import Only, Trust, opened
+from bundler.lifecycle.report import RestoreReport
+from bundler.lifecycle.restoring import restore
+from bundler.toolchain import directories, identity, inductor, inductor_hooks, inductor_tuned
+from bundler.toolchain.inductor_graphs import Rewritten, rewrite
+
+__all__ = ["load", "load_generated", "save"]
+
+_NO_TORCH = "torch cannot be imported; install it (pip install 'triton-bundler[torch]') in this environment"
+# What rewriting an entry of an unknown shape can raise.
+_UNKNOWN_SHAPE = (pickle.PickleError, AttributeError, TypeError, ValueError, KeyError, ImportError)
+
+
+def save(path: str | os.PathLike[str] | None = None, *, keep: Keep = "launch", winners_only: bool = False) -> Bundle:
+    """Collect what torch.compile made, or took from its caches, in this process.
+
+    Call it after the first iterations, when every kernel has run: torch's graph entries are then cut down to the configurations
+    that tuning chose, and the next process launches these without looking further.  torch's own cache is left as it is.
+    A process that found everything in its caches, and never asked Triton for a kernel, gives the same.
+
+    Args:
+        path: where to write the bundle too; None to only return it.
+        keep: `launch` takes each kernel's device binary and metadata; `all` its IR too.
+        winners_only: leave out the candidates that tuning did not choose.  They are of use where a graph entry is not: to another
+            device index, another $CXX or a changed model, which tune among them instead of compiling them.
+
+    Returns:
+        The bundle; its `left_out` names every kernel that torch will build again from its source, with the reason, and
+        everything else that was seen and not taken.
+
+    Raises:
+        RecordingError: torch is not installed.
+        NotFound: torch.compile has compiled nothing in this process.
+        ConfigError: another value for `keep`.
+        StoreFull, AccessDenied, NotFound: the file cannot be written.
+
+    Warns:
+        BundlerWarning: this torch keeps its caches in a way that we do not know.  What it lacks is named, and its whole cache
+            directory is packed as it is.
+    """
+    if keep not in ("all", "launch"):
+        raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+    if not inductor.is_installed():
+        raise RecordingError(_NO_TORCH)
+    missing = inductor.missing()
+    bundle = _packed(missing) if missing else _collected(keep, winners_only=winners_only)
+    if path is not None:
+        bundle.save(path)
+    return bundle
+
+
+def load(
+    bundle: Bundle | str | os.PathLike[str],
+    *,
+    devices: Sequence[int] | None = None,
+    only: Only = "usable",
+    trust: Trust = "kernels",
+) -> RestoreReport:
+    """Put a bundle of `save` where torch.compile looks, before it compiles.
+
+    Any number of processes may do so at once, such as the ranks on one host.
+
+    Args:
+        bundle: a bundle, or the path of one.
+        devices: device indices to place kernels for; None for those they were recorded on.  torch writes the index into the keys
+            of its graph entries, so on another device only kernels are found.
+        only: as for `bundler.restore`.
+        trust: `code` also restores what torch unpickles and executes, its graph entries: only from those you trust.  Without
+            them torch generates its code again, and finds the kernels.
+
+    Returns:
+        What was done, and what was left out and why.
+
+    Raises:
+        ConfigError: torch is not installed, or an argument has a value that is not listed.
+        FormatError, DigestMismatch, NotFound, ToolchainMismatch, AccessDenied, StoreFull: as `bundler.restore`.
+
+    Warns:
+        BundlerWarning: the graph entries cannot be found by this process, and why: not trusted, another torch, another $CXX;
+            or this torch cannot be kept from tuning again, naming what it lacks.
+    """
+    if not inductor.is_installed():
+        raise ConfigError(_NO_TORCH)
+    with opened(bundle) as source:
+        report = restore(source, devices=devices, only=only, trust=trust)
+        reasons = list(_why_not_found(source, trust))
+    lacking = inductor_hooks.keep_winners()
+    if lacking:
+        reasons.append(
+            f"torch {inductor.release()} is not one that we know, it has no {', '.join(lacking)}: it may tune kernels again whose "
+            "results it has read"
+        )
+    for reason in reasons:
+        warnings.warn(reason, BundlerWarning, stacklevel=2)
+    return report
+
+
+def _packed(missing: Iterable[str]) -> Bundle:
+    warnings.warn(
+        f"torch {inductor.release()} is not one that we know: it has no {', '.join(missing)}.  Its whole cache directory is packed "
+        "as it is, and where it is restored torch may tune again",
+        BundlerWarning,
+        stacklevel=3,
+    )
+    return pack(directories.inductor_cache_dir())
+
+
+def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
+    entries, left_out = inductor.recorded()
+    loaded = inductor_tuned.loaded_kernels()
+    if not entries and not loaded:
+        raise NotFound("torch.compile has compiled nothing in this process; call save() after the first iterations")
+    # The last one that is settled: a kernel may be in several graphs, and each tunes for itself.
+    live = {kernel.identity: kernel for kernel in sorted(loaded, key=lambda kernel: kernel.winner is not None)}
+    done = Rewritten()
+    files = Builder(directories.inductor_cache_dir())
+    files.left_out += left_out
+    for entry in entries:
+        content = entry.content
+        if entry.kind in (inductor.GRAPH, inductor.AUTOGRAD):
+            content = _rewritten(entry, live, done, files.left_out)
+        _add(files, _path_of(entry, content), content, TuningFile if entry.kind == inductor.TUNING else Opaque)
+    files.left_out += done.rebuilt
+    kernels = _wanted(loaded, done, winners_only=winners_only)
+    environment = (*identity.environment(), *([("CXX", cxx)] if (cxx := inductor.compiler()) else []))
+    return join([files, *_kernel_builders(kernels, keep, files.left_out)], environment)
+
+
+def _rewritten(
+    entry: inductor.CacheEntry,
+    loaded: dict[tuple[int, str], inductor_tuned.LoadedKernel],
+    done: Rewritten,
+    left_out: list[tuple[str, str]],
+) -> bytes:
+    try:
+        return rewrite(entry.content, loaded, done)
+    except _UNKNOWN_SHAPE as error:
+        left_out.append(
+            (entry.path, f"not cut down, so torch may tune its kernels again: {type(error).__name__}: {error}")
+        )
+        return entry.content
+
+
+def _path_of(entry: inductor.CacheEntry, content: bytes) -> str:
+    """Return the path of an entry; torch names graph entries by their content."""
+    return inductor.graph_path(entry.key, content) if entry.kind == inductor.GRAPH else entry.path
+
+
+def _add(files: Builder, path: str, content: bytes, kind: type[TuningFile | Opaque]) -> None:
+    try:
+        names.check_relative_path(path)
+    except ValueError as error:
+        files.left_out.append((path, str(error)))
+        return
+    raw = sha256(content)
+    files.blobs[raw] = content
+    entry: Entry = kind(path, Artifact(path.rpartition("/")[2], digest_text(raw), len(content)))
+    files.entries[path] = entry
+
+
+def _wanted(
+    loaded: Iterable[inductor_tuned.LoadedKernel], done: Rewritten, *, winners_only: bool
+) -> dict[str, set[int]]:
+    """Return the kernels to take, and the devices that each was loaded for."""
+    devices: dict[str, set[int]] = {}
+    needed = set(done.needed)
+    for kernel in loaded:
+        for key in kernel.candidates:
+            devices.setdefault(key, set()).add(kernel.device)
+        if kernel.identity not in done.settled:
+            needed |= kernel.candidates
+        elif kernel.winner is not None:
+            needed.add(kernel.winner)
+    for device, key in done.kernels:
+        devices.setdefault(key, set()).add(device)
+    return {key: found for key, found in devices.items() if key in needed or not winners_only}
+
+
+def _kernel_builders(kernels: dict[str, set[int]], keep: Keep, left_out: list[tuple[str, str]]) -> Iterable[Builder]:
+    """Yield a builder for each directory that holds kernels of this process."""
+    # torch pins the directory of one device for all that a process compiles, so each may look where another does.
+    every = tuple(sorted(set().union(*kernels.values())))
+    observation = Observation(every, ("inductor",))
+    # torch's own keys, which found them, hold the digest of this Triton.
+    facts = KnownFacts(identity.installed_triton() or Toolchain())
+    builders: dict[str, Builder] = {}
+    for key in sorted(kernels):
+        root = inductor.kernel_root(key, sorted(kernels[key]))
+        if root is None:
+            left_out.append((key, "its directory is gone"))
+            continue
+        builders.setdefault(root, Builder(root, keep)).add_directory(key, observation, facts)
+    for root, builder in builders.items():
+        _add_helpers(root, builder)
+    return builders.values()
+
+
+def _add_helpers(root: str, builder: Builder) -> None:
+    """Take the libraries that Triton built with the C compiler: without them the next process builds them again."""
+    for folder in sorted(filter(names.is_kernel_key, os.listdir(root))):
+        for name in single_files(os.path.join(root, folder)):
+            if name.endswith(".so"):
+                builder.add_file(f"{folder}/{name}", HelperLibrary)
+
+
+def _why_not_found(bundle: Bundle, trust: Trust) -> Iterable[str]:
+    if not bundle.opaque:
+        return
+    if trust != "code":
+        yield (
+            f"{len(bundle.opaque)} of torch's graph entries were not restored, since torch unpickles and executes them; pass "
+            "trust='code' if you trust who made the bundle"
+        )
+        return
+    hosts = [dict(pairs) for pairs in bundle.observed.environments]
+    here = {"torch": dict(identity.environment()).get("torch"), "CXX": inductor.compiler()}
+    for name, found in here.items():
+        recorded = {host[name] for host in hosts if name in host}
+        if recorded and found not in recorded:
+            yield (
+                f"recorded with {name} {' and '.join(sorted(recorded))}, here it is {found}: torch writes it into the keys of its "
+                "graph entries, so they are not found, only kernels are"
+            )
