@@ -43,15 +43,17 @@ COMPILES = """`python tools/bench_compile.py`. {kernels:,} kernels of three shap
 each side in a process of its own. Ours is the service with {workers} workers; torch's is `AsyncCompile.process_pool().submit` with as many, each job
 the same call of Triton's compiler. The second run finds every kernel in a store in a directory, and compiles none.
 """
+TORCH_COMPILE = """`python tools/gpu_torch_compile.py`. A transformer of six layers, forward and backward, each sample in a new process with empty
+directories; the directory that made the caches was renamed away first. Load and first iteration, in seconds; compiles in the process and
+in torch's workers, counted by `put_group` and by a wrapper for ptxas.
+"""
+AUTOTUNE = """`python tools/gpu_autotune.py`. Six kernels, 68 configs in all. Tuned from cold, bundled; then a new process with empty directories and a ptxas
+that refuses. Launches are counted by Triton's own launch hook and by torch's profiler.
+"""
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread:",
     "collect": "Collecting and saving, step by step, each alone; only compression uses threads:",
 }
-_REMOTE = (
-    "what is left is not the server: there are five or six exchanges, and fetching takes a few milliseconds. Our own process works: of "
-    "the launch set's time reading and checking the manifest is about four tenths, checking digests, metadata and binary of each kernel "
-    "three, writing and renaming two, listing the units one."
-)
 # Why a target is missed: words in the row's name -> the profile that explains it, and what it shows.
 REASONS: dict[str, tuple[str, str]] = {
     "how much faster": ("restore", (
@@ -63,8 +65,6 @@ REASONS: dict[str, tuple[str, str]] = {
         "gained; and each kernel costs a temporary directory, a rename, a look at its metadata and a generated group file "
         "besides its files."
     )),
-    " ms: restore everything": ("", _REMOTE),
-    " ms: restore the launch set": ("", _REMOTE),
     "collect and save": ("collect", (
         "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
         "out of its metadata, and compress at level 9, to a quarter of tar's size."
@@ -154,12 +154,36 @@ def gpu_check(result: dict[str, Any]) -> str:
     return "## On a GPU\n\n`python tools/gpu_check.py`\n\n" + _table(["check", "", "found"], rows)
 
 
+def gpu_slim(result: dict[str, Any]) -> str:
+    """A process without any compiler, on a machine with a GPU."""
+    rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
+    return "## On a GPU, without a C compiler\n\n`python tools/gpu_slim.py`\n\n" + _table(["check", "", "found"], rows)
+
+
+def gpu_torch_compile(result: dict[str, Any]) -> str:
+    """torch.compile from our bundles beside torch's own caches."""
+    return f"## torch.compile on a GPU\n\n{TORCH_COMPILE}\n" + _plain_rows(result)
+
+
+def gpu_autotune(result: dict[str, Any]) -> str:
+    """Tuned kernels in a new process, beside Triton's own autotuner."""
+    return f"## Tuned kernels on a GPU\n\n{AUTOTUNE}\n" + _plain_rows(result)
+
+
+def _plain_rows(result: dict[str, Any]) -> str:
+    rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
+    return _table(["what", "figure", "beside it", "target"], rows)
+
+
 SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-basics", basics),
     ("bench-bundle", bundle),
     ("bench-remote", bench_remote_rows.section),
     ("bench-compile", compiles),
     ("gpu-check", gpu_check),
+    ("gpu-slim", gpu_slim),
+    ("gpu-torch-compile", gpu_torch_compile),
+    ("gpu-autotune", gpu_autotune),
 )
 
 
