@@ -6,12 +6,145 @@ Triton's and torch's variables belong to `bundler.toolchain`, which reads them a
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
+from typing import Any, Literal, cast
 
-SPOOL_DIRECTORY = "TRITON_BUNDLER_SPOOL"
-SPOOL_INNER = "TRITON_BUNDLER_SPOOL_INNER"
+from bundler.errors import ConfigError
+
+PREFIX = "TRITON_BUNDLER_"
+SPOOL_DIRECTORY = f"{PREFIX}SPOOL"
+SPOOL_INNER = f"{PREFIX}SPOOL_INNER"
 SPOOL_VARIABLES = (SPOOL_DIRECTORY, SPOOL_INNER)
+# The cache manager that the user had configured before `install`, as `module:Class`; set by us, for child processes.
+INNER = f"{PREFIX}INNER"
+# Bundles that a library registered, joined by `os.pathsep`; set by us, for child processes.
+REGISTERED = f"{PREFIX}REGISTERED"
+
+Mode = Literal["read", "write", "readwrite"]
+Strict = Literal["off", "warn", "error"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable that users set: its name without the prefix, the values it takes, its default and what it is for."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+SETTINGS = (
+    Setting("STORE", "URLs, blank-separated", "none", "where kernels are shared, nearest first"),
+    Setting("TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"),
+    Setting("MODE", "`read`, `write`, `readwrite`", "`readwrite`", "look kernels up, publish them, or both"),
+    Setting("TRUST", "`kernels`, `code`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process"),
+    Setting("STRICT", "`off`, `warn`, `error`", "`off`", "what a compile is: fine, a line in the log, or an error"),
+    Setting("KEEP", "`all`, `launch`", "`all`", "`launch` moves only what a hit needs: device binary and metadata"),
+    Setting("NAMESPACE", "a name", "`tb`", "what keys on Redis begin with"),
+    Setting("TIMEOUT_S", "seconds", "0.25", "for one exchange with Redis, and for connecting"),
+    Setting("LOCAL", "a directory", "`~/.cache/triton-bundler`", "kernels go here when Triton's own directory cannot be written; notes for `explain`"),
+    Setting("REPORT", "a file", "none", "gets counters as JSON when the process ends; `{pid}` in its name is the process id"),
+    Setting("PASSWORD_FILE", "a file", "none", "holds the password for Redis"),
+    Setting("DISABLE", "`1`", "`0`", "makes the cache manager Triton's own"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user set in the environment; see `SETTINGS` for what each means."""
+
+    store: tuple[str, ...] = ()
+    tag: str | None = None
+    mode: Mode = "readwrite"
+    trust: Literal["kernels", "code"] = "kernels"
+    strict: Strict = "off"
+    keep: Literal["all", "launch"] = "all"
+    namespace: str | None = None
+    timeout_s: float | None = None
+    local: str | None = None
+    report: str | None = None
+    password_file: str | None = None
+    disable: bool = False
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """The settings that are for Redis stores only, by the names that `open_store` gives them."""
+        chosen: dict[str, Any] = {"namespace": self.namespace, "password_file": self.password_file}
+        chosen |= {"timeout_s": self.timeout_s, "connect_timeout_s": self.timeout_s}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+
+def settings() -> Settings:
+    """Read the user's settings of this process.
+
+    Raises:
+        ConfigError: a variable has a value that it cannot have; it is named.
+    """
+    return Settings(
+        store=tuple((_read("STORE") or "").split()),
+        tag=_read("TAG"),
+        mode=cast(Mode, _one_of("MODE", "readwrite", "read", "write")),
+        trust=cast(Literal["kernels", "code"], _one_of("TRUST", "kernels", "code")),
+        strict=cast(Strict, _one_of("STRICT", "off", "warn", "error")),
+        keep=cast(Literal["all", "launch"], _one_of("KEEP", "all", "launch")),
+        namespace=_read("NAMESPACE"),
+        timeout_s=_seconds("TIMEOUT_S"),
+        local=_read("LOCAL"),
+        report=_read("REPORT"),
+        password_file=_read("PASSWORD_FILE"),
+        disable=disabled(),
+    )
+
+
+def strict_setting() -> Strict:
+    """Return the mode for a process whose other settings may be wrong; a wrong mode is none."""
+    try:
+        return cast(Strict, _one_of("STRICT", "off", "warn", "error"))
+    except ConfigError:
+        return "off"
+
+
+def disabled() -> bool:
+    """Whether the user switched us off; raises `ConfigError`."""
+    return _one_of("DISABLE", "0", "1") == "1"
+
+
+def inner_manager() -> str | None:
+    """Return the cache manager that was configured before `install`, as `module:Class`."""
+    return os.environ.get(INNER) or None
+
+
+def registered_bundles() -> list[str]:
+    """Return the paths of bundles that a parent process registered."""
+    return [path for path in os.environ.get(REGISTERED, "").split(os.pathsep) if path]
+
+
+def _read(name: str) -> str | None:
+    return os.environ.get(PREFIX + name) or None
+
+
+def _one_of(name: str, default: str, *others: str) -> str:
+    value = _read(name) or default
+    if value not in (default, *others):
+        expected = ", ".join((default, *others))
+        raise ConfigError(f"{PREFIX}{name}={value!r}: expected one of {expected}", name=PREFIX + name, got=value)
+    return value
+
+
+def _seconds(name: str) -> float | None:
+    text = _read(name)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"{PREFIX}{name}={text!r}: expected seconds, more than 0", name=PREFIX + name, got=text)
+    return seconds
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import bundler
 from bundler.cli import words
+from bundler.cli.plug_checks import plug_checks
 from bundler.errors import ConfigError
 from bundler.format import names
 from bundler.runtime import launchers
@@ -58,6 +59,7 @@ def all_checks() -> Iterator[Finding]:
         _inductor_cache,
         _compiler,
         _children,
+        _plug,
         _settings,
     ):
         yield from check()
@@ -218,6 +220,10 @@ def _children() -> Iterator[Finding]:
         yield Finding(OK, "child processes", "can be recorded")
     else:
         yield Finding(PROBLEM, "child processes", reason, "without that, run and recording(children=True) break them")
+
+
+def _plug() -> Iterator[Finding]:
+    yield from (Finding(*found) for found in plug_checks())
 
 
 def _settings() -> Iterator[Finding]:

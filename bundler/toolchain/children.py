@@ -30,6 +30,9 @@ _CHECK = """
 import importlib.util, sys
 if importlib.util.find_spec("triton") is not None:  # without Triton nobody asks for a cache manager
     import bundler.config, bundler.toolchain.capture, bundler.toolchain.records
+    import os
+    if os.environ.get("TRITON_BUNDLER_SPOOL_INNER", "").startswith("bundler.integrations."):
+        import bundler.integrations._process
 """
 
 
@@ -110,7 +113,7 @@ class ChildSpool:
         inner = os.environ.get(MANAGER_VARIABLE)
         if inner and inner != MANAGER:
             settings[SPOOL_INNER] = inner
-        package_parent = _hidden_package_parent()
+        package_parent = hidden_package_parent()
         if package_parent is not None:
             settings[_PATH_VARIABLE] = os.pathsep.join(filter(None, [package_parent, os.environ.get(_PATH_VARIABLE)]))
         return settings
@@ -139,7 +142,7 @@ class ChildSpool:
             return None
 
 
-def _hidden_package_parent() -> str | None:
+def hidden_package_parent() -> str | None:
     """Return the directory to put on a child's path; None where a child with this interpreter finds our package anyway.
 
     Only then, since a checkout's root holds more than the package, and would shadow modules of the child.

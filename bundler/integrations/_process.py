@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one process-wide session: Triton makes a cache manager for each key, and what must outlive them is here.
+
+::
+
+    environment ── first manager ──▶ a session of its own, until the process ends
+    install, session ─────────────▶ in force until closed, then the one before
+    register ─────────────────────▶ bundles that every session asks last
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from dataclasses import replace
+from typing import get_args
+
+from bundler.config import REGISTERED, Mode, Settings, Strict, registered_bundles, settings, strict_setting
+from bundler.errors import BundlerError, ConfigError, NotFound
+from bundler.integrations.engine import Engine, Options
+from bundler.integrations.plugging import Plug, variables_for_children
+from bundler.integrations.sessions import Session
+from bundler.integrations.shelves import Registered
+from bundler.lifecycle.storing import Store, open_store
+from bundler.store.layout import tag_key
+from bundler.store.opening import is_server
+from bundler.store.store import MODES as PUSH_MODES
+from bundler.store.store import Mode as PushMode
+
+# Triton asks this class only behind its own remote manager, which ours is in place of.
+_OTHER_REMOTE = "TRITON_REMOTE_CACHE_BACKEND"
+
+
+class _Process:
+    """Which session is in force.  Safe from any thread; a forked child goes on with copies."""
+
+    def __init__(self) -> None:
+        self.registered = Registered()
+        self._lock = threading.RLock()
+        self._sessions: list[tuple[Session, Engine]] = []
+        self._from_environment: tuple[Session, Engine] | None = None
+        self._exit_registered = False
+
+    def engine(self) -> Engine:
+        """Return what looks after Triton's managers now; raises what strict mode asks for."""
+        with self._lock:
+            if self._sessions:
+                return self._sessions[-1][1]
+            if self._from_environment is None:
+                self._from_environment = _session_from_environment(self.registered)
+                self._at_exit()
+            return self._from_environment[1]
+
+    def enter(self, session: Session, engine: Engine) -> None:
+        """Put a session in force."""
+        with self._lock:
+            self._sessions.append((session, engine))
+            self._at_exit()
+
+    def leave(self, session: Session) -> None:
+        """Put the session before in force again."""
+        with self._lock:
+            self._sessions = [pair for pair in self._sessions if pair[0] is not session]
+
+    def close(self) -> None:
+        """Close every session, at the end of the process."""
+        for session, _ in reversed(self._all()):
+            session.close()
+
+    def _all(self) -> list[tuple[Session, Engine]]:
+        with self._lock:
+            return [*filter(None, [self._from_environment]), *self._sessions]
+
+    def reset_after_fork(self) -> None:
+        """Leave to the parent what is its own; for the child only."""
+        self._lock = threading.RLock()
+        self.registered.reset_after_fork()
+        for _, engine in self._all():
+            engine.reset_after_fork()
+
+    def _at_exit(self) -> None:
+        if not self._exit_registered:
+            self._exit_registered = True
+            atexit.register(self.close)
+
+
+_process = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process.reset_after_fork)
+
+
+def keeper() -> Engine:
+    """Return what looks after the managers of this process."""
+    return _process.engine()
+
+
+def install(
+    store: Store | str,
+    tag: str | None = None,
+    mode: Mode = "readwrite",
+    strict: Strict = "off",
+) -> Session:
+    """Let Triton's compiles of this process, and of processes it starts, go through a store, until the session is closed.
+
+    A kernel that Triton does not find in its own directory is looked up and placed there; one that it compiles is published.
+    Any thread, and forked children, are included; child processes that start later are when the store was opened by URLs
+    alone, by way of environment variables.  Closing gives all of that back.  A cache manager that was configured before is
+    kept, behind ours.
+
+    Args:
+        store: an open store, which stays open, or a URL of one, which is closed with the session.
+        tag: fetched now, and given what was used when the session is closed; None for none.
+        mode: `read` looks kernels up, `write` publishes them, `readwrite` does both.
+        strict: see `Session.arm_strict`; with `error` the store's failures are raised too.
+
+    Raises:
+        ConfigError: an argument that cannot be used.
+        StoreUnavailable, AccessDenied: the URL's store cannot be opened.
+
+    Warns:
+        BundlerWarning: once for each cause, when something fails and the program goes on without it.
+    """
+    _check(mode, get_args(Mode), "mode")
+    return _install(store, Options(tag=tag, mode=mode, strict=strict))
+
+
+def session(
+    store: Store | str,
+    tag: str | None = None,
+    *,
+    push: PushMode | None = "merge",
+    strict: Strict = "off",
+) -> Session:
+    """Return a session for a whole job, to use in a `with` statement: fetch the tag, look up, record, publish, give it to the tag.
+
+    Args:
+        store: as for `install`.
+        tag: as for `install`; a first run, without such a tag, is fine.
+        push: how the tag is given what was used, as for `Store.push`; None only reads.
+        strict: as for `install`.
+
+    Raises:
+        As `install`.
+    """
+    if push is not None:
+        _check(push, PUSH_MODES, "push")
+    mode: Mode = "read" if push is None else "readwrite"
+    return _install(store, Options(tag=tag, mode=mode, push=push, strict=strict))
+
+
+def register(path: str | os.PathLike[str]) -> None:
+    """Add a library's own prebuilt kernels: read-only, opened when Triton first misses, asked after every store.
+
+    Works with a session and without one, for this process and those that it starts later; several add up, and once added
+    a bundle stays.
+
+    Args:
+        path: a bundle file.
+
+    Raises:
+        NotFound: there is no such file.
+
+    Warns:
+        BundlerWarning: later, when the file cannot be used.
+    """
+    bundle = os.path.abspath(os.fspath(path))
+    if not os.path.isfile(bundle):
+        raise NotFound(f"no bundle {bundle} to register; give the path of a .tbundle file", path=bundle)
+    _process.registered.add(bundle)
+    known = registered_bundles()
+    if bundle not in known:
+        Plug({REGISTERED: os.pathsep.join([*known, bundle])}, children=True)
+
+
+def _check(value: object, choices: tuple[str, ...], name: str) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r}: expected {', '.join(map(repr, choices))}", got=value)
+
+
+def _install(store: Store | str, options: Options) -> Session:
+    _check(options.strict, get_args(Strict), "strict")
+    if options.tag is not None:
+        tag_key(options.tag)  # raises for what is no tag
+    chosen = settings()
+    if isinstance(store, str):
+        opened, owned = open_store(store, trust=chosen.trust, when_down="degrade"), True
+    else:
+        opened, owned = store, False
+    options = replace(options, trust=opened.trust, keep=chosen.keep, local=chosen.local)
+    plug: Plug | None = None
+
+    def leave(session: Session) -> None:
+        _process.leave(session)
+        if plug is not None:
+            plug.pull()
+
+    engine = Engine(opened, options, _process.registered)
+    made = Session(engine, chosen.report, leave, owned=owned)
+    try:
+        engine.start()
+        plug = Plug(variables_for_children(opened, options) if opened.urls else {}, children=bool(opened.urls))
+    except BaseException:
+        if owned:
+            opened.close()
+        raise
+    _process.enter(made, engine)
+    return made
+
+
+def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
+    """Return the session that environment variables ask for; a wrong setting is a warning, and in strict mode an error."""
+    problem: BundlerError | None = None
+    chosen, store = Settings(strict=strict_setting()), None
+    try:
+        chosen = settings()
+        if chosen.tag is not None:
+            tag_key(chosen.tag)
+        store = _store_from(chosen)
+    except BundlerError as error:
+        problem = error
+    options = Options(
+        tag=chosen.tag, mode=chosen.mode, strict=chosen.strict, trust=chosen.trust, keep=chosen.keep, local=chosen.local
+    )
+    for path in registered_bundles():
+        registered.add(path)
+    engine = Engine(store, options, registered)
+    if problem is not None:
+        engine.troubles.met(problem, "no store is used")
+    elif store is None and not registered:
+        engine.troubles.noticed(
+            "no-store", "TRITON_CACHE_MANAGER names triton-bundler, but TRITON_BUNDLER_STORE is not set"
+        )
+    if os.environ.get(_OTHER_REMOTE):
+        engine.troubles.noticed("two-managers", f"{_OTHER_REMOTE} is set, which only Triton's own remote manager asks")
+    engine.start()
+    return Session(engine, chosen.report, lambda _session: None, owned=store is not None), engine
+
+
+def _store_from(chosen: Settings) -> Store | None:
+    if not chosen.store:
+        return None
+    server = chosen.server if any(map(is_server, chosen.store)) else {}
+    return open_store(*chosen.store, trust=chosen.trust, when_down="degrade", **server)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends what Triton compiled to the store: from a thread within a moment, or at once where no thread may outlive the call."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+# Kernels that are compiled within this time travel together; what is seen by nobody yet may wait as long.
+GATHER_S = 0.05
+THREAD = "bundler-publish"
+_IDLE_S = 1.0
+# Of the flags in /proc/self/stat: forked, and nothing executed since.
+_PF_FORKNOEXEC = 0x40
+_FLAGS_AFTER_NAME = 6
+
+
+@dataclass
+class _State(Generic[T]):
+    """What the thread and those who wait for it share; made anew in a forked child."""
+
+    changed: threading.Condition
+    queue: list[T]
+    sending: int = 0
+    thread: threading.Thread | None = None
+
+
+class Publisher(Generic[T]):
+    """Calls `send` with what was handed over, in order, in one thread.
+
+    In a forked child, and in any child of `multiprocessing`, nothing runs at the end (torch's compile workers are such), so `send`
+    is called before `hand_over` returns.
+
+    Args:
+        send: sends a batch; must not raise.
+    """
+
+    def __init__(self, send: Callable[[list[T]], None]) -> None:
+        self._send = send
+        self._forked = was_forked()
+        self._state: _State[T] = _State(threading.Condition(), [])
+
+    def hand_over(self, job: T) -> None:
+        """Send a job soon, or at once in a child process."""
+        if self._forked or multiprocessing.parent_process() is not None:
+            self._send([job])
+            return
+        state = self._state
+        with state.changed:
+            state.queue.append(job)
+            if state.thread is None:
+                state.thread = threading.Thread(target=self._run, args=(state,), name=THREAD, daemon=True)
+                state.thread.start()
+            state.changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything that was handed over is sent; False when the time was too short."""
+        state, until = self._state, time.monotonic() + timeout_s
+        with state.changed:
+            while state.queue or state.sending:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    return False
+                state.changed.wait(left_s)
+        return True
+
+    def reset_after_fork(self) -> None:
+        """Leave to the parent what is its to send; for the child only."""
+        self._forked = True
+        self._state = _State(threading.Condition(), [])
+
+    def _run(self, state: _State[T]) -> None:
+        while True:
+            with state.changed:
+                if not state.changed.wait_for(lambda: bool(state.queue), timeout=_IDLE_S):
+                    state.thread = None  # the next job starts another
+                    return
+            time.sleep(GATHER_S)
+            with state.changed:
+                batch, state.queue, state.sending = state.queue, [], len(state.queue)
+            try:
+                self._send(batch)
+            finally:
+                with state.changed:
+                    state.sending = 0
+                    state.changed.notify_all()
+
+
+def was_forked() -> bool:
+    """Tell whether this process is a fork of another Python; its end may run nothing, also where we were imported after the fork."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return bool(int(fields[_FLAGS_AFTER_NAME]) & _PF_FORKNOEXEC)
+    except (OSError, ValueError, IndexError):
+        return False

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Session`: one use of a store by this process's Triton, from start to end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from bundler.config import Strict
+from bundler.integrations.counting import Counters
+from bundler.integrations.engine import Engine
+from bundler.integrations.reporting import write_report
+
+FLUSH_S = 2.0
+# At the end of a process nobody waits longer than this for a store.
+LAST_FLUSH_S = 5.0
+
+
+class Session:
+    """What `bundler.install` and `bundler.session` return: Triton's compiles go through it until it is closed.
+
+    A context manager.  Its methods may be called by any thread.  A forked child has a copy that counts from nought, publishes for
+    itself, and leaves the tag to its parent.
+
+    Args of `bundler.install` say what it does.
+    """
+
+    def __init__(
+        self, engine: Engine, report: str | None, leave: Callable[[Session], None], *, owned: bool = False
+    ) -> None:
+        self._engine, self._report, self._leave, self._owned = engine, report, leave, owned
+        self._pid, self._closed = os.getpid(), False
+
+    @property
+    def counters(self) -> Counters:
+        """What it did so far in this process: a snapshot."""
+        return self._engine.tally.snapshot()
+
+    def arm_strict(self, mode: Strict) -> None:
+        """Say what a compile is from now on: fine (`off`), a line in the log (`warn`), or a `StrictModeViolation` (`error`).
+
+        Raises:
+            ConfigError: another mode.
+        """
+        self._engine.guard.arm(mode)
+
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until everything that was compiled so far is in the store.
+
+        Args:
+            timeout_s: how long to wait, in seconds.
+
+        Returns:
+            False when the time was too short.  What could not be stored is in `counters.errors`, and is not waited for.
+        """
+        return self._engine.publisher.flush(timeout_s)
+
+    def close(self) -> None:
+        """Publish what is left, give the tag what was used, write the report, and give Triton back the manager it had.
+
+        Closing twice is fine.
+
+        Raises:
+            BundlerError: in strict mode, that the tag could not be pushed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._leave(self)
+        try:
+            self._finish()
+        finally:
+            if self._owned and self._engine.store is not None:
+                self._engine.store.close()
+
+    def _finish(self) -> None:
+        engine = self._engine
+        engine.end_turns()
+        engine.publisher.flush(LAST_FLUSH_S)
+        try:
+            if os.getpid() == self._pid:
+                engine.push_tag()
+        except Exception as error:  # noqa: BLE001  # the seam
+            engine.troubles.met(error, f"tag {engine.options.tag} was not pushed")
+        finally:
+            if self._report is not None:
+                try:
+                    write_report(self._report, self.counters, engine.store)
+                except OSError as error:
+                    engine.troubles.noted(error, f"the report {self._report} was not written")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        store = self._engine.store
+        return f"<Session {store.name if store is not None else 'without a store'}>"

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For `TRITON_CACHE_MANAGER=bundler.integrations.triton:BundlerCacheManager`: Triton imports this, and asks for that name.
+
+Which class it is, is decided each time: behind ours may be a manager that was configured before, and we may be switched off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bundler.integrations._process import keeper
+from bundler.toolchain.cache_manager import manager_class
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BundlerCacheManager":
+        return manager_class(keeper)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

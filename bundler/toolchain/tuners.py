@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuners of this process whose results Triton does not write down."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+
+def tuners_not_saved() -> tuple[str, ...]:
+    """Return the names of tuned kernels that were timed here and will be timed again: their configurations have a `pre_hook`.
+
+    Triton writes a result file only for configurations that it could write into one.  Empty when Triton is not imported.
+    """
+    kind = getattr(sys.modules.get("triton.runtime.autotuner"), "Autotuner", None)
+    if kind is None:
+        return ()
+    tuners = [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    timed = [tuner for tuner in tuners if tuner.cache and any(config.pre_hook for config in tuner.configs)]
+    return tuple(sorted({_name(tuner) for tuner in timed}))
+
+
+def _name(tuner: object) -> str:
+    function = tuner
+    while hasattr(function, "fn") and not hasattr(function, "__name__"):
+        function = function.fn
+    return str(getattr(function, "__name__", "a kernel"))

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two environment variables: what one process compiled, the next one finds."""
+
+import json
+import subprocess
+import sys
+
+import plugged
+import pytest
+
+pytestmark = pytest.mark.toolchain
+
+COMPILE = """
+for name in sys.argv[2].split(","):
+    compile_one(name)
+say(heard)
+"""
+
+
+def test_a_second_process_compiles_nothing(any_store_url, tmp_path):
+    """examples/kernels.py runs again with an empty Triton cache and a ptxas that refuses: every kernel is a hit."""
+    refusing, log = plugged.refusing(tmp_path / "bin")
+    reports = []
+    for number, more in enumerate(({}, refusing)):
+        report = tmp_path / f"report{number}.json"
+        env = plugged.environment(any_store_url, tmp_path / f"cache{number}", TRITON_BUNDLER_REPORT=report, **more)
+        program = [
+            sys.executable,
+            "-P",
+            "-W",
+            "error::UserWarning:bundler",
+            str(plugged.KERNELS),
+            "--target",
+            "cuda:90",
+        ]
+        done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=plugged.PATIENCE_S)
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads(report.read_text()))
+    assert not log.exists(), log.read_text()
+    cold, warm = reports
+    assert (cold["hits"], cold["compiles"], cold["published"], cold["errors"]) == (0, 11, 11, {})
+    assert (warm["found"], warm["misses"], warm["compiles"], warm["errors"]) == ({"store": 11}, 0, 0, {})
+    assert warm["seconds_saved"] == pytest.approx(cold["compile_seconds"])
+    assert warm["bytes_fetched"] >= cold["bytes_sent"] > 0
+
+
+def test_a_kernel_appears_whole_where_triton_looks(store_url, tmp_path):
+    """What is fetched is a directory as Triton leaves it: the same files, and a group file that names them here."""
+    plugged.run(COMPILE, plugged.environment(store_url, tmp_path / "a"), "softmax")
+    plugged.run(COMPILE, plugged.environment(store_url, tmp_path / "b"), "softmax")
+    (here,), (there,) = (list((tmp_path / name).iterdir()) for name in "ab")
+    assert here.name == there.name
+    assert {path.name for path in here.iterdir()} == {path.name for path in there.iterdir()}
+    (group,) = there.glob("__grp__*")
+    children = json.loads(group.read_text())["child_paths"]
+    assert set(children.values()) == {str(there / name) for name in children}

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/api.md has the table of settings that config.py has."""
+
+from pathlib import Path
+
+import pytest
+
+from bundler import config
+from bundler.errors import ConfigError
+
+API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+
+
+def test_each_setting_is_documented():
+    """Each variable stands in the table with its values, default and meaning, and is read."""
+    rows = [
+        f"| `{config.PREFIX}{setting.name}` | {setting.values} | {setting.default} | {setting.meaning} |"
+        for setting in config.SETTINGS
+    ]
+    assert [row for row in rows if row not in API.read_text(encoding="utf-8")] == []
+    assert {setting.name.lower() for setting in config.SETTINGS} == set(config.Settings.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MODE", "both"), ("STRICT", "1"), ("TIMEOUT_S", "soon"), ("DISABLE", "yes")]
+)
+def test_a_wrong_value_is_named(name, value, monkeypatch):
+    """A value that a variable cannot have is an error that names the variable, what it got, and what was expected."""
+    monkeypatch.setenv(config.PREFIX + name, value)
+    with pytest.raises(ConfigError, match=f"{config.PREFIX}{name}='{value}': expected"):
+        config.settings()
+
+
+def test_what_is_set_is_read(monkeypatch):
+    """Stores are blank-separated; what is only for servers is kept apart."""
+    monkeypatch.setenv("TRITON_BUNDLER_STORE", "file:///a  redis://b ")
+    monkeypatch.setenv("TRITON_BUNDLER_TIMEOUT_S", "0.5")
+    monkeypatch.setenv("TRITON_BUNDLER_NAMESPACE", "team")
+    chosen = config.settings()
+    assert chosen.store == ("file:///a", "redis://b")
+    assert chosen.server == {"timeout_s": 0.5, "connect_timeout_s": 0.5, "namespace": "team"}
