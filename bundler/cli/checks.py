@@ -19,7 +19,7 @@ from bundler.cli.plug_checks import plug_checks
 from bundler.errors import ConfigError
 from bundler.format import names
 from bundler.runtime import launchers
-from bundler.toolchain import children, directories, identity, ptxas, targets
+from bundler.toolchain import children, directories, identity, inductor, ptxas, targets
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 LITTLE_SPACE_BYTES = 1 << 30
@@ -131,6 +131,11 @@ def _ptxas() -> Iterator[Finding]:
 def _torch() -> Iterator[Finding]:
     version = _version("torch")
     yield Finding(OK, "torch", version or "not installed (only needed to launch kernels)")
+    compiler = inductor.expected_compiler()
+    if compiler is not None:
+        yield Finding(
+            OK, "torch's graph keys", f"hold the C++ compiler, here {compiler}; with another $CXX a graph is not found"
+        )
 
 
 def _gpu() -> Iterator[Finding]:

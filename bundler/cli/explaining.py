@@ -10,6 +10,7 @@ import click
 from bundler.cli import words
 from bundler.cli.command import FINE, example, reports
 from bundler.cli.screen import Screen
+from bundler.toolchain.inductor import expected_compiler
 
 
 @click.command(
@@ -42,7 +43,12 @@ def explain(screen: Screen, key: str | None, name: str | None, urls: tuple[str, 
         screen.line(f"{words.short_key(explanation.key)}  {words.plain(explanation.sentence)}")
     differing = sum(explanation.status == "differs" for explanation in found)
     screen.line()
+    compiler = expected_compiler()
+    if compiler is not None:
+        screen.line(
+            f"torch.compile's graph entries have keys of their own, which hold $CXX (here {compiler}) and the device index"
+        )
     screen.done(f"{words.count(len(found), 'kernel')}, of which {differing} had a recorded neighbour that differs")
     rows = [{**dataclasses.asdict(e), "sentence": e.sentence} for e in found]
-    screen.finish({"kernels": rows})
+    screen.finish({"kernels": rows, "graph_compiler": compiler})
     return FINE

@@ -25,12 +25,16 @@ def stats(screen: Screen, url: str) -> int:
     """Say how much a store holds, and how much of it tags reach."""
     with existing_store(url) as store:
         found = store.stats()
-        in_all = found.unit_bytes + found.manifest_bytes
+        in_all = found.unit_bytes + found.manifest_bytes + found.record_bytes + found.dictionary_bytes
         screen.facts([
             ("store", store.name),
             ("tags", f"{found.tags:,}"),
             ("bundles", f"{found.manifests:,} ({words.size(found.manifest_bytes)} of manifests)"),
             ("units", f"{found.units:,} ({words.size(found.unit_bytes)})"),
+            ("dictionaries", f"{found.dictionaries:,} ({words.size(found.dictionary_bytes)}), which units share"
+             if found.dictionaries else ""),
+            ("records", f"{found.records:,} ({words.size(found.record_bytes)}), published one by one" if found.records else ""),
+            ("failures", f"{words.count(found.failures, 'compile')} that failed" if found.failures else ""),
             ("tagged", words.size(found.tagged_bytes)),
             ("untagged", f"{words.size(in_all - found.tagged_bytes)}, which prune removes once unused for a day"),
         ])  # fmt: skip
@@ -111,7 +115,7 @@ def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
 
 def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair: bool) -> None:
     found = [words.count(len(reasons), noun) for reasons, noun in (
-        (report.damaged, "damaged object"), (report.dangling, "incomplete bundle or tag")) if reasons]  # fmt: skip
+        (report.damaged, "damaged object"), (report.dangling, "incomplete bundle, tag or record")) if reasons]  # fmt: skip
     again = "push these bundles again"
     fix = again if repair or not report.damaged else f"verify --repair, then {again}"
     screen.complain(f"{store.name}: {', '.join(found)}; {fix}")

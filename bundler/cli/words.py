@@ -19,7 +19,7 @@ _UNITS = ("KB", "MB", "GB", "TB")
 _STEP = 1000
 KINDS = {Kernel: "kernel", TuningFile: "tuning file", HelperLibrary: "helper library", Opaque: "opaque file"}
 _PLURALS = {"helper library": "helper libraries", "is": "are", "process": "processes",
-            "incomplete bundle or tag": "incomplete bundles or tags"}  # fmt: skip
+            "incomplete bundle, tag or record": "incomplete bundles, tags or records"}  # fmt: skip
 
 
 def plain(text: str) -> str:

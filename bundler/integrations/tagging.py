@@ -9,7 +9,7 @@ import threading
 from bundler.format.bundle import Bundle, Keep
 from bundler.lifecycle.collecting import collect_sightings
 from bundler.lifecycle.sightings import JIT_CACHE, DirectoryWatch, Sightings
-from bundler.toolchain import loaded
+from bundler.toolchain import inductor_tuned, loaded
 from bundler.toolchain.records import SpooledEvent
 
 
@@ -45,7 +45,7 @@ class Used:
         if self._pid == os.getpid():
             for found in loaded.loaded_kernels():
                 sightings.add_event(found, JIT_CACHE)
-            for directory in self._watch.appeared():
+            for directory in (*self._watch.appeared(), *inductor_tuned.loaded_directories()):
                 if directory not in sightings:
                     sightings.add_directory(directory)
         roots = {sighting.root for sighting in sightings}

@@ -8,6 +8,7 @@ torch's own and may change: `missing` tells which of them this torch does not ha
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -79,6 +80,13 @@ def is_installed() -> bool:
 def release() -> str | None:
     """Return the release of the torch that this process has imported, else None."""
     return getattr(sys.modules.get("torch"), "__version__", None)
+
+
+def expected_compiler() -> str | None:
+    """Return the C++ compiler that a torch imported now would write into its keys, without importing it; None without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
 
 
 def compiler() -> str | None:

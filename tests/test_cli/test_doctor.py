@@ -57,6 +57,15 @@ def test_doctor_finds_a_cache_that_is_a_file(found, tmp_path, monkeypatch):
     assert "TRITON_CACHE_DIR" in findings["Triton's cache"]["fix"]
 
 
+def test_doctor_names_the_compiler_in_torchs_keys(found, monkeypatch):
+    """Where torch is installed, $CXX is named, since a graph saved under another one is not found."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "torch" or None)
+    monkeypatch.setenv("CXX", "clang++-99")
+    assert "clang++-99" in found()[1]["torch's graph keys"]["value"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "torch's graph keys" not in found()[1]
+
+
 def test_doctor_finds_an_empty_setting(found, monkeypatch):
     """TRITON_CACHE_DIR set to nothing is a problem."""
     monkeypatch.setenv("TRITON_CACHE_DIR", "")

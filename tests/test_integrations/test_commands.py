@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the command line says of a process that went through the cache manager."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -39,6 +40,8 @@ def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=plugged.PATIENCE_S)
     assert (done.returncode, bundle.exists()) == (0, True), done.stderr
     assert "softmax_kernel: never recorded" in command("explain", "--last", env=settings)
+    if importlib.util.find_spec("torch") is not None:
+        assert "hold $CXX (here c++-9)" in command("explain", "--last", env=settings | {"CXX": "c++-9"})
     (row,) = json.loads(command("explain", "--name", "soft*", "--json", env=settings))["kernels"]
     assert (row["name"], row["status"], row["there_now"]) == ("softmax_kernel", "never recorded", True)
     here = {"TRITON_BUNDLER_LOCAL": settings["TRITON_BUNDLER_LOCAL"]}
