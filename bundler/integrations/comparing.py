@@ -38,7 +38,11 @@ class Difference:
         if self.what == "line numbers":
             return f"only line numbers: it begins at line {self.asked} here, at line {self.recorded} there"
         if self.what == "dependencies":
-            return "a function that it calls, or a global that it uses, changed"
+            return (
+                "a function that it calls, or a global that it uses, changed; or, before Triton 3.9, the same helper was hashed "
+                "after another kernel, which changes the key of one that uses a constexpr of its module (triton-bundler build "
+                "publishes both keys)"
+            )
         return f"{self.what}: {_short(self.asked)} here, {_short(self.recorded)} there"
 
 
