@@ -58,6 +58,11 @@ class Backend(ABC):
     def touch(self, keys: Collection[str]) -> None:
         """Set the modification time of objects to now; absent ones and read-only stores are left alone."""
 
+    def claim(self, keys: Collection[str]) -> frozenset[str]:
+        """Touch objects, then return the keys that are there: one exchange where that is less than two."""
+        self.touch(keys)
+        return self.exists(keys)
+
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Yield the objects whose key is `prefix` or begins with `prefix/`, in no order; all for an empty prefix."""

@@ -90,6 +90,9 @@ class Guarded(Backend):
     def touch(self, keys: Collection[str]) -> None:
         self._call(lambda: self.inner.touch(keys))
 
+    def claim(self, keys: Collection[str]) -> frozenset[str]:
+        return self._call(lambda: self.inner.claim(keys))
+
     def list(self, prefix: str = "") -> Iterator[Stat]:
         # A listing takes as long as the store is large, and nobody's launch waits for it: no deadline but the store's own.
         return iter(self._call(lambda: list(self.inner.list(prefix)), unhurried=True))

@@ -42,7 +42,7 @@ class Flights:
 
     @contextlib.contextmanager
     def joined(self, keys: Collection[str]) -> Iterator[bool]:
-        """Fetch in the block; yields True when another process was waited for, so that the near store is worth a look.
+        """Fetch in the block; yields True when another process has fetched meanwhile, so that the near store is worth a look.
 
         A process that comes late and already finds some of the keys still waits for the same flight: it is known by the
         least key, and that one lands last.
@@ -50,12 +50,18 @@ class Flights:
         least = min(keys)
         slot = f"flight/{zlib.crc32(least.encode()) % SLOTS:02x}"
         lease = self._take(slot)
-        waited = lease is None and self._wait(slot, least)
+        # With the lease in hand: another may have landed between the caller's look and now.
+        waited = self._wait(slot, least) if lease is None else self._landed(least)
         try:
             yield waited
         finally:
             if lease is not None:
                 _release(lease)
+
+    def _landed(self, least: str) -> bool:
+        with contextlib.suppress(BackendError):
+            return bool(self._near.exists([least]))
+        return False
 
     def _take(self, slot: str) -> Lease | None:
         with contextlib.suppress(BackendError):  # a full disk, for instance: then everybody fetches

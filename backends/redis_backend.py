@@ -105,9 +105,17 @@ class RedisBackend(Backend):
         return frozenset(gone)
 
     def touch(self, keys: Collection[str]) -> None:
+        self._touched(_unique(keys))
+
+    def claim(self, keys: Collection[str]) -> frozenset[str]:
         wanted = _unique(keys)
+        heads = self._touched(wanted)
+        return self.exists(wanted) if heads is None else frozenset(heads.keys() - self._incomplete(heads))
+
+    def _touched(self, wanted: list[str]) -> Mapping[str, bytes] | None:
+        """Touch objects; returns the first bytes of those that are there, None when we may not touch."""
         if not self._may_touch:
-            return
+            return None
         try:
             heads = self._heads(scripts.TOUCH, wanted)
             parts = [(self._part(name), head.ttl_ms) for head in _split(heads) for name, _ in head.parts]
@@ -115,6 +123,8 @@ class RedisBackend(Backend):
                 self._link.exchange([(name, ("PEXPIRE", name, ttl_ms)) for name, ttl_ms in batch])
         except BackendDenied:
             self._may_touch = False  # once is enough: a server notes each refusal
+            return None
+        return heads
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         check_prefix(prefix)

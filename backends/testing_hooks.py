@@ -32,6 +32,7 @@ CALLS: dict[str, Callable[[Backend, str], Any]] = {
     "delete": lambda backend, key: backend.delete([key]),
     "delete unmodified": lambda backend, key: backend.delete([key], unmodified_since_s=0.0),
     "touch": lambda backend, key: backend.touch([key]),
+    "claim": lambda backend, key: backend.claim([key]),
     "read_ref": lambda backend, key: backend.read_ref(key),
     "swap_ref": lambda backend, key: backend.swap_ref(key, None, b"x"),
     "remove ref": lambda backend, key: backend.swap_ref(key, None, None),

@@ -205,6 +205,17 @@ class ObjectContract(Hooks):
         assert after == {"a": Stat("a", 1, after["a"].modified_s), "b": before["b"]}
         assert backend.get(["a", "b"]) == {"a": b"1", "b": b"2"}
 
+    def test_claiming_touches_and_says_what_is_there(self, backend: Backend) -> None:
+        """A claim moves times as a touch does, and answers as `exists` does."""
+        backend.put({"a": b"1", "b": b"2"})
+        before = {stat.key: stat for stat in backend.list()}
+        self.later()
+        assert backend.claim(["a", "absent"]) == {"a"}
+        after = {stat.key: stat for stat in backend.list()}
+        assert after["a"].modified_s > before["a"].modified_s
+        assert after["b"] == before["b"]
+        assert backend.claim([]) == frozenset()
+
     def test_putting_again_does_not_touch(self, backend: Backend) -> None:
         """Only `touch` moves the time of what exists."""
         backend.put({"a": b"1"})

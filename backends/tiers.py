@@ -121,7 +121,18 @@ class Tiers(Backend):
         wanted = list(map(check_key, keys))
         if self._truth is None:
             return self._among(self._tiers, wanted)
-        there, holder = self._at_truth(lambda b: b.exists(wanted))
+        return self._there(wanted, *self._at_truth(lambda b: b.exists(wanted)))
+
+    def claim(self, keys: Collection[str]) -> frozenset[str]:
+        wanted = list(map(check_key, keys))
+        if self._truth is None:
+            return self._among(self._tiers, wanted)
+        there, holder = self._at_truth(lambda b: b.claim(wanted))
+        self._at_nearer(holder, lambda b: b.touch(wanted))
+        return self._there(wanted, there, holder)
+
+    def _there(self, wanted: list[str], there: frozenset[str], holder: Tier) -> frozenset[str]:
+        """Return what a writable tier has, and read-only ones below it."""
         below = self._tiers[self._tiers.index(holder) + 1 :]
         return there | self._among([tier for tier in below if not tier.writable], [k for k in wanted if k not in there])
 

@@ -98,17 +98,17 @@ class Kernel:
             raise NotFound(f"{self.name} ({self.key}) has no key parts: {PACKED}", key=self.key)
         return self.parts
 
-    @property
+    @cached_property
     def binary(self) -> Artifact:
         """The device binary."""
         return next(a for a in self.artifacts if a.kind in names.BINARY_KINDS)
 
-    @property
+    @cached_property
     def metadata(self) -> Artifact:
         """Triton's metadata JSON."""
         return next(a for a in self.artifacts if a.kind == "json")
 
-    @property
+    @cached_property
     def launch_set(self) -> tuple[Artifact, ...]:
         """The artifacts a hit needs: device binary and metadata."""
         return tuple(a for a in self.artifacts if a.kind in names.LAUNCH_KINDS)

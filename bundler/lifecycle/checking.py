@@ -10,7 +10,7 @@ from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Kernel
-from bundler.lifecycle.placing import Companion, Only, Placement, Trust, check_choices, opened, runs
+from bundler.lifecycle.placing import Companion, Only, Placement, Trust, check_choices, opened
 from bundler.lifecycle.publishing import look, look_for_file, same_launch
 from bundler.lifecycle.reading import KernelFiles, Rejected
 from bundler.lifecycle.report import CheckReport
@@ -51,9 +51,9 @@ class _Check(Placement):
         missing: list[tuple[str, str]] = []
         names: set[str] = {kernel.key for kernel in wanted}
         directories: set[str] = {root for kernel in wanted for root in self._roots(kernel)}
-        for kernels in runs(wanted):
+        for kernels in self._runs(wanted):
             missing += self._missing_kernels(kernels)
-        for entry in self._wanted_companions():
+        for entry in self._fetched_companions():
             names.add(entry.path)
             directories |= {*self._companion_roots(entry)}
             missing += self._missing_companion(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -12,6 +13,7 @@ from typing import Literal
 from bundler.errors import BundlerWarning, ConfigError, ToolchainMismatch
 from bundler.format import names, sentinel
 from bundler.format.bundle import Bundle, Keep
+from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
@@ -25,6 +27,10 @@ Companion = TuningFile | HelperLibrary | Opaque
 # Neighbours share compressed frames and are fetched together, so they are worked on together, as far as memory allows.
 KERNELS_PER_RUN = 16
 BYTES_PER_RUN = 8 * MIB
+# From a store far away a run is one round trip, with one batch of units (bundler/store/layout.py): the launch set of a kernel is
+# one, the rest of it another.
+UNITS_PER_TRIP = 512
+BYTES_PER_TRIP = 16 * MIB
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 # More than any host has.
 DEVICES = 128
@@ -34,16 +40,26 @@ _OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
-def runs(kernels: Iterable[Kernel]) -> Iterator[list[Kernel]]:
-    """Split kernels into runs of neighbours, bounded in number and in bytes; a larger kernel is alone."""
+def runs(kernels: Iterable[Kernel], keep: Keep, *, far: bool) -> Iterator[list[Kernel]]:
+    """Split kernels into runs of neighbours, bounded in number and in bytes; a larger kernel is alone.
+
+    Args:
+        kernels: which.
+        keep: which of their files are read.
+        far: whether each run costs a round trip.
+    """
+    most, most_bytes = KERNELS_PER_RUN, BYTES_PER_RUN
+    if far:
+        most, most_bytes = UNITS_PER_TRIP // (2 if keep == "all" else 1), BYTES_PER_TRIP
     run: list[Kernel] = []
     size = 0
     for kernel in kernels:
-        if run and (len(run) == KERNELS_PER_RUN or size + kernel.size > BYTES_PER_RUN):
+        more = kernel.size if keep == "all" else sum(artifact.size for artifact in kernel.launch_set)
+        if run and (len(run) == most or size + more > most_bytes):
             yield run
             run, size = [], 0
         run.append(kernel)
-        size += kernel.size
+        size += more
     if run:
         yield run
 
@@ -87,6 +103,17 @@ class Placement:
                 self.unusable.append((kernel.key, reason))
         return wanted
 
+    def _fetched_companions(self) -> Iterator[Companion]:
+        """Yield the other files to place; from a store far away they come in few round trips."""
+        left = deque(self._wanted_companions())
+        while left:
+            run, size = [left.popleft()], 0
+            while left and len(run) < UNITS_PER_TRIP and size + left[0].artifact.size <= BYTES_PER_TRIP:
+                run.append(left.popleft())
+                size += run[-1].artifact.size
+            self.bundle.blobs.prefetch([digest_raw(entry.artifact.digest) for entry in run])
+            yield from run
+
     def _wanted_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; the rest are in `unusable` then, with the reason."""
         companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *self.bundle.opaque]
@@ -96,6 +123,9 @@ class Placement:
                 yield entry
             else:
                 self.unusable.append((entry.path, reason))
+
+    def _runs(self, kernels: Iterable[Kernel]) -> Iterator[list[Kernel]]:
+        return runs(kernels, self.keep, far=self.bundle.blobs.waits)
 
     def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]], stacklevel: int) -> None:
         keys = {kernel.key for kernel in self.bundle.kernels}

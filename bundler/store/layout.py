@@ -4,30 +4,36 @@
 ::
 
     v1/u/<64 hex>   a unit: the launch set of one kernel, the rest of one kernel, or one other file
+    v1/d/<64 hex>   a dictionary that units were compressed with, by the digest of its bytes
     v1/m/<64 hex>/<16 hex>   a manifest: content and observations of a bundle, by the digests of both
-    v1/t/<tag>      a ref: which manifest
+    v1/t/<tag>      a ref: which manifest, and which dictionaries its units were compressed with lately
+
+    value   TBV1, digest of the rest, one zstd frame
+            TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it
 
 Keys begin with the major version of this layout, so that two versions of the library share a store without reading each
-other's objects.  Units are named by the digests of what is in them: bundles that share kernels share units.
+other's objects.  Units are named by the digests of what is in them, however they are compressed: bundles that share kernels
+share units.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import zstandard
 
 from bundler.errors import ConfigError, DigestMismatch, FormatError
 from bundler.format import names, wire
-from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
+from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, digest_text, sha256
 from bundler.format.entries import HelperLibrary, Opaque, TuningFile
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
 
 MAJOR = "v1"
-UNITS, MANIFESTS, TAGS = f"{MAJOR}/u", f"{MAJOR}/m", f"{MAJOR}/t"
+UNITS, MANIFESTS, TAGS, DICTIONARIES = f"{MAJOR}/u", f"{MAJOR}/m", f"{MAJOR}/t", f"{MAJOR}/d"
 ZSTD_LEVEL = 6
 # What one call to a byte store may carry; larger ones are split.
 BATCH_BYTES = 16 * MIB
@@ -35,17 +41,24 @@ BATCH_KEYS = 512
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,3}")
 _MANIFEST = re.compile(MANIFESTS + r"/[0-9a-f]{64}/[0-9a-f]{16}")
-_MAGIC = b"TBV1"
-_HEAD_BYTES = len(_MAGIC) + DIGEST_BYTES
+_ALONE, _WITH_DICTIONARY = b"TBV1", b"TBD1"
+_HEAD_BYTES = len(_ALONE) + DIGEST_BYTES
+#: For which units a dictionary is good, and its digest.
+Hint = tuple[str, bytes]
+HINTS = 16
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Blobs that are stored as one value: raw digests and sizes, in order."""
+    """Blobs that are stored as one value: raw digests and sizes, in order.
+
+    `family` names the units that it resembles, which one dictionary may serve; empty for a file that resembles none.
+    """
 
     blobs: tuple[tuple[bytes, int], ...]
+    family: str = field(default="", compare=False)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The key, from the digests alone."""
         return f"{UNITS}/{sha256(b''.join(digest for digest, _ in self.blobs)).hex()}"
@@ -58,41 +71,65 @@ class Unit:
 
 def units_of(content: Content) -> Iterator[Unit]:
     """Yield the units of a bundle; a blob that two kernels share is in a unit of each."""
-    sizes = dict(content.blobs)
+    blobs = {digest_text(raw): (raw, size) for raw, size in content.blobs}
 
-    def unit(digests: list[str]) -> Unit:
-        raw = sorted({digest_raw(digest) for digest in digests})
-        return Unit(tuple((digest, sizes[digest]) for digest in raw))
+    def unit(digests: list[str], family: str = "") -> Unit:
+        return Unit(tuple(sorted({blobs[digest] for digest in digests})), family)
 
     for kernel in content.kernels:
-        yield unit([a.digest for a in kernel.launch_set])
+        yield unit([a.digest for a in kernel.launch_set], f"{kernel.target}/launch")
         rest = [a.digest for a in kernel.artifacts if a.kind not in names.LAUNCH_KINDS]
         if rest:
-            yield unit(rest)
+            yield unit(rest, f"{kernel.target}/rest")
     companions: list[TuningFile | HelperLibrary | Opaque] = [*content.tuning_files, *content.helpers, *content.opaque]
     for entry in companions:
         yield unit([entry.artifact.digest])
 
 
 def seal(payload: bytes) -> bytes:
-    """Return what is stored for a payload: magic, digest of the compressed bytes, the compressed bytes."""
+    """Return what is stored for a payload that is compressed alone."""
     parameters = zstandard.ZstdCompressionParameters.from_level(
         ZSTD_LEVEL, source_size=len(payload), write_checksum=True, write_content_size=True
     )
     data = zstandard.ZstdCompressor(compression_params=parameters).compress(payload)
-    return _MAGIC + sha256(data) + data
+    return _ALONE + sha256(data) + data
+
+
+def seal_with(dictionary: bytes, frame: bytes) -> bytes:
+    """Return what is stored for a frame that was compressed with the dictionary of this digest."""
+    rest = dictionary + frame
+    return _WITH_DICTIONARY + sha256(rest) + rest
 
 
 def check_seal(value: bytes, key: str) -> memoryview:
-    """Return the compressed bytes of a stored value; raises `DigestMismatch` when they are damaged."""
+    """Return the frame of a stored value; raises `DigestMismatch` when it is damaged."""
     view = memoryview(value)
-    if len(view) < _HEAD_BYTES or view[: len(_MAGIC)] != _MAGIC:
+    start = _HEAD_BYTES + (DIGEST_BYTES if value.startswith(_WITH_DICTIONARY) else 0)
+    if len(view) < start or not value.startswith((_ALONE, _WITH_DICTIONARY)):
         raise DigestMismatch(f"{key}: not a value of this store; verify --repair removes it", key=key)
-    check_digest(view[_HEAD_BYTES:], bytes(view[len(_MAGIC) : _HEAD_BYTES]), key)
-    return view[_HEAD_BYTES:]
+    check_digest(view[_HEAD_BYTES:], bytes(view[len(_ALONE) : _HEAD_BYTES]), key)
+    return view[start:]
 
 
-def unseal(value: bytes, key: str, size: int | None, limits: Limits = DEFAULT_LIMITS) -> bytes:
+def dictionary_of(value: bytes) -> bytes | None:
+    """Return the digest of the dictionary that a stored value needs; None when it needs none, or is no such value."""
+    if not value.startswith(_WITH_DICTIONARY) or len(value) < _HEAD_BYTES + DIGEST_BYTES:
+        return None
+    return value[_HEAD_BYTES : _HEAD_BYTES + DIGEST_BYTES]
+
+
+def dictionary_key(digest: bytes) -> str:
+    """Return the key of a dictionary."""
+    return f"{DICTIONARIES}/{digest.hex()}"
+
+
+def unseal(
+    value: bytes,
+    key: str,
+    size: int | None,
+    limits: Limits = DEFAULT_LIMITS,
+    dictionary: zstandard.ZstdCompressionDict | None = None,
+) -> bytes:
     """Return the payload of a stored value.
 
     Args:
@@ -100,6 +137,7 @@ def unseal(value: bytes, key: str, size: int | None, limits: Limits = DEFAULT_LI
         key: its key, for messages.
         size: the size that the payload must have; None for a manifest, which is bounded by the limits.
         limits: bounds.
+        dictionary: the one that `dictionary_of` names.
 
     Raises:
         DigestMismatch, FormatError, LimitExceeded: damaged, or not what it should be.
@@ -114,7 +152,8 @@ def unseal(value: bytes, key: str, size: int | None, limits: Limits = DEFAULT_LI
             limits.check("manifest_bytes", declared, key)
         elif declared != size:
             raise FormatError(f"{key}: declares {declared} bytes, expected {size}", key=key)
-        payload: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=declared, allow_extra_data=False)
+        reader = zstandard.ZstdDecompressor(dict_data=dictionary)
+        payload: bytes = reader.decompress(data, max_output_size=declared, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{key}: {error}", key=key) from error
     return payload
@@ -164,9 +203,19 @@ def tag_key(tag: str) -> str:
     return f"{TAGS}/{tag}"
 
 
-def encode_tag(manifest: str) -> bytes:
-    """Return the value of a tag that names a manifest by its key."""
-    return wire.pack([1, manifest])
+def encode_tag(manifest: str, hints: Sequence[Hint] = ()) -> bytes:
+    """Return the value of a tag that names a manifest by its key, and dictionaries that are worth fetching with its units."""
+    return wire.pack([1, manifest, *([[list(hint) for hint in hints]] if hints else [])])
+
+
+def hints_of(value: bytes | None) -> tuple[Hint, ...]:
+    """Return the dictionaries that a tag names, the latest first; none for a tag that does not say, or cannot be read."""
+    try:
+        *_, hints = wire.fields(wire.unpack(value or b"", "tag"), "tag", int, str, list, open_ended=True)
+        found = [wire.fields(hint, "hint", str, bytes) for hint in hints[:HINTS]]
+    except FormatError:
+        return ()
+    return tuple((family, digest) for family, digest in found if len(digest) == DIGEST_BYTES)
 
 
 def decode_tag(value: bytes, tag: str) -> str:

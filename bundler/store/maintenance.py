@@ -8,17 +8,24 @@ from collections.abc import Collection, Iterator
 from functools import partial
 
 from bundler.backends.base import Backend, Stat
-from bundler.errors import FormatError
+from bundler.errors import FormatError, NotFound
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
 from bundler.store import layout
+from bundler.store.damage import DAMAGED, checked, quarantine
+from bundler.store.dictionaries import Dictionaries, opened
 from bundler.store.errors_map import store_errors
+from bundler.store.file_records import FILES
+from bundler.store.records import FAILURES, RECORDS, KernelRecords, decode_failure
 from bundler.store.reports import PruneReport, StoreStats, TagInfo, VerifyReport
-from bundler.store.source import DAMAGED, checked
+from bundler.store.source import unit_payload
 
 # Another process may have found an object present and be about to name it in a manifest.
 SPARED_S = 24 * 3600.0
 READ_AT_ONCE = 64
+# Every kind of object, each before what it needs.
+KINDS = (layout.MANIFESTS, RECORDS, FILES, layout.DICTIONARIES, layout.UNITS)
+_UNIT, _DICTIONARY, _RANKS = 1, 2, 3
 
 
 class Maintenance:
@@ -26,6 +33,8 @@ class Maintenance:
 
     def __init__(self, backend: Backend, name: str, limits: Limits) -> None:
         self._backend, self._name, self._limits = backend, name, limits
+        self._records = KernelRecords(backend, name, limits)
+        self._dictionaries = Dictionaries(backend, name, read_only=True)
 
     def tags(self) -> Iterator[TagInfo]:
         """Yield every tag with what is in its bundle."""
@@ -55,13 +64,13 @@ class Maintenance:
     def stats(self) -> StoreStats:
         """Count and add up."""
         with store_errors(self._name):
-            units = list(self._backend.list(layout.UNITS))
-            manifests = list(self._backend.list(layout.MANIFESTS))
-            tags = len(list(self._backend.list_refs(layout.TAGS)))
+            manifests, records, files, dictionaries, units = [[*self._backend.list(prefix)] for prefix in KINDS]
+            tags, failures = (len([*self._backend.list_refs(prefix)]) for prefix in (layout.TAGS, FAILURES))
         reached, _ = self._reached()
         return StoreStats(
             len(units), _bytes(units), len(manifests), _bytes(manifests), tags,
-            sum(stat.size_bytes for stat in (*units, *manifests) if stat.key in reached),
+            sum(stat.size_bytes for stat in (*units, *manifests, *dictionaries) if stat.key in reached),
+            len(records) + len(files), _bytes([*records, *files]), failures, len(dictionaries), _bytes(dictionaries),
         )  # fmt: skip
 
     def verify(self, *, repair: bool) -> VerifyReport:
@@ -79,24 +88,46 @@ class Maintenance:
                 sound.add(key)
             except DAMAGED as error:
                 damaged[key] = error.message
+        lacking = self._without_units(needed, sound, damaged)
+        unread = self._unread_failures(repair=repair)
+        bad = {*damaged, *filter(_is_record, lacking)}
+        for key in bad - damaged.keys() if repair else ():
+            quarantine(self._backend, self._name, key)
         with store_errors(self._name):
-            removed = damaged.keys() - self._backend.exists(damaged.keys()) if repair else set()
+            removed = (bad - self._backend.exists(bad)) | unread.keys() if repair else set()
+        dangling = {(_called(key), lacks) for key, lacks in lacking.items()}
         return VerifyReport(
-            len(sound) + len(damaged), tuple(sorted(damaged.items())),
-            tuple(sorted({*self._without_manifest(tagged, sound, damaged), *self._without_units(needed, sound, damaged)})),
+            len(sound) + len(damaged), tuple(sorted((damaged | unread).items())),
+            tuple(sorted({*self._without_manifest(tagged, sound, damaged), *dangling})),
             tuple(sorted(removed)),
         )  # fmt: skip
+
+    def _unread_failures(self, *, repair: bool) -> dict[str, str]:
+        """Return the failures of compiles that cannot be read, and why; removed where that is wanted."""
+        unread = {}
+        with store_errors(self._name):
+            for key in sorted(self._backend.list_refs(FAILURES)):
+                value = self._backend.read_ref(key)
+                try:
+                    decode_failure(value or b"", key)
+                except FormatError as error:
+                    if value is not None and (not repair or self._backend.swap_ref(key, value, None)):
+                        unread[key] = error.message
+        return unread
 
     def prune(self, max_bytes: int | None, older_than_s: float | None, *, dry_run: bool) -> PruneReport:
         """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`."""
         with store_errors(self._name):
             now_s = self._backend.now_s()
-            everything = [*self._backend.list(layout.UNITS), *self._backend.list(layout.MANIFESTS)]
+            everything = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
         reached, unfollowed = self._reached()
+        compressed_with = self._dictionaries_needed([stat.key for stat in everything])
+        reached |= {compressed_with[key] for key in reached if key in compressed_with}
         loose = [s for s in everything if s.key not in reached]
-        needed = self._needed_by([s.key for s in loose if _is_manifest(s.key)])
+        needed = self._needed_by([s.key for s in loose if _names_units(s.key)])
+        needed |= {s.key: [compressed_with[s.key]] for s in loose if s.key in compressed_with}
         used_s = _last_used_s(loose, needed)
-        loose.sort(key=lambda s: (used_s[s.key], not _is_manifest(s.key), s.key))
+        loose.sort(key=lambda s: (used_s[s.key], _rank(s.key), s.key))
         # A tag that cannot be read does not say what it reaches: then nothing is known to be loose.
         old = [s for s in loose if not unfollowed and now_s - used_s[s.key] > SPARED_S]
         kept_bytes = _bytes(everything)
@@ -119,11 +150,14 @@ class Maintenance:
         )  # fmt: skip
 
     def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float) -> set[str]:
-        """Remove what was not touched meanwhile, manifests before what they name; returns what was removed."""
-        manifests = [key for key in keys if _is_manifest(key)]
-        gone = self._delete(manifests, before_s)
-        still_needed = {unit for manifest in manifests if manifest not in gone for unit in needed.get(manifest, ())}
-        return gone | self._delete([k for k in keys if not _is_manifest(k) and k not in still_needed], before_s)
+        """Remove what was not touched meanwhile, each before what it needs; returns what was removed."""
+        gone: set[str] = set()
+        still_needed: set[str] = set()
+        for rank in range(_RANKS):
+            of_rank = [key for key in keys if _rank(key) == rank]
+            gone |= self._delete([key for key in of_rank if key not in still_needed], before_s)
+            still_needed |= {name for key in of_rank if key not in gone for name in needed.get(key, ())}
+        return gone
 
     def _delete(self, keys: list[str], before_s: float) -> set[str]:
         gone: set[str] = set()
@@ -132,22 +166,33 @@ class Maintenance:
                 gone |= self._backend.delete(keys[start : start + layout.BATCH_KEYS], unmodified_since_s=before_s)
         return gone
 
-    def _needed_by(self, manifests: list[str]) -> dict[str, list[str]]:
-        """Return the units that each of these manifests names; one that cannot be read needs none."""
+    def _needed_by(self, keys: list[str]) -> dict[str, list[str]]:
+        """Return the units that each of these manifests and records names; one that cannot be read needs none."""
         needed = {}
-        for start in range(0, len(manifests), READ_AT_ONCE):
-            with store_errors(self._name):
-                values = self._backend.get(manifests[start : start + READ_AT_ONCE])
-            for key, value in values.items():
-                with contextlib.suppress(*DAMAGED):
-                    needed[key] = [unit.key for unit in self._units(key, value)]
+        for key, value in self._read(keys):
+            with contextlib.suppress(*DAMAGED):
+                needed[key] = [unit.key for unit in self._units(key, value)]
         return needed
+
+    def _dictionaries_needed(self, keys: list[str]) -> dict[str, str]:
+        """Return the dictionary that each unit needs; only the units know, so where there are any, all are read."""
+        if not any(key.startswith(f"{layout.DICTIONARIES}/") for key in keys):
+            return {}
+        heads = ((k, layout.dictionary_of(value)) for k, value in self._read([k for k in keys if _rank(k) == _UNIT]))
+        return {key: layout.dictionary_key(digest) for key, digest in heads if digest is not None}
+
+    def _read(self, keys: list[str]) -> Iterator[tuple[str, bytes]]:
+        for start in range(0, len(keys), READ_AT_ONCE):
+            with store_errors(self._name):
+                values = self._backend.get(keys[start : start + READ_AT_ONCE])
+            yield from values.items()
 
     def _reached(self) -> tuple[set[str], tuple[tuple[str, str], ...]]:
         """Return every key that a tag reaches, and of which tags that is not known, and why."""
         reached: set[str] = set()
         unfollowed: list[tuple[str, str]] = []
-        for tag, manifest, why in self._tagged():
+        for tag, manifest, why, hinted in self._tagged_and_hinted():
+            reached.update(hinted)
             if manifest is None:
                 unfollowed.append((tag, why))
                 continue
@@ -166,35 +211,57 @@ class Maintenance:
 
     def _tagged(self) -> Iterator[tuple[str, str | None, str]]:
         """Yield each tag, the key of its manifest, and where that cannot be told, why."""
+        return ((tag, manifest, why) for tag, manifest, why, _ in self._tagged_and_hinted())
+
+    def _tagged_and_hinted(self) -> Iterator[tuple[str, str | None, str, list[str]]]:
+        """Yield the same, and the keys of the dictionaries that the tag names."""
         with store_errors(self._name):
             refs = {key: self._backend.read_ref(key) for key in sorted(self._backend.list_refs(layout.TAGS))}
         for key, value in refs.items():
             if value is not None:
                 tag = key.removeprefix(f"{layout.TAGS}/")
+                hinted = [layout.dictionary_key(digest) for _, digest in layout.hints_of(value)]
                 try:
-                    yield tag, layout.decode_tag(value, tag), ""
+                    yield tag, layout.decode_tag(value, tag), "", hinted
                 except FormatError as error:
-                    yield tag, None, error.message.removeprefix(f"tag {tag} ")
+                    yield tag, None, error.message.removeprefix(f"tag {tag} "), hinted
 
     def _everything(self) -> Iterator[tuple[str, bytes]]:
         with store_errors(self._name):
-            keys = [stat.key for prefix in (layout.MANIFESTS, layout.UNITS) for stat in self._backend.list(prefix)]
-            for start in range(0, len(keys), READ_AT_ONCE):
-                yield from self._backend.get(keys[start : start + READ_AT_ONCE]).items()
+            keys = [stat.key for prefix in KINDS for stat in self._backend.list(prefix)]
+        yield from self._read(keys)
 
     def _check(self, key: str, known: dict[str, layout.Unit], needed: dict[str, list[str]], value: bytes) -> None:
-        """Check one object; manifests come first and say what is in the units, so that those are checked blob by blob."""
-        if _is_manifest(key):
+        """Check one object; what names units comes first and says what is in them, so that those are checked blob by blob."""
+        if _names_units(key):
             units = {unit.key: unit for unit in self._units(key, value)}
             known.update(units)
             needed[key] = list(units)
-        elif key in known:
-            layout.split_unit(layout.unseal(value, key, known[key].size, self._limits), known[key])
+        elif key.startswith(f"{layout.DICTIONARIES}/"):
+            opened(key, value)
         else:
             layout.check_seal(value, key)
+            if _rank(key) == _UNIT:
+                self._check_unit(key, known.get(key), value)
 
-    def _units(self, manifest: str, value: bytes) -> list[layout.Unit]:
-        return list(layout.units_of(self._content(manifest, value)))
+    def _check_unit(self, key: str, unit: layout.Unit | None, value: bytes) -> None:
+        digest = layout.dictionary_of(value)
+        try:
+            if unit is not None:
+                payload = unit_payload(value, key, unit.size, self._limits, self._dictionaries, self._name)
+                layout.split_unit(payload, unit)
+            elif digest is not None and self._dictionaries.get(digest) is None:
+                raise NotFound(f"{key} needs the dictionary {layout.dictionary_key(digest)}, which is missing")
+        except NotFound as error:
+            with store_errors(self._name):
+                there = digest is not None and self._backend.exists([layout.dictionary_key(digest)])
+            if not there:
+                raise FormatError(error.message, key=key) from error
+
+    def _units(self, key: str, value: bytes) -> list[layout.Unit]:
+        if _is_record(key):
+            return self._records.units(key, value)
+        return list(layout.units_of(self._content(key, value)))
 
     def _content(self, manifest: str, value: bytes) -> Content:
         content_bytes, _ = layout.decode_manifest(value, manifest, self._limits)
@@ -211,18 +278,17 @@ class Maintenance:
             if (tag, manifest, why) in still:
                 yield tag, why if manifest is None else f"its manifest {manifest} is missing or damaged"
 
-    def _without_units(
-        self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]
-    ) -> Iterator[tuple[str, str]]:
+    def _without_units(self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]) -> dict[str, str]:
+        """Return what the manifests and records lack that lack something."""
         bad = self._still_bad({unit for units in needed.values() for unit in units} - sound, damaged)
         lacking = {manifest: [unit for unit in units if unit in bad] for manifest, units in needed.items()}
         with store_errors(self._name):
             # A prune may have removed a manifest, and then its units, since we listed them.
             there = self._backend.exists([manifest for manifest, missing in lacking.items() if missing])
-        for manifest in there:
-            missing, of = lacking[manifest], len(needed[manifest])
-            lacks = f"{len(missing)} of {of} units missing or damaged, such as {missing[0]}"
-            yield layout.digest_of_manifest(manifest), lacks
+        return {
+            key: f"{len(lacking[key])} of {len(needed[key])} units missing or damaged, such as {lacking[key][0]}"
+            for key in there
+        }
 
     def _still_bad(self, keys: set[str], damaged: Collection[str]) -> set[str]:
         """Return which of these are damaged or missing; one that we did not find may have been pushed since."""
@@ -240,8 +306,26 @@ def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, f
     return used_s
 
 
-def _is_manifest(key: str) -> bool:
-    return key.startswith(f"{layout.MANIFESTS}/")
+def _is_record(key: str) -> bool:
+    return key.startswith(f"{RECORDS}/")
+
+
+def _names_units(key: str) -> bool:
+    return key.startswith((f"{layout.MANIFESTS}/", f"{RECORDS}/"))
+
+
+def _rank(key: str) -> int:
+    """Return when an object goes among those that were used last at the same time: before what it needs."""
+    if _names_units(key):
+        return 0
+    return (
+        _DICTIONARY if key.startswith(f"{layout.DICTIONARIES}/") else _UNIT if key.startswith(f"{layout.UNITS}/") else 0
+    )
+
+
+def _called(key: str) -> str:
+    """Return what a person calls a manifest or record."""
+    return key.removeprefix(f"{RECORDS}/") if _is_record(key) else layout.digest_of_manifest(key)
 
 
 def _bytes(stats: list[Stat]) -> int:

@@ -173,6 +173,11 @@ def _without_readonly(url: str) -> tuple[SplitResult, bool, str]:
     return rest, _YES_NO[said[0]], urlunsplit(rest)
 
 
+def is_server(url: str) -> bool:
+    """Tell whether a URL is one of Redis; raises `ConfigError` for one that cannot be read."""
+    return _split(url).scheme in redis.SCHEMES
+
+
 def local_directory(url: str) -> str | None:
     """Return the directory of a `file:` store, which need not exist; None for another kind of store."""
     parts = _split(url)

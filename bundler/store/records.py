@@ -17,12 +17,20 @@ import contextlib
 import logging
 import secrets
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from bundler.backends.base import Backend, Lease, Leasing
-from bundler.errors import BundlerError, BundlerWarning, FormatError, LimitExceeded, NotFound, StoreUnavailable
+from bundler.errors import (
+    BundlerError,
+    BundlerWarning,
+    FormatError,
+    LimitExceeded,
+    NotFound,
+    StoreUnavailable,
+    UnsafeName,
+)
 from bundler.format import names, wire
 from bundler.format.bundle import Bundle, Keep, MemoryBlobs
 from bundler.format.combine import merge
@@ -31,8 +39,10 @@ from bundler.format.entries import Kernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.store import layout
+from bundler.store.damage import DAMAGED, checked
+from bundler.store.dictionaries import Dictionaries
 from bundler.store.errors_map import store_errors
-from bundler.store.source import DAMAGED, StoreBlobs, batches, checked
+from bundler.store.source import StoreBlobs, batches
 
 RECORDS, FAILURES, LEASES = f"{layout.MAJOR}/k", f"{layout.MAJOR}/f", f"{layout.MAJOR}/c"
 # A record that another published, and that is lost when we look at it, leaves room for ours; until the next is faster again.
@@ -108,11 +118,20 @@ class KernelRecords:
         backend: the byte store.
         name: what to call it in messages; holds no secret.
         limits: bounds on what is read.
+        excuse: is told instead of the user that the store failed and the program goes on.
     """
 
-    def __init__(self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        limits: Limits = DEFAULT_LIMITS,
+        excuse: Callable[[BundlerError], None] | None = None,
+    ) -> None:
         self._backend, self.name, self._limits = backend, name, limits
         self._told: set[str] = set()
+        self._dictionaries = Dictionaries(backend, name)
+        self._excuse = excuse
 
     def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
         """Return the kernels with these keys that are there whole.
@@ -173,6 +192,33 @@ class KernelRecords:
         )
         return Published(merge([ours, *theirs]), created, won)
 
+    def recorded(self, most: int) -> Iterator[Kernel]:
+        """Yield kernels that have a record, the newest first, without reading their bytes; damaged records are left out.
+
+        Args:
+            most: how many records to look at.
+
+        Raises:
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        with store_errors(self.name):
+            stats = sorted(self._backend.list(RECORDS), key=lambda stat: -stat.modified_s)[:most]
+        keys = [key for stat in stats if names.is_kernel_key(key := stat.key.removeprefix(f"{RECORDS}/"))]
+        for start in range(0, len(keys), layout.BATCH_KEYS):
+            yield from (record.kernel for record in self._records(keys[start : start + layout.BATCH_KEYS], {}).values())
+
+    def units(self, stored: str, value: bytes) -> list[layout.Unit]:
+        """Return the units that a record names, by its key in the store and its value; raises as a damaged object does."""
+        try:
+            return self._decode(names.check_kernel_key(stored.removeprefix(f"{RECORDS}/")), value).units
+        except UnsafeName as error:
+            raise FormatError(f"{stored}: no key of a record", key=stored) from error
+
+    def remove(self, keys: Collection[str]) -> None:
+        """Remove records, for a kernel that no Triton can read; the next build can be published then."""
+        with store_errors(self.name):
+            self._backend.delete([_key(RECORDS, key) for key in keys])
+
     def lease(self, key: str, ttl_s: float) -> Lease | None:
         """Take the right to compile a kernel for everyone; None while another has it.
 
@@ -189,13 +235,9 @@ class KernelRecords:
         """Return the last failure of a compile that was told; None when there is none, or it cannot be read."""
         with store_errors(self.name):
             value = self._backend.read_ref(_key(FAILURES, key))
-        if value is None:
-            return None
-        with contextlib.suppress(FormatError):
-            what = f"the last failure of {key}"
-            version, token, message = wire.fields(wire.unpack(value, what), what, int, str, str, open_ended=True)
-            if version == _VERSION:
-                return Failure(token, message)
+        if value is not None:
+            with contextlib.suppress(FormatError):
+                return decode_failure(value, f"the last failure of {key}")
         return None
 
     def tell_failure(self, key: str, message: str) -> None:
@@ -206,8 +248,15 @@ class KernelRecords:
             # Another failure of the same compile, told at the same time, says the same.
             self._backend.swap_ref(_key(FAILURES, key), self._backend.read_ref(_key(FAILURES, key)), value)
 
+    def excused_by(self, excuse: Callable[[BundlerError], None]) -> KernelRecords:
+        """Return the same kernels for somebody who is told of failures instead of the user."""
+        return KernelRecords(self._backend, self.name, self._limits, excuse)
+
     def excuse(self, error: BundlerError) -> None:
         """Tell once for each cause that the store failed and the program goes on without it."""
+        if self._excuse is not None:
+            self._excuse(error)
+            return
         _log.warning("%s", error)
         if error.code not in self._told:
             self._told.add(error.code)
@@ -240,7 +289,8 @@ class KernelRecords:
 
     def _read(self, group: list[_Record], blobs: dict[bytes, bytes], damaged: dict[str, str]) -> dict[str, _Record]:
         """Fetch the units of some kernels in one batch; returns those that are whole."""
-        source = StoreBlobs(self._backend, self.name, Content.of([record.kernel for record in group]), self._limits)
+        content = Content.of([record.kernel for record in group])
+        source = StoreBlobs(self._backend, self.name, content, self._limits, dictionaries=self._dictionaries)
         source.prefetch([digest_raw(a.digest) for record in group for a in record.kernel.artifacts])
         found = {}
         for record in group:
@@ -283,6 +333,14 @@ class KernelRecords:
                 self._backend.delete([_key(RECORDS, key) for key in gone])
         except BundlerError as error:
             _log.warning("%s: records of %s cannot be removed: %s", self.name, ", ".join(lost), error)
+
+
+def decode_failure(value: bytes, what: str) -> Failure:
+    """Return the failure that a ref tells; raises `FormatError`."""
+    version, token, message = wire.fields(wire.unpack(value, what), what, int, str, str, open_ended=True)
+    if version != _VERSION:
+        raise FormatError(f"{what}: version {version}, expected {_VERSION}", got=version)
+    return Failure(token, message)
 
 
 class _MappedLease:

@@ -54,7 +54,13 @@ class TagInfo:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What a store holds; sizes are stored bytes.  `tagged_bytes` is what tags reach."""
+    """What a store holds; sizes are stored bytes.  `tagged_bytes` is what tags reach.
+
+    Attributes:
+        records, record_bytes: kernels that were published one by one, and single files; their units count as units.
+        failures: compiles whose failure was told.
+        dictionaries, dictionary_bytes: what units were compressed with.
+    """
 
     units: int
     unit_bytes: int
@@ -62,6 +68,11 @@ class StoreStats:
     manifest_bytes: int
     tags: int
     tagged_bytes: int
+    records: int = 0
+    record_bytes: int = 0
+    failures: int = 0
+    dictionaries: int = 0
+    dictionary_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,8 +82,9 @@ class VerifyReport:
     Attributes:
         checked: objects read.
         damaged: (key, reason) of objects whose bytes are not what they should be.
-        dangling: (bundle digest or tag, what it lacks).
-        removed: keys of damaged objects that `repair` removed, for the next push to send again.
+        dangling: (bundle digest, tag, or key of a kernel that was published by itself, what it lacks).
+        removed: keys of damaged objects, and of records that lack something, that `repair` removed: the next push sends them
+            again, and the next build can be published.
     """
 
     checked: int

@@ -3,43 +3,78 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeVar
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 
 from bundler.backends.base import Backend
-from bundler.errors import BundlerError, DigestMismatch, FormatError, LimitExceeded, NotFound
+from bundler.errors import BundlerError, NotFound
 from bundler.format.digest import digest_text
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
+from bundler.store.damage import DAMAGED, checked, quarantine
+from bundler.store.dictionaries import Dictionaries
 from bundler.store.errors_map import store_errors
-from bundler.store.layout import BATCH_BYTES, BATCH_KEYS, Unit, split_unit, units_of, unseal
+from bundler.store.layout import (
+    BATCH_BYTES,
+    BATCH_KEYS,
+    Hint,
+    Unit,
+    check_seal,
+    dictionary_key,
+    dictionary_of,
+    split_unit,
+    units_of,
+    unseal,
+)
 
-CACHED_BYTES = 32 * 1024 * 1024
-DAMAGED = (DigestMismatch, FormatError)
-T = TypeVar("T")
-_log = logging.getLogger("bundler.store")
+# A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/placing.py).
+CACHED_BYTES = 40 * 1024 * 1024
 
 
 class StoreBlobs:
     """Reads units in batches and keeps the last ones decoded.
 
-    A damaged unit is removed from the store, if that is permitted, so that the next push sends it again; reading it raises.
-    Safe under threads.
+    A damaged unit, or one whose dictionary is gone, is removed from the store, if that is permitted, so that the next push sends
+    it again; reading it raises.  Safe under threads.
+
+    Args:
+        backend, name: the store.
+        content: what bundle the blobs are of.
+        limits: bounds on what is read.
+        hints: dictionaries that its units are likely to need.
+        dictionaries: where to look for them, when somebody has some already.
+        read_only: leave the store as it is.
     """
 
     def __init__(
-        self, backend: Backend, name: str, content: Content, limits: Limits, *, read_only: bool = False
+        self,
+        backend: Backend,
+        name: str,
+        content: Content,
+        limits: Limits,
+        *,
+        hints: Sequence[Hint] = (),
+        dictionaries: Dictionaries | None = None,
+        read_only: bool = False,
     ) -> None:
         self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
         self.waits = not backend.reads_are_cheap
+        self._hints = list(hints)
+        self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
         self._units: dict[bytes, list[Unit]] = {}
+        self._keys: list[str] = []
         for unit in units_of(content):
+            self._keys.append(unit.key)
             for digest, _ in unit.blobs:
                 self._units.setdefault(digest, []).append(unit)
         # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
         self._cache: dict[bytes, bytes] = {}
         self._damaged: dict[str, BundlerError] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of all units of the bundle."""
+        return self._keys
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises `NotFound`, `DigestMismatch`, `FormatError`, `StoreUnavailable`."""
@@ -64,13 +99,32 @@ class StoreBlobs:
             if units and not any(unit.key in wanted for unit in units):
                 wanted[units[0].key] = units[0]
         for batch in batches(list(wanted.values())):
+            hinted = self._hinted({unit.family for unit in batch})
             with store_errors(self._name):
-                found = self._backend.get([unit.key for unit in batch])
+                found = self._backend.get([*hinted, *(unit.key for unit in batch)])
+            self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
+            self._learn(found.values())
             for key, value in found.items():
                 try:
-                    self._open(wanted[key], value)
-                except DAMAGED as error:
+                    self._cache.update(self._open(wanted[key], value))
+                except (NotFound, *DAMAGED) as error:
                     self._damaged[key] = error  # reading the blob raises it
+            self._trim()
+
+    def _hinted(self, families: Collection[str]) -> list[str]:
+        """Return the keys of dictionaries that these units are likely to need, each once."""
+        chosen = [hint for hint in self._hints if hint[0] in families]
+        self._hints = [hint for hint in self._hints if hint not in chosen]
+        return [dictionary_key(digest) for digest in self._dictionaries.unknown(digest for _, digest in chosen)]
+
+    def _learn(self, values: Collection[bytes]) -> None:
+        """Fetch the dictionaries that nobody told us of, and mark them as in use."""
+        new = self._dictionaries.unknown(map(dictionary_of, values))
+        if new:
+            self._dictionaries.fetch(new)
+            if not self._read_only:
+                with contextlib.suppress(BundlerError), store_errors(self._name):
+                    self._backend.touch([dictionary_key(digest) for digest in new])
 
     def close(self) -> None:
         """Forget what was decoded; the store stays open."""
@@ -84,62 +138,55 @@ class StoreBlobs:
             value = self._backend.get([unit.key]).get(unit.key)
         if value is None:
             raise NotFound(f"{self._name}: {unit.key} is missing; push the bundle again", key=unit.key)
-        return self._open(unit, value)
+        self._learn([value])
+        blobs = self._open(unit, value)
+        self._cache.update(blobs)
+        self._trim()
+        return blobs
 
     def _open(self, unit: Unit, value: bytes) -> dict[bytes, bytes]:
         def split(value: bytes) -> dict[bytes, bytes]:
-            return split_unit(unseal(value, unit.key, unit.size, self._limits), unit)
+            return split_unit(
+                unit_payload(value, unit.key, unit.size, self._limits, self._dictionaries, self._name), unit
+            )
 
-        removable = () if self._read_only else DAMAGED
-        blobs = checked(self._backend, self._name, unit.key, value, split, removable)
-        self._cache.update(blobs)
+        try:
+            return checked(self._backend, self._name, unit.key, value, split, () if self._read_only else DAMAGED)
+        except NotFound:
+            digest = dictionary_of(value)
+            if digest is not None and not self._read_only and self._is_gone(digest):
+                quarantine(self._backend, self._name, unit.key)
+            raise
+
+    def _is_gone(self, digest: bytes) -> bool:
+        """Tell whether a dictionary is nowhere, and not only kept from us by a tier that is silent."""
+        with contextlib.suppress(BundlerError), store_errors(self._name):
+            return not self._backend.exists([dictionary_key(digest)])
+        return False
+
+    def _trim(self) -> None:
         kept = sum(map(len, list(self._cache.values())))
         for oldest in list(self._cache):
             if kept <= CACHED_BYTES:
                 break
             kept -= len(self._cache.pop(oldest, b""))
-        return blobs
 
 
-def checked(
-    backend: Backend,
-    name: str,
-    key: str,
-    value: bytes,
-    check: Callable[[bytes], T],
-    removable: tuple[type[BundlerError], ...] = DAMAGED,
-) -> T:
-    """Return what `check` makes of a stored value.
-
-    A damaged one is asked for once more.  If it was damaged on its way here, the second is right; what the store gives twice
-    the same is removed, and the next push sends it again.
-
-    Args:
-        backend, name: the store.
-        key, value: the object as the store gave it.
-        check: raises `DigestMismatch` or `FormatError` for a damaged value.
-        removable: for which of these it is removed; what is over a limit of ours stays.
-    """
-    try:
-        return check(value)
-    except DAMAGED as error:
-        with store_errors(name):
-            again = backend.get([key]).get(key)
-        if again is not None and again != value:
-            return check(again)
-        if isinstance(error, removable) and not isinstance(error, LimitExceeded):
-            _log.warning("%s: %s is damaged; it is removed, and the next push sends it again: %s", name, key, error)
-            _quarantine(backend, name, key)
-        raise
-
-
-def _quarantine(backend: Backend, name: str, key: str) -> None:
-    """Remove a damaged object; where that is not permitted it stays, and is damaged for the next reader too."""
-    try:
-        with store_errors(name):
-            backend.delete([key])
-    except BundlerError as error:
-        _log.warning("%s cannot be removed: %s", key, error)
+def unit_payload(
+    value: bytes, key: str, size: int | None, limits: Limits, dictionaries: Dictionaries, name: str
+) -> bytes:
+    """Return the payload of a unit; raises as `unseal`, and `NotFound` when the dictionary that it needs is missing."""
+    digest = dictionary_of(value)
+    if digest is None:
+        return unseal(value, key, size, limits)
+    check_seal(value, key)  # before the store is asked for what a damaged one names
+    dictionary = dictionaries.get(digest)
+    if dictionary is None:
+        raise NotFound(
+            f"{name}: {key} needs the dictionary {dictionary_key(digest)}, which is missing; push the bundle again",
+            key=key,
+        )
+    return unseal(value, key, size, limits, dictionary.data)
 
 
 def batches(units: Sequence[Unit]) -> Iterator[list[Unit]]:

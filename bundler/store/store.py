@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -26,10 +27,13 @@ from bundler.format.combine import entry_name, merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
 from bundler.store import layout
+from bundler.store.damage import DAMAGED, checked
+from bundler.store.dictionaries import Packing
 from bundler.store.errors_map import store_errors
-from bundler.store.maintenance import Maintenance
+from bundler.store.layout import Hint
+from bundler.store.maintenance import READ_AT_ONCE, Maintenance
 from bundler.store.reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
-from bundler.store.source import DAMAGED, StoreBlobs, batches, checked
+from bundler.store.source import StoreBlobs, batches
 
 Mode = Literal["merge", "replace", "create"]
 MODES = ("merge", "replace", "create")
@@ -91,14 +95,15 @@ class BundleStore:
         sent = _Sent()
         for _ in range(SWAP_ATTEMPTS):
             before = self._ref(key)
-            current = self._current(before, tag, mode)
-            final = self._combined(bundle, tag, current, mode)
+            current, hints = self._current(before, tag, mode), layout.hints_of(before)
+            final = self._combined(bundle, tag, current, mode, hints)
             if not final.writable:
                 raise UnsupportedVersion(
                     "this bundle was written by a newer version, with features that this one would lose; upgrade triton-bundler"
                 )
-            manifest = self._send(final, sent)
-            if key is None or before == layout.encode_tag(manifest) or self._swap(key, before, manifest):
+            manifest, hints = self._send(final, sent, hints)
+            value = layout.encode_tag(manifest, hints)
+            if key is None or before == value or self._swap(key, before, value):
                 return PushReport(
                     final.digest, sent.units, sent.present, sent.bytes, sent.repaired, final.variants_dropped,
                     current and layout.digest_of_manifest(current), None if key is None else final.digest,
@@ -123,7 +128,7 @@ class BundleStore:
             FormatError: the tag or the manifest is none that this version reads.
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
-        return self._open(self._manifest_of(tag_or_digest), read_only=read_only)
+        return self._open(*self._manifest_of(tag_or_digest), read_only=read_only)
 
     def tags(self) -> tuple[TagInfo, ...]:
         """Return every tag, by name, with what is in its bundle."""
@@ -197,11 +202,13 @@ class BundleStore:
                 return None
             raise
 
-    def _swap(self, key: str, before: bytes | None, manifest: str) -> bool:
+    def _swap(self, key: str, before: bytes | None, value: bytes) -> bool:
         with store_errors(self.name):
-            return self._backend.swap_ref(key, before, layout.encode_tag(manifest))
+            return self._backend.swap_ref(key, before, value)
 
-    def _combined(self, bundle: Bundle, tag: str | None, current: str | None, mode: Mode) -> Bundle:
+    def _combined(
+        self, bundle: Bundle, tag: str | None, current: str | None, mode: Mode, hints: Sequence[Hint]
+    ) -> Bundle:
         if current is None or mode == "replace":
             return bundle
         if mode == "create":
@@ -209,7 +216,7 @@ class BundleStore:
                 return bundle
             raise MergeConflict(f"{self.name}: tag {tag} is set already; use mode='merge' or 'replace'", tag=tag)
         try:
-            held = self._open(current)
+            held = self._open(current, hints)
         except (NotFound, DigestMismatch) as error:
             with store_errors(self.name):
                 if self._backend.exists([current]):
@@ -223,39 +230,75 @@ class BundleStore:
             _log.warning("%s: tag %s: what is damaged gives way to what is pushed: %s", self.name, tag, error)
             return merge([bundle, _without(held, bundle)])
 
-    def _send(self, bundle: Bundle, sent: _Sent) -> str:
-        """Store units, then the manifest, each only when missing; returns the manifest's key."""
+    def _send(self, bundle: Bundle, sent: _Sent, hints: Sequence[Hint]) -> tuple[str, tuple[Hint, ...]]:
+        """Store dictionaries, units, then the manifest, each only when missing; returns its key, and what to hint at."""
         units = {unit.key: unit for unit in layout.units_of(bundle.content)}
-        for batch in batches(list(units.values())):
-            present = self._present([unit.key for unit in batch], sent)
-            missing = [unit for unit in batch if unit.key not in present]
-            sent.present += len(present)
-            self._send_units(bundle, missing, sent)
         observed = bundle.observed.encode()
-        key = layout.manifest_key(bundle.digest, observed)
+        manifest = layout.manifest_key(bundle.digest, observed)
+        present = self._look(list(units.values()), [manifest, *map(_key_of, hints)], sent)
+        lost = [hint for hint in hints if _key_of(hint) not in present]
+        if lost:
+            present -= self._without_dictionary(units.keys() & present, {digest for _, digest in lost})
+        missing = [unit for key, unit in units.items() if key not in present]
+        sent.present += len(units) - len(missing)
+        packing = Packing(self._backend, self.name, [hint for hint in hints if hint not in lost])
+        if missing and not self._backend.reads_are_cheap:
+            new = packing.choose(missing, partial(_payload, bundle))
+            if new:
+                self._put(new)
+                sent.bytes += _size(new)
+        for values in self._sealed(bundle, missing, packing):
+            self._put(values)
+            sent.bytes += _size(values)
+            sent.units += len(values)
         with store_errors(self.name):
             self._backend.flush()
-            if not self._present([key], sent):
-                value = layout.encode_manifest(bundle.content.encode(), observed)
-                self._put({key: value})
+        if manifest not in present:
+            values = {manifest: layout.encode_manifest(bundle.content.encode(), observed)}
+            self._put(values)
+            with store_errors(self.name):
                 self._backend.flush()
-                sent.bytes += len(value)
-        return key
+            sent.bytes += _size(values)
+        return manifest, packing.hints({unit.family for unit in units.values()})
 
-    def _send_units(self, bundle: Bundle, units: list[layout.Unit], sent: _Sent) -> None:
-        values = {}
+    def _look(self, units: list[layout.Unit], others: list[str], sent: _Sent) -> set[str]:
+        """Return which of these objects are there, marked as in use; asked in batches."""
+        if self._backend.reads_are_cheap:  # and are read, so that a batch is one of bytes
+            asked = [others, *([unit.key for unit in batch] for batch in batches(units))]
+        else:
+            every = [*others, *(unit.key for unit in units)]
+            asked = [every[start : start + layout.BATCH_KEYS] for start in range(0, len(every), layout.BATCH_KEYS)]
+        return set().union(*(self._present(keys, sent) for keys in asked))
+
+    def _without_dictionary(self, keys: Collection[str], lost: Collection[bytes]) -> set[str]:
+        """Remove the units that need a dictionary which is gone, so that they can be sent again; returns them."""
+        every, gone = sorted(keys), set()
+        with store_errors(self.name):
+            for start in range(0, len(every), READ_AT_ONCE):
+                found = self._backend.get(every[start : start + READ_AT_ONCE])
+                useless = [key for key, value in found.items() if layout.dictionary_of(value) in lost]
+                gone.update(useless)
+                self._backend.delete(useless)
+        return gone
+
+    def _sealed(self, bundle: Bundle, units: Iterable[layout.Unit], packing: Packing) -> Iterator[dict[str, bytes]]:
+        """Yield what is to be stored for these units, in batches."""
+        values: dict[str, bytes] = {}
+        size = 0
         for unit in units:
             try:
-                payload = b"".join(bundle.blobs.read_blob(digest) for digest, _ in unit.blobs)
+                value = packing.seal(unit, _payload(bundle, unit))
             except NotFound as error:
                 # Merged from a tag whose unit is gone: readers skip that kernel until somebody who has it pushes again.
                 _log.warning("%s: %s is dangling: %s", self.name, unit.key, error)
                 continue
-            values[unit.key] = layout.seal(payload)
+            if values and (len(values) >= layout.BATCH_KEYS or size + len(value) > layout.BATCH_BYTES):
+                yield values
+                values, size = {}, 0
+            values[unit.key] = value
+            size += len(value)
         if values:
-            self._put(values)
-        sent.units += len(values)
-        sent.bytes += sum(map(len, values.values()))
+            yield values
 
     def _put(self, values: dict[str, bytes]) -> None:
         """Store objects, and where that is cheap read them back: no tag is to name what did not arrive whole."""
@@ -269,10 +312,10 @@ class BundleStore:
     def _present(self, keys: list[str], sent: _Sent) -> frozenset[str]:
         """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
         with store_errors(self.name):
+            if not self._backend.reads_are_cheap:
+                return self._backend.claim(keys)
             # Before we look: a prune that runs now removes nothing that we then find.
             self._backend.touch(keys)
-            if not self._backend.reads_are_cheap:
-                return self._backend.exists(keys)
             found = self._backend.get(keys)
         sound = set()
         for key, value in found.items():
@@ -290,21 +333,22 @@ class BundleStore:
             )
         return frozenset(sound)
 
-    def _manifest_of(self, tag_or_digest: str) -> str:
+    def _manifest_of(self, tag_or_digest: str) -> tuple[str, Sequence[Hint]]:
+        """Return the key of the manifest that a tag or digest names, and the dictionaries that a tag names with it."""
         with store_errors(self.name):
             if tag_or_digest.startswith("sha256:"):
                 found = sorted(self._backend.list(layout.manifests_of(tag_or_digest)), key=lambda s: s.modified_s)
                 if found:
-                    return found[-1].key
+                    return found[-1].key, ()
                 raise NotFound(f"{self.name}: no bundle {tag_or_digest}", digest=tag_or_digest)
             value = self._backend.read_ref(layout.tag_key(tag_or_digest))
         if value is None:
             raise NotFound(
                 f"{self.name}: no tag {tag_or_digest!r}; `triton-bundler tags` lists them", tag=tag_or_digest
             )
-        return layout.decode_tag(value, tag_or_digest)
+        return layout.decode_tag(value, tag_or_digest), layout.hints_of(value)
 
-    def _open(self, manifest: str, *, read_only: bool = False) -> Bundle:
+    def _open(self, manifest: str, hints: Sequence[Hint], *, read_only: bool = False) -> Bundle:
         with store_errors(self.name):
             value = self._backend.get([manifest]).get(manifest)
         if value is None:
@@ -315,18 +359,30 @@ class BundleStore:
         content_bytes, observed_bytes = checked(self._backend, self.name, manifest, value, decode, removable)
         content = Content.decode(content_bytes, self._limits)
         observed = Observed.decode(observed_bytes, self._limits)
-        blobs = StoreBlobs(self._backend, self.name, content, self._limits, read_only=read_only)
+        blobs = StoreBlobs(self._backend, self.name, content, self._limits, hints=hints, read_only=read_only)
         if not read_only:
-            self._keep_alive(manifest, content)
+            self._keep_alive([manifest, *map(_key_of, hints), *blobs.keys])
         return Bundle(content, observed, blobs, content_bytes=content_bytes)
 
-    def _keep_alive(self, manifest: str, content: Content) -> None:
+    def _keep_alive(self, keys: list[str]) -> None:
         """Mark what was pulled as in use, so that `prune` spares it; a store that we may only read stays as it is."""
         try:
             with store_errors(self.name):
-                self._backend.touch([manifest, *(unit.key for unit in layout.units_of(content))])
+                self._backend.touch(keys)
         except BundlerError as error:
             _log.info("%s: not marked as in use: %s", self.name, error)
+
+
+def _size(values: dict[str, bytes]) -> int:
+    return sum(map(len, values.values()))
+
+
+def _key_of(hint: Hint) -> str:
+    return layout.dictionary_key(hint[1])
+
+
+def _payload(bundle: Bundle, unit: layout.Unit) -> bytes:
+    return b"".join(bundle.blobs.read_blob(digest) for digest, _ in unit.blobs)
 
 
 def _without(held: Bundle, bundle: Bundle) -> Bundle:

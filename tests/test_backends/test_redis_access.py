@@ -95,6 +95,7 @@ def test_a_reader_reads_everything_and_changes_nothing(opened, admin):
     refused = len(admin.acl_log())
     reads_everything(reader, data)
     reader.touch(["v1/u/a"])
+    assert reader.claim(["v1/u/a", "v1/u/large", "v1/u/none"]) == {"v1/u/a", "v1/u/large"}
     assert len(admin.acl_log()) == refused == 1
     changes_nothing(reader, admin)
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bundles to store, a look behind the store, and byte stores that count, order or fail; the oracles share no code with ours."""
 
+import base64
 import contextlib
 import hashlib
 import os
+import random
 import threading
 import time
 from pathlib import Path
@@ -27,6 +29,23 @@ def bundle(*seeds, name="k", source="a.py", **kernel):
     """Return a bundle of kernels with these keys; one seed gives one kernel, always the same."""
     files = build.Files()
     return files.bundle(*(files.kernel(seed, name, source=f"{source} {seed}", **kernel) for seed in seeds))
+
+
+def real_keys(*seeds):
+    """Return the keys of kernels of `restorable`."""
+    return {base64.b32encode(hashlib.sha256(str(seed).encode()).digest()).decode().rstrip("=") for seed in seeds}
+
+
+def restorable(*seeds, each=40, extra=None):
+    """Return a bundle of kernels that can be restored, with binaries of so many bytes that nothing compresses."""
+    files, made = build.Files(), []
+    for seed in seeds:
+        target = {"backend": "cuda", "arch": 90, "warp_size": 32}
+        document = {"target": target, "hash": hashlib.sha256(str(seed).encode()).hexdigest()}
+        contents = {"k.cubin": b"\x7fELF\0" + random.Random(seed).randbytes(each), **(extra or {})}
+        (key,) = real_keys(seed)
+        made.append(files.kernel(source=f"a.py {seed}", metadata=document, extra=contents, key=key))
+    return files.bundle(*made)
 
 
 def kernels(found):
@@ -148,6 +167,16 @@ def manifest_of(store, tag):
     version, manifest = msgpack.unpackb(innermost(store).read_ref(f"v1/t/{tag}"))
     assert version == 1
     return manifest
+
+
+def manifest_of_hinting(store, tag):
+    """Return the key of the manifest that a tag names which also names dictionaries, or not."""
+    return msgpack.unpackb(innermost(store).read_ref(f"v1/t/{tag}"))[1]
+
+
+def packed(value):
+    """Return the bytes of a ref's value."""
+    return msgpack.packb(value)
 
 
 def sealed(payload, **options):

@@ -4,10 +4,7 @@
 Each time: a typed error or a whole answer, no wrong bytes, no wait beyond the limits, and `verify` is clean or says what is missing.
 """
 
-import base64
-import hashlib
 import os
-import random
 import signal
 import time
 import warnings
@@ -16,7 +13,6 @@ import pytest
 import redis_proxy
 import redis_server
 import shelf
-import store_builders as build
 
 import bundler
 from bundler.backends.redis import RedisBackend
@@ -87,23 +83,7 @@ def store(server, at):
     return at(server.url())
 
 
-def keys(*seeds):
-    """Return the keys of these kernels."""
-    return {base64.b32encode(hashlib.sha256(str(seed).encode()).digest()).decode().rstrip("=") for seed in seeds}
-
-
-def kernels(*seeds, each=40):
-    """Return a bundle of kernels that can be restored, with binaries of so many bytes that nothing compresses."""
-    files, made = build.Files(), []
-    for seed in seeds:
-        target = {"backend": "cuda", "arch": 90, "warp_size": 32}
-        document = {"target": target, "hash": hashlib.sha256(str(seed).encode()).hexdigest()}
-        binary = random.Random(seed).randbytes(each)
-        (key,) = keys(seed)
-        made.append(
-            files.kernel(source=f"a.py {seed}", metadata=document, extra={"k.cubin": b"\x7fELF\0" + binary}, key=key)
-        )
-    return files.bundle(*made)
+keys, kernels = shelf.real_keys, shelf.restorable
 
 
 def noise(count, first=0):

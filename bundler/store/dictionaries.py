@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dictionaries: what many units have in common, stored once.
+
+A unit that was compressed alone is ten times as large as its share of a bundle file, since kernels resemble each other more
+than themselves.  So a push to a store that is far away picks, of the units that it sends of one family (a target's launch
+sets, or its IR), those that resemble the others least, and compresses all with them as a dictionary.  It is named by its
+digest in the head of each unit, so that units stay what they are: named by their own content, and read by anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import zstandard
+
+from bundler.backends.base import Backend
+from bundler.errors import LimitExceeded, NotFound
+from bundler.format.digest import check_digest, sha256
+from bundler.format.limits import KIB, MIB
+from bundler.store import layout
+from bundler.store.damage import DAMAGED, checked
+from bundler.store.errors_map import store_errors
+
+# Bounds what a reader keeps of one dictionary; a larger unit is compressed alone, and is in none.
+DICTIONARY_BYTES = MIB
+# So many units of a family are looked at, evenly spaced; fewer than the least are not worth one.
+SAMPLES, LEAST_SAMPLES = 64, 4
+SAMPLED_BYTES = 16 * MIB
+# A sample that is still so much of its size alone is something new, and belongs into the dictionary.
+NEW = 0.5
+# All samples together have to shrink to this, and by so much; measured in docs/cluster.md.
+WORTH = 0.8
+LEAST_SAVED_BYTES = 16 * KIB
+# For the choice alone: the sizes at this level rise and fall with those of `layout.ZSTD_LEVEL`.
+_TRIAL_LEVEL = 3
+KEPT = 16
+
+
+class Dictionary:
+    """Bytes that units of one family have in common; see the module.
+
+    Safe under threads.
+
+    Args:
+        content: the bytes; `digest` is theirs.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.digest = content, sha256(content)
+        self.data = zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+    @property
+    def key(self) -> str:
+        """Its key in a store."""
+        return layout.dictionary_key(self.digest)
+
+    def compressor(self, level: int = layout.ZSTD_LEVEL) -> zstandard.ZstdCompressor:
+        """Return what compresses with it, for one thread."""
+        return zstandard.ZstdCompressor(level=level, dict_data=self.data, write_checksum=True, write_dict_id=False)
+
+    def serves(self, samples: Sequence[bytes]) -> bool:
+        """Tell whether these payloads get enough smaller with it."""
+        alone, shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL), self.compressor(_TRIAL_LEVEL)
+        # It is there already, so what it saves need not be much.
+        return sum(len(shared.compress(s)) for s in samples) <= WORTH * sum(len(alone.compress(s)) for s in samples)
+
+    @staticmethod
+    def of(samples: Sequence[bytes]) -> Dictionary | None:
+        """Return the dictionary of some payloads, the same whenever they are the same; None when it is not worth while."""
+        if len(samples) < LEAST_SAMPLES:
+            return None
+        alone = shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL)
+        content, alone_bytes, shared_bytes = b"", 0, 0
+        for sample in samples:
+            before = len(alone.compress(sample))
+            after = len(shared.compress(sample)) if content else before
+            alone_bytes, shared_bytes = alone_bytes + before, shared_bytes + min(before, after)
+            if after > NEW * before and len(content) + len(sample) <= DICTIONARY_BYTES:
+                content += sample
+                shared = Dictionary(content).compressor(_TRIAL_LEVEL)
+        # What went into it is among the shared bytes as it was before that: about what the dictionary takes in the store.
+        worth = shared_bytes <= WORTH * alone_bytes and alone_bytes - shared_bytes >= LEAST_SAVED_BYTES
+        return Dictionary(content) if worth else None
+
+
+class Dictionaries:
+    """The dictionaries of a store that were needed so far; the last `KEPT` of them stay in memory.
+
+    Safe under threads, without locks: single operations on dictionaries are atomic.
+
+    Args:
+        backend, name: the store.
+        read_only: leave the store as it is.
+    """
+
+    def __init__(self, backend: Backend, name: str, *, read_only: bool = False) -> None:
+        self._backend, self._name, self._read_only = backend, name, read_only
+        self._known: dict[bytes, Dictionary] = {}
+
+    def get(self, digest: bytes) -> Dictionary | None:
+        """Return one; None when the store does not have it."""
+        if digest not in self._known:
+            self.fetch([digest])
+        return self._known.get(digest)
+
+    def unknown(self, digests: Iterable[bytes | None]) -> list[bytes]:
+        """Return those of which nothing is in memory."""
+        return [digest for digest in dict.fromkeys(digests) if digest is not None and digest not in self._known]
+
+    def fetch(self, digests: Collection[bytes]) -> None:
+        """Fetch some, in one round trip; those that are absent or damaged stay unknown."""
+        wanted = self.unknown(digests)
+        if wanted:
+            with store_errors(self._name):
+                self.take(self._backend.get([layout.dictionary_key(digest) for digest in wanted]))
+
+    def take(self, values: Mapping[str, bytes]) -> None:
+        """Take what the store gave for keys of dictionaries; who needs a damaged one finds it missing."""
+        removable = () if self._read_only else DAMAGED
+        for key, value in values.items():
+            try:
+                found = checked(self._backend, self._name, key, value, partial(opened, key), removable)
+            except DAMAGED:
+                continue
+            for oldest in list(self._known)[: max(0, len(self._known) + 1 - KEPT)]:
+                self._known.pop(oldest, None)
+            self._known[found.digest] = found
+
+
+def opened(key: str, value: bytes) -> Dictionary:
+    """Return the dictionary that a stored value is; raises `DigestMismatch`, `FormatError` or `LimitExceeded`."""
+    content = layout.unseal(value, key, None)
+    if len(content) > DICTIONARY_BYTES:
+        raise LimitExceeded(f"{key}: {len(content)} bytes, and a dictionary has {DICTIONARY_BYTES} at most", key=key)
+    check_digest(content, bytes.fromhex(key.rpartition("/")[2]), key)
+    return Dictionary(content)
+
+
+class Packing:
+    """How one push compresses its units, family by family.
+
+    Args:
+        backend, name: the store.
+        hints: dictionaries that the tag names, the latest first.
+    """
+
+    def __init__(self, backend: Backend, name: str, hints: Sequence[layout.Hint]) -> None:
+        self._dictionaries, self._hints = Dictionaries(backend, name), list(hints)
+        self._chosen: dict[str, Dictionary] = {}
+        self._compressors: dict[str, zstandard.ZstdCompressor] = {}
+
+    def choose(self, units: Sequence[layout.Unit], read: Callable[[layout.Unit], bytes]) -> dict[str, bytes]:
+        """Choose a dictionary for each family where one is worth while; returns the new ones, as they are to be stored.
+
+        Args:
+            units: what is going to be sent.
+            read: returns the payload of one; raises `NotFound`.
+        """
+        families: dict[str, list[layout.Unit]] = {}
+        for unit in units:
+            if unit.family and unit.size <= DICTIONARY_BYTES:
+                families.setdefault(unit.family, []).append(unit)
+        self._dictionaries.fetch([digest for family, digest in self._hints if family in families])
+        new: dict[str, bytes] = {}
+        for family, members in families.items():
+            samples = list(_sampled(members, read))
+            found = self._hinted(family, samples)
+            if found is None:
+                found = Dictionary.of(samples)
+                if found is not None:
+                    self._hints.insert(0, (family, found.digest))
+                    new[found.key] = layout.seal(found.content)
+            if found is not None:
+                self._chosen[family] = found
+        return new
+
+    def _hinted(self, family: str, samples: Sequence[bytes]) -> Dictionary | None:
+        """Return the latest dictionary of a family that serves these payloads too."""
+        for hinted, digest in self._hints:
+            known = self._dictionaries.get(digest) if hinted == family else None
+            if known is not None and samples and known.serves(samples):
+                return known
+        return None
+
+    def seal(self, unit: layout.Unit, payload: bytes) -> bytes:
+        """Return what is stored for a unit."""
+        chosen = self._chosen.get(unit.family)
+        if chosen is None or len(payload) > DICTIONARY_BYTES:
+            return layout.seal(payload)
+        if unit.family not in self._compressors:
+            self._compressors[unit.family] = chosen.compressor()
+        return layout.seal_with(chosen.digest, self._compressors[unit.family].compress(payload))
+
+    def hints(self, families: Collection[str]) -> tuple[layout.Hint, ...]:
+        """Return what the tag is to name: the dictionaries of these families, the latest first."""
+        return tuple(hint for hint in self._hints if hint[0] in families)[: layout.HINTS]
+
+
+def _sampled(units: Sequence[layout.Unit], read: Callable[[layout.Unit], bytes]) -> Iterator[bytes]:
+    """Yield some of the payloads, evenly spaced, as far as memory allows."""
+    count = min(SAMPLES, len(units))
+    left = SAMPLED_BYTES
+    for unit in (units[number * len(units) // count] for number in range(count)):
+        if unit.size <= left:
+            with contextlib.suppress(NotFound):
+                yield read(unit)
+                left -= unit.size
