@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from bundler.lifecycle.restoring import restore as read_and_emit
     from bundler.lifecycle.storing import Store, open_store
     from bundler.lifecycle.tuning import winners_only
-    from bundler.runtime.autotuning import autotune
+    from bundler.runtime.tuning.autotuning import autotune
     from bundler.store.reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
 
 __version__ = "0.1.0"
@@ -79,7 +79,7 @@ _HOMES = {
     "TuningFile": "format.entries",
     "TuningRecord": "format.launch",
     "VerifyReport": "store.reports",
-    "autotune": "runtime.autotuning",
+    "autotune": "runtime.tuning.autotuning",
     "begin_compile": "lifecycle.recorder",
     "check": "lifecycle.checking",
     "collect": "lifecycle.recorder",

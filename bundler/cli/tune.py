@@ -26,8 +26,8 @@ from bundler.format.manifest import Content, Observed
 from bundler.format.tuning import MAX_FILE_BYTES, Timing, Tuning, from_file, id_of, record_id, time_of
 from bundler.lifecycle.tuning import SUFFIX, Miss, Pair, TuningFolder, tunings_of, winners_only, with_tunings
 from bundler.lifecycle.tuning_results import results_key, results_text, results_timings
-from bundler.runtime.tuner import describe
-from bundler.runtime.tuning import plain_config, record_of, table_entries, table_entry
+from bundler.runtime.tuning.tuner import describe
+from bundler.runtime.tuning.winners import plain_config, record_of, table_entries, table_entry
 
 RECORDS = (
     Column("kernel", shrinks=True),

@@ -22,8 +22,8 @@ from bundler.format.digest import sha256
 from bundler.format.file import os_errors
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.integrations.inductor_kernels import GeneratedKernel, Told, stand_ins
-from bundler.runtime.benchmarking import Clock
-from bundler.runtime.options import TunerOptions
+from bundler.runtime.tuning.benchmarking import Clock
+from bundler.runtime.tuning.options import TunerOptions
 
 _PACKAGE = "torch._inductor.runtime"
 _HEURISTICS = f"{_PACKAGE}.triton_heuristics"

@@ -9,9 +9,8 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
-from bundler.runtime.descent import Descent
-from bundler.runtime.heuristics_combo import SubKernel
-from bundler.runtime.heuristics_facts import (
+from bundler.runtime.heuristics.combo_rules import SubKernel
+from bundler.runtime.heuristics.facts import (
     DEFAULT_SPLIT_SCAN_RBLOCK,
     DEFAULT_WARP_SIZE,
     Device,
@@ -21,7 +20,8 @@ from bundler.runtime.heuristics_facts import (
     Setting,
     TileHint,
 )
-from bundler.runtime.options import TunerOptions
+from bundler.runtime.tuning.descent import Descent
+from bundler.runtime.tuning.options import TunerOptions
 
 # The same wish under the name that each release of torch gave it.
 _ONE_ELEMENT = {"ONE_ELEMENT_PER_THREAD", "ELEMENTS_PER_WARP_32"}

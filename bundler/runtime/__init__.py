@@ -13,37 +13,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bundler.runtime.autotuned import AutotunedKernel
     from bundler.runtime.configs import Config
-    from bundler.runtime.descent import Descent, Space
     from bundler.runtime.driver import DeviceProperties, Driver, open_driver
     from bundler.runtime.dry import DryDriver
     from bundler.runtime.handle import Handle
     from bundler.runtime.kernel import StaticKernel
     from bundler.runtime.opening import Kernels, load
-    from bundler.runtime.options import TunerOptions
     from bundler.runtime.plan import LaunchPlan, Parameter
     from bundler.runtime.planning import build_plan, can_launch
-    from bundler.runtime.reporting import BandwidthReport, LaunchDump
-    from bundler.runtime.tuning import LookupTable
+    from bundler.runtime.tuning.autotuned import AutotunedKernel
+    from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.options import TunerOptions
+    from bundler.runtime.tuning.reporting import BandwidthReport, LaunchDump
+    from bundler.runtime.tuning.winners import LookupTable
 
 _HOMES = {
-    "AutotunedKernel": "autotuned",
-    "BandwidthReport": "reporting",
+    "AutotunedKernel": "tuning.autotuned",
+    "BandwidthReport": "tuning.reporting",
     "Config": "configs",
-    "Descent": "descent",
+    "Descent": "tuning.descent",
     "DeviceProperties": "driver",
     "Driver": "driver",
     "DryDriver": "dry",
     "Handle": "handle",
     "Kernels": "opening",
-    "LaunchDump": "reporting",
+    "LaunchDump": "tuning.reporting",
     "LaunchPlan": "plan",
-    "LookupTable": "tuning",
+    "LookupTable": "tuning.winners",
     "Parameter": "plan",
-    "Space": "descent",
+    "Space": "tuning.descent",
     "StaticKernel": "kernel",
-    "TunerOptions": "options",
+    "TunerOptions": "tuning.options",
     "build_plan": "planning",
     "can_launch": "planning",
     "load": "opening",

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bundler.errors import ConfigError, NoValidConfig
-from bundler.runtime.benchmarking import Clock, Sandbox
 from bundler.runtime.specialize import is_tensor
+from bundler.runtime.tuning.benchmarking import Clock, Sandbox
 
 Kernel = Callable[..., Any]
 Shape = tuple[int, ...]

@@ -12,7 +12,7 @@ from bundler.format.manifest import Content, Observed
 from bundler.format.tuning import Timing, Tuning, id_of
 from bundler.lifecycle.tuning import TuningFolder, with_tunings
 from bundler.runtime import Config, LookupTable
-from bundler.runtime.tuning import named_of
+from bundler.runtime.tuning.winners import named_of
 
 PARTS = {"source": "ab", "arguments": "1024", "device": "H200", "toolchain": "triton 3.7.1"}
 TRITON = {"key": [64, "fp32"], "configs_timings": [

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from bundler.runtime import heuristics
-from bundler.runtime.heuristics_combo import SubKernel
-from bundler.runtime.heuristics_facts import Device, Facts, Policy, ReductionHint, Setting
-from bundler.runtime.launch_grids import FixedGrid, open_grid
+from bundler.runtime.heuristics.combo_rules import SubKernel
+from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting
+from bundler.runtime.heuristics.launch_grids import FixedGrid, open_grid
 
 H200 = Device("cuda", 132, 32, 9, 65536, 2048, 1024)
 SETTING = Setting(H200)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from bundler.errors import ConfigError
-from bundler.runtime import benchmarking
-from bundler.runtime.benchmarking import GivenClock, Sample, Sandbox, WallClock, span_bytes, usable
+from bundler.runtime.tuning import benchmarking
+from bundler.runtime.tuning.benchmarking import GivenClock, Sample, Sandbox, WallClock, span_bytes, usable
 
 torch = pytest.importorskip("torch")
 

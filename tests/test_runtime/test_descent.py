@@ -7,7 +7,7 @@ import pytest
 
 from bundler.errors import ConfigError
 from bundler.runtime import Config, Descent, Space
-from bundler.runtime.descent import tune_number
+from bundler.runtime.tuning.descent import tune_number
 
 HINTS = {"x": 4096, "r0_": 512}
 SPACE = Space(HINTS, max_blocks={"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}, max_warps=32)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically, ConfigError
-from bundler.runtime.launch_expressions import MAX_TEXT, evaluate
-from bundler.runtime.launch_grids import launch_grid, open_grid
-from bundler.runtime.launch_grids_26 import ComboGrid26, CooperativeGrid26, SplitScanGrid26, grid_26
+from bundler.runtime.heuristics.launch_expressions import MAX_TEXT, evaluate
+from bundler.runtime.heuristics.launch_grids import launch_grid, open_grid
+from bundler.runtime.heuristics.launch_grids_26 import ComboGrid26, CooperativeGrid26, SplitScanGrid26, grid_26
 
 MAX_Y = 65535
 CASE_A = {

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
-from bundler.runtime.heuristics_combo import SubKernel, combo_plan, shared_blocks
-from bundler.runtime.heuristics_facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.heuristics_filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
-from bundler.runtime.heuristics_given import fixed_configs, foreach_configs, template_configs, user_configs
-from bundler.runtime.heuristics_limits import ceil_div, check_blocks, max_block, pow2_down, pow2_up
-from bundler.runtime.heuristics_persistent import persistent_reduction_configs
-from bundler.runtime.heuristics_pointwise import pointwise_configs
-from bundler.runtime.heuristics_reduction import reduction_configs
-from bundler.runtime.heuristics_split import cooperative_reduction_configs, split_scan_configs
-from bundler.runtime.heuristics_tiles import share_by_score, spread_row
+from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan, shared_blocks
+from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
+from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
+from bundler.runtime.heuristics.given_configs import fixed_configs, foreach_configs, template_configs, user_configs
+from bundler.runtime.heuristics.limits import ceil_div, check_blocks, max_block, pow2_down, pow2_up
+from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
+from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
+from bundler.runtime.heuristics.reduction_rules import reduction_configs
+from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
+from bundler.runtime.heuristics.tiles import share_by_score, spread_row
 
 H200 = Device("cuda", 132, 32, 9, 65536, 2048, 1024)
 MI300 = Device("hip", 304, 64, 9, 65536, 2048, 1024)

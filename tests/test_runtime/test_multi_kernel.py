@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import ConfigError, NoValidConfig
-from bundler.runtime.benchmarking import Sample
 from bundler.runtime.multi_kernel import (
     FALLBACK_DISTANCE,
     NO_MATCH,
@@ -19,6 +18,7 @@ from bundler.runtime.multi_kernel import (
     shapes_of,
     timed_on_clones,
 )
+from bundler.runtime.tuning.benchmarking import Sample
 
 
 class Tensor:

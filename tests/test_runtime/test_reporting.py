@@ -9,9 +9,10 @@ import pytest
 from bundler.errors import ConfigError, FormatError, NotFound
 from bundler.format.launch import TuningRecord
 from bundler.format.values import encode
-from bundler.runtime import BandwidthReport, Config, DryDriver, LaunchDump, TunerOptions, profiling, tuning
-from bundler.runtime.descent import Descent, Space
-from bundler.runtime.reporting import Bandwidth, moved_bytes
+from bundler.runtime import BandwidthReport, Config, DryDriver, LaunchDump, TunerOptions
+from bundler.runtime.tuning import profiling, winners
+from bundler.runtime.tuning.descent import Descent, Space
+from bundler.runtime.tuning.reporting import Bandwidth, moved_bytes
 
 
 def test_a_line_has_time_size_and_speed():
@@ -109,33 +110,33 @@ def test_an_older_profiler_gets_a_plain_range(monkeypatch):
 def test_a_config_goes_into_a_record_and_comes_back():
     """Everything that reaches the compiler: parameters, counts, options; the order of parameters does not count."""
     config = Config({"B": 2, "A": True}, 8, 2, 2, 64, {"kpack": 2, "ir_override": "x.ttgir"})
-    named = tuning.named_of(config)
-    assert tuning.config_of(named) == config
-    assert named == tuning.named_of(Config({"A": True, "B": 2}, 8, 2, 2, 64, {"ir_override": "x.ttgir", "kpack": 2}))
-    assert tuning.plain_config(named) == {
+    named = winners.named_of(config)
+    assert winners.config_of(named) == config
+    assert named == winners.named_of(Config({"A": True, "B": 2}, 8, 2, 2, 64, {"ir_override": "x.ttgir", "kpack": 2}))
+    assert winners.plain_config(named) == {
         "kwargs": {"A": True, "B": 2}, "num_warps": 8, "num_stages": 2, "num_ctas": 2, "maxnreg": 64,
         "options": {"kpack": 2, "ir_override": "x.ttgir"},
     }  # fmt: skip
     with pytest.raises(ConfigError, match="cannot travel"):
-        tuning.named_of(Config({"A": object()}))
+        winners.named_of(Config({"A": object()}))
     for wrong in (("num_warps", encode("four")), ("num_warps", encode(0))):
         with pytest.raises(FormatError, match="config that is none"):
-            tuning.config_of((wrong,))
+            winners.config_of((wrong,))
 
 
 def test_the_hash_of_configs_is_of_the_set_and_of_every_field():
     """Another order is the same; another register limit or cluster is not."""
     one, two = Config({"A": 1}), Config({"A": 2})
-    assert tuning.configs_part([one, two]) == tuning.configs_part([two, one])
+    assert winners.configs_part([one, two]) == winners.configs_part([two, one])
     others = [Config({"A": 1}, maxnreg=64), Config({"A": 1}, num_ctas=2), Config({"A": 1}, options={"x": 1}), two]
-    assert len({tuning.configs_part([config]) for config in (one, *others)}) == 5
+    assert len({winners.configs_part([config]) for config in (one, *others)}) == 5
 
 
 def test_the_device_is_what_it_is_and_not_where():
     """Two equal GPUs share records; another model does not."""
     one, two = DryDriver("cuda", devices=2).properties(0), DryDriver("cuda", devices=2).properties(1)
-    assert tuning.device_part("cuda", one, "H200") == tuning.device_part("cuda", two, "H200")
-    assert tuning.device_part("cuda", one, "H200") != tuning.device_part("cuda", one, "H100")
+    assert winners.device_part("cuda", one, "H200") == winners.device_part("cuda", two, "H200")
+    assert winners.device_part("cuda", one, "H200") != winners.device_part("cuda", one, "H100")
 
 
 def test_ways_of_searching_have_records_of_their_own():
@@ -152,10 +153,10 @@ def test_ways_of_searching_have_records_of_their_own():
 def test_a_table_entry_comes_back_as_the_record_it_was_made_from():
     """All parts travel in it, so that an exported table can be imported again."""
     parts = (("source", "ab"), ("arguments", "1024"), ("device", "H200"))
-    record = TuningRecord("add", parts, tuning.named_of(Config({"BLOCK": 64})), "autotune")
-    assert tuning.record_of(tuning.table_entry(record, None))[0] == record
+    record = TuningRecord("add", parts, winners.named_of(Config({"BLOCK": 64})), "autotune")
+    assert winners.record_of(winners.table_entry(record, None))[0] == record
     by_hand = {"kernel": "add", "config": {"kwargs": {"BLOCK": 64}}}
-    assert dict(tuning.record_of(by_hand)[0].parts) == {"source": "", "arguments": ""}
+    assert dict(winners.record_of(by_hand)[0].parts) == {"source": "", "arguments": ""}
     for wrong in (
         {},
         {"kernel": "add"},
@@ -163,4 +164,4 @@ def test_a_table_entry_comes_back_as_the_record_it_was_made_from():
         {"kernel": "add", "config": {}, "time_ns": "x"},
     ):
         with pytest.raises(FormatError):
-            tuning.record_of(wrong)
+            winners.record_of(wrong)

@@ -7,9 +7,9 @@ import pytest
 
 from bundler.errors import CompileFailed, DriverError, NoValidConfig
 from bundler.runtime import Config, Descent, Space
-from bundler.runtime.benchmarking import Sample
-from bundler.runtime.occupancy import Occupancy
-from bundler.runtime.tuner import Refused, Search, Traits, describe
+from bundler.runtime.tuning.benchmarking import Sample
+from bundler.runtime.tuning.occupancy import Occupancy
+from bundler.runtime.tuning.tuner import Refused, Search, Traits, describe
 
 H100 = Occupancy("cuda", 9, 65536, 2048, 32, 132)
 BLOCKS = [Config({"XBLOCK": block}) for block in (64, 128, 256, 512)]

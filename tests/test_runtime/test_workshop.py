@@ -14,7 +14,7 @@ from bundler.errors import CompileFailed, NoValidConfig, WorkerDied
 from bundler.format.entries import Target
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions
 from bundler.runtime.hooks import Hooks
-from bundler.runtime.workshop import CallWorkshop, Place, importable, make
+from bundler.runtime.tuning.workshop import CallWorkshop, Place, importable, make
 from bundler.toolchain import tuning as toolchain
 
 pytestmark = pytest.mark.toolchain

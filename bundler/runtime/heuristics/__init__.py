@@ -19,15 +19,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bundler.runtime.heuristics_combo import SubKernel, combo_plan
-from bundler.runtime.heuristics_facts import HeuristicKind, Policy, ReductionHint, Setting, SizeHints, TileHint
-from bundler.runtime.heuristics_given import fixed_configs, foreach_configs, template_configs, user_configs
-from bundler.runtime.heuristics_kernel import Candidates, HeuristicKernel
-from bundler.runtime.heuristics_persistent import choose_rsplit_size, persistent_reduction_configs
-from bundler.runtime.heuristics_pointwise import pointwise_configs
-from bundler.runtime.heuristics_reduction import reduction_configs
-from bundler.runtime.heuristics_split import cooperative_reduction_configs, split_scan_configs
-from bundler.runtime.launch_grids import Grid, open_grid
+from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
+from bundler.runtime.heuristics.facts import HeuristicKind, Policy, ReductionHint, Setting, SizeHints, TileHint
+from bundler.runtime.heuristics.given_configs import fixed_configs, foreach_configs, template_configs, user_configs
+from bundler.runtime.heuristics.heuristic_kernel import Candidates, HeuristicKernel
+from bundler.runtime.heuristics.launch_grids import Grid, open_grid
+from bundler.runtime.heuristics.persistent_rules import choose_rsplit_size, persistent_reduction_configs
+from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
+from bundler.runtime.heuristics.reduction_rules import reduction_configs
+from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
 
 Decorator = Callable[[Any], HeuristicKernel]
 GridLike = str | Grid

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
-from bundler.runtime.heuristics_facts import ReductionHint, Setting, SizeHints
-from bundler.runtime.heuristics_filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
-from bundler.runtime.heuristics_limits import check_hints, pow2_up, rows
-from bundler.runtime.heuristics_matmul import matmul_configs
-from bundler.runtime.heuristics_tiles import reduction_tile, scores_of, share_by_score, tiled_reduction
+from bundler.runtime.heuristics.facts import ReductionHint, Setting, SizeHints
+from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
+from bundler.runtime.heuristics.limits import check_hints, pow2_up, rows
+from bundler.runtime.heuristics.matmul_rules import matmul_configs
+from bundler.runtime.heuristics.tiles import reduction_tile, scores_of, share_by_score, tiled_reduction
 
 _HEAVY_X, _HEAVY_WORK = 1024, 10
 _MAX_R, _MAX_R_HEAVY = 2048, 1024

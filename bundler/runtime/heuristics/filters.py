@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
-from bundler.runtime.heuristics_facts import Setting, SizeHints
-from bundler.runtime.heuristics_limits import check_blocks, is_reduced, product
+from bundler.runtime.heuristics.facts import Setting, SizeHints
+from bundler.runtime.heuristics.limits import check_blocks, is_reduced, product
 
 _TOO_SMALL_R = 4
 _TWO_AXES = {"XBLOCK", "R0_BLOCK"}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from bundler.runtime.configs import Config
-from bundler.runtime.occupancy import Occupancy
+from bundler.runtime.tuning.occupancy import Occupancy
 
 SMALLEST_R = 64
 LEAST_MAJOR = 8

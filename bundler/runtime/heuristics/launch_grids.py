@@ -26,8 +26,8 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.runtime.grids import checked
-from bundler.runtime.heuristics_limits import MAX_GRID, ceil_div
-from bundler.runtime.launch_expressions import evaluate
+from bundler.runtime.heuristics.launch_expressions import evaluate
+from bundler.runtime.heuristics.limits import MAX_GRID, ceil_div
 
 LaunchGrid = tuple[int, int, int]
 Blocks = Mapping[str, Any]

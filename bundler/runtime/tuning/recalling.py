@@ -16,13 +16,13 @@ from bundler.format.launch import TuningRecord
 from bundler.format.tuning import Parts, Timing, Tuning, id_of, record_id
 from bundler.lifecycle.tuning import Hit, Miss, TuningFolder, explain, tuning_listeners, tunings_of
 from bundler.lifecycle.tuning_results import results_text, results_timings
-from bundler.runtime import tuning
 from bundler.runtime.configs import Config
 from bundler.runtime.driver import Driver
-from bundler.runtime.listing import Listed
 from bundler.runtime.matching import Specialization
-from bundler.runtime.options import TunerOptions
-from bundler.runtime.tuner import Outcome
+from bundler.runtime.tuning import winners
+from bundler.runtime.tuning.listing import Listed
+from bundler.runtime.tuning.options import TunerOptions
+from bundler.runtime.tuning.tuner import Outcome
 from bundler.toolchain import tuning as toolchain
 from bundler.toolchain.directories import triton_cache_dir
 
@@ -83,7 +83,7 @@ class Memory:
         self._results = results or toolchain.caches_results()
         self._source = toolchain.source_part(function)
         table = options.table
-        self._table = table if isinstance(table, tuning.LookupTable | None) else tuning.LookupTable.load(table)
+        self._table = table if isinstance(table, winners.LookupTable | None) else winners.LookupTable.load(table)
 
     def question(self, driver: Driver, listed: Listed, memo: Sequence[Any]) -> Question:
         """Return what to ask for: a kernel's source, its configs, the key, the device and who compiles."""
@@ -91,11 +91,11 @@ class Memory:
         device = driver.device()
         properties = driver.properties(device)
         target = Target(driver.backend, properties.arch, properties.warp_size)
-        parts = tuning.parts_of(
+        parts = winners.parts_of(
             self._source,
-            tuning.configs_part(listed.configs),
-            tuning.arguments_part(key),
-            tuning.device_part(driver.backend, properties, toolchain.device_name(device)),
+            winners.configs_part(listed.configs),
+            winners.arguments_part(key),
+            winners.device_part(driver.backend, properties, toolchain.device_name(device)),
             toolchain.toolchain_part(target),
             self._options.search,
         )
@@ -124,7 +124,7 @@ class Memory:
                 return here if self._bundle is None else Miss(f"{found.reason}; on disk: {here.reason}")
             found = here
         try:
-            config = tuning.config_of(found.record.config)
+            config = winners.config_of(found.record.config)
         except FormatError as error:
             return Miss(f"{found.source}: {error}")
         why = _foreign(config, question.listed)
@@ -161,7 +161,7 @@ class Memory:
         timings = Miss("no result file of Triton's tuner") if text is None else results_timings(text)
         if isinstance(timings, Miss):
             return timings
-        known = {tuning.named_of(config): config for config in question.listed.configs}
+        known = {winners.named_of(config): config for config in question.listed.configs}
         timed = [(ms, known[named]) for named, ms in timings if named in known and ms is not None]
         if not timed:
             return Miss("the result file of Triton's tuner has no time for any of these configs")
@@ -169,7 +169,7 @@ class Memory:
 
     def keep(self, outcome: Outcome, question: Question) -> None:
         """Tell recordings of a winner, and write it where the next process looks; that it cannot be written is only a warning."""
-        record = TuningRecord(self._name, question.parts, tuning.named_of(outcome.winner.config), outcome.found_by)
+        record = TuningRecord(self._name, question.parts, winners.named_of(outcome.winner.config), outcome.found_by)
         spent = (round(outcome.compile_s * _US), round(outcome.measure_s * _US))
         measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
         tuning_listeners.tell(record, measured)
@@ -187,7 +187,7 @@ class Memory:
         by_config = {timing.config: timing for timing in timings}
         kind = toolchain.triton_config_class()
         rows = [
-            (toolchain.as_triton_fields(config.to_triton(kind)), by_config[tuning.named_of(config)])
+            (toolchain.as_triton_fields(config.to_triton(kind)), by_config[winners.named_of(config)])
             for config in question.listed.configs
         ]
         names = [str(original) for original in question.listed.originals]

@@ -9,12 +9,12 @@ from functools import partial
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
-from bundler.runtime.heuristics_facts import Device, ReductionHint, Setting, SizeHints
-from bundler.runtime.heuristics_filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
-from bundler.runtime.heuristics_limits import is_reduced, pow2_down, rows
-from bundler.runtime.heuristics_matmul import persistent_matmul_configs
-from bundler.runtime.heuristics_reduction import reduction_hints, tiny_x
-from bundler.runtime.heuristics_tiles import reduction_tile, scores_of, share_by_score, tiled_reduction
+from bundler.runtime.heuristics.facts import Device, ReductionHint, Setting, SizeHints
+from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
+from bundler.runtime.heuristics.limits import is_reduced, pow2_down, rows
+from bundler.runtime.heuristics.matmul_rules import persistent_matmul_configs
+from bundler.runtime.heuristics.reduction_rules import reduction_hints, tiny_x
+from bundler.runtime.heuristics.tiles import reduction_tile, scores_of, share_by_score, tiled_reduction
 
 _X_BLOCKS, _X_BLOCKS_HIP = (1, 8, 32, 128), (1, 4, 8, 16, 32, 64, 128, 256)
 _MAX_ELEMENTS = 4096

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
-from bundler.runtime.heuristics_facts import ReductionHint, Setting, SizeHints
-from bundler.runtime.heuristics_filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
-from bundler.runtime.heuristics_limits import MAX_RSPLIT, pow2_down
-from bundler.runtime.heuristics_persistent import persistent
-from bundler.runtime.heuristics_reduction import looped, reduction_hints
+from bundler.runtime.heuristics.facts import ReductionHint, Setting, SizeHints
+from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
+from bundler.runtime.heuristics.limits import MAX_RSPLIT, pow2_down
+from bundler.runtime.heuristics.persistent_rules import persistent
+from bundler.runtime.heuristics.reduction_rules import looped, reduction_hints
 
 _PROGRAMS_26 = 64
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
-from bundler.runtime.descent import UNMEASURED_DETERMINISTIC, Descent, Space
 from bundler.runtime.driver import Driver
-from bundler.runtime.reporting import BandwidthReport, LaunchDump
-from bundler.runtime.tuning import LookupTable
+from bundler.runtime.tuning.descent import UNMEASURED_DETERMINISTIC, Descent, Space
+from bundler.runtime.tuning.reporting import BandwidthReport, LaunchDump
+from bundler.runtime.tuning.winners import LookupTable
 
 
 @dataclass(frozen=True)

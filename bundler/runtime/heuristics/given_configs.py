@@ -8,7 +8,7 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
-from bundler.runtime.heuristics_facts import Policy
+from bundler.runtime.heuristics.facts import Policy
 
 _COUNTS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 # Options of Triton releases with explicit warp specialization; 0 says "none", and then a compiler need not know them.

@@ -7,10 +7,10 @@ from functools import partial
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
-from bundler.runtime.heuristics_facts import DEFAULT_WARP_SIZE, Setting, SizeHints, TileHint
-from bundler.runtime.heuristics_filters import meet_descriptor_floors
-from bundler.runtime.heuristics_limits import check_hints, max_block, product
-from bundler.runtime.heuristics_tiles import pointwise_tile
+from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Setting, SizeHints, TileHint
+from bundler.runtime.heuristics.filters import meet_descriptor_floors
+from bundler.runtime.heuristics.limits import check_hints, max_block, product
+from bundler.runtime.heuristics.tiles import pointwise_tile
 
 _LEAST_BLOCK, _MOST_BLOCK, _PROGRAMS = 256, 1024, 128
 _FINE = 64  # elements of a warp where more warps may hide latency better

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from bundler.errors import BundlerError, ConfigError, DriverError, NoValidConfig
 from bundler.format.tuning import Timing
-from bundler.runtime.benchmarking import Sample, usable
 from bundler.runtime.configs import Config
-from bundler.runtime.descent import SKIPPED, SKIPPED_DETERMINISTIC, UNMEASURED_DETERMINISTIC, Descent, Space
-from bundler.runtime.occupancy import Occupancy
-from bundler.runtime.rescaling import may_rescale, r_blocks, rescaled
-from bundler.runtime.tuning import named_of
+from bundler.runtime.tuning.benchmarking import Sample, usable
+from bundler.runtime.tuning.descent import SKIPPED, SKIPPED_DETERMINISTIC, UNMEASURED_DETERMINISTIC, Descent, Space
+from bundler.runtime.tuning.occupancy import Occupancy
+from bundler.runtime.tuning.rescaling import may_rescale, r_blocks, rescaled
+from bundler.runtime.tuning.winners import named_of
 
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
 _NS, _US = 1e6, 1e6

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
-from bundler.runtime.heuristics_facts import DEFAULT_WARP_SIZE, Device, ReductionHint, Setting, SizeHints
-from bundler.runtime.heuristics_limits import (
+from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Device, ReductionHint, Setting, SizeHints
+from bundler.runtime.heuristics.limits import (
     MAX_GRID,
     WAVE_64,
     block_name,

@@ -14,24 +14,24 @@ from typing import Any
 from bundler.errors import ConfigError, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle
 from bundler.lifecycle.tuning import Miss
-from bundler.runtime import grids, profiling, tuning
-from bundler.runtime.benchmarking import Clock
+from bundler.runtime import grids
 from bundler.runtime.configs import Config
 from bundler.runtime.driver import Driver
-from bundler.runtime.exporting import Exported, export_kernel
 from bundler.runtime.handle import Handle
 from bundler.runtime.hooks import Hooks
 from bundler.runtime.kernel import StaticKernel
-from bundler.runtime.listing import Listed, Pruning
 from bundler.runtime.loading import Loader
 from bundler.runtime.matching import Specialization
-from bundler.runtime.options import TunerOptions
-from bundler.runtime.recalling import Choice, Memory, Question
-from bundler.runtime.reporting import moved_bytes
 from bundler.runtime.specialize import is_tensor
-from bundler.runtime.trials import Touch, Trial
-from bundler.runtime.workshop import CallWorkshop, Made, Place, StaticCandidate, TritonCandidate, expand, make
-from bundler.runtime.workshop import open_any_driver as open_driver
+from bundler.runtime.tuning import profiling, winners, workshop
+from bundler.runtime.tuning.benchmarking import Clock
+from bundler.runtime.tuning.exporting import Exported, export_kernel
+from bundler.runtime.tuning.listing import Listed, Pruning
+from bundler.runtime.tuning.options import TunerOptions
+from bundler.runtime.tuning.recalling import Choice, Memory, Question
+from bundler.runtime.tuning.reporting import moved_bytes
+from bundler.runtime.tuning.trials import Touch, Trial
+from bundler.runtime.tuning.workshop import CallWorkshop, Made, Place, StaticCandidate, TritonCandidate, expand, make
 from bundler.toolchain import tuning as toolchain
 
 _COUNTS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg"})
@@ -258,7 +258,7 @@ class AutotunedKernel:
     def _ready(self) -> _Machine:
         with self._lock:
             if self._machine is None:
-                driver = self.options.driver or open_driver()
+                driver = self.options.driver or workshop.open_any_driver()
                 loader, hooks, given = Loader(driver), Hooks(), self.options.bundle
                 bundle = given if isinstance(given, Bundle | None) else Bundle.load(given)
                 memory = Memory(self.__name__, self.base, bundle, self.options, results=self._cache_results)
@@ -352,7 +352,7 @@ class AutotunedKernel:
         self._adopt(machine, winner.config, winner.made)
         winner.close()
         machine.memory.keep(outcome, question)
-        named = tuning.named_of(winner.config)
+        named = winners.named_of(winner.config)
         best = next((timing.time_ns for timing in outcome.timings if timing.config == named), None)
         return Choice.of(winner.config, outcome.found_by, None if best is None else best / _NS)
 

@@ -34,9 +34,9 @@ from bundler.runtime.handle import Handle
 from bundler.runtime.hooks import Hooks
 from bundler.runtime.loading import Loader
 from bundler.runtime.matching import Specialization
-from bundler.runtime.occupancy import Usage, usage_of
 from bundler.runtime.planning import BACKENDS, can_launch
-from bundler.runtime.tuner import Candidate, Refused
+from bundler.runtime.tuning.occupancy import Usage, usage_of
+from bundler.runtime.tuning.tuner import Candidate, Refused
 from bundler.toolchain import identity, specialising
 from bundler.toolchain import tuning as toolchain
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from bundler.errors import ConfigError
-from bundler.runtime.heuristics_facts import DEFAULT_WARP_SIZE, Device, Setting, SizeHints
+from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Device, Setting, SizeHints
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_RSPLIT = 64

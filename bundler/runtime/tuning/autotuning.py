@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bundler.errors import ConfigError
-from bundler.runtime.autotuned import AutotunedKernel
-from bundler.runtime.benchmarking import REP_MS, WARMUP_MS, CudaClock, GivenClock
-from bundler.runtime.listing import Listed, Pruning
-from bundler.runtime.options import TunerOptions
-from bundler.runtime.trials import Touch
+from bundler.runtime.tuning.autotuned import AutotunedKernel
+from bundler.runtime.tuning.benchmarking import REP_MS, WARMUP_MS, CudaClock, GivenClock
+from bundler.runtime.tuning.listing import Listed, Pruning
+from bundler.runtime.tuning.options import TunerOptions
+from bundler.runtime.tuning.trials import Touch
 from bundler.toolchain import tuning as toolchain
 
 

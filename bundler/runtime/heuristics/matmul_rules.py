@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
-from bundler.runtime.heuristics_facts import Setting, SizeHints
-from bundler.runtime.heuristics_limits import MAX_TENSOR_ELEMENTS, MIN_DOT_EDGE, product, rows
+from bundler.runtime.heuristics.facts import Setting, SizeHints
+from bundler.runtime.heuristics.limits import MAX_TENSOR_ELEMENTS, MIN_DOT_EDGE, product, rows
 
 # x, y, r, warps, stages
 _TILES = (

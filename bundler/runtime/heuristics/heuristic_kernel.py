@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bundler.errors import ConfigError
-from bundler.runtime.autotuned import AutotunedKernel
-from bundler.runtime.benchmarking import Clock
 from bundler.runtime.configs import Config, unique
-from bundler.runtime.descent import SKIPPED_DETERMINISTIC, Space
-from bundler.runtime.heuristics_combo import ComboPlan
-from bundler.runtime.heuristics_facts import HeuristicKind, Setting, SizeHints
-from bundler.runtime.heuristics_limits import max_block
-from bundler.runtime.launch_grids import Grid, LaunchGrid, launch_grid
-from bundler.runtime.listing import Listed, Pruning
-from bundler.runtime.options import TunerOptions
-from bundler.runtime.trials import Touch
+from bundler.runtime.heuristics.combo_rules import ComboPlan
+from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
+from bundler.runtime.heuristics.launch_grids import Grid, LaunchGrid, launch_grid
+from bundler.runtime.heuristics.limits import max_block
+from bundler.runtime.tuning.autotuned import AutotunedKernel
+from bundler.runtime.tuning.benchmarking import Clock
+from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
+from bundler.runtime.tuning.listing import Listed, Pruning
+from bundler.runtime.tuning.options import TunerOptions
+from bundler.runtime.tuning.trials import Touch
 from bundler.toolchain import tuning as toolchain
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bundler.runtime.benchmarking import Clock, CudaClock, Sample, Sandbox
 from bundler.runtime.configs import Config
-from bundler.runtime.occupancy import Occupancy
-from bundler.runtime.options import TunerOptions
-from bundler.runtime.tuner import Candidate, Outcome, Refused, Search, Traits
-from bundler.runtime.workshop import CallWorkshop, StaticCandidate, TritonCandidate
+from bundler.runtime.tuning.benchmarking import Clock, CudaClock, Sample, Sandbox
+from bundler.runtime.tuning.occupancy import Occupancy
+from bundler.runtime.tuning.options import TunerOptions
+from bundler.runtime.tuning.tuner import Candidate, Outcome, Refused, Search, Traits
+from bundler.runtime.tuning.workshop import CallWorkshop, StaticCandidate, TritonCandidate
 
 Hook = Callable[..., Any]
 
