@@ -29,6 +29,7 @@ from bundler.format.combine import diff, merge
 from bundler.format.entries import Artifact, Kernel, Opaque
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.sentinel import from_sentinels
+from bundler.format.tuning import id_of, to_file
 from bundler.toolchain.identity import triton_dir
 
 ACCEPTED = "accepted"
@@ -209,6 +210,14 @@ class _Allowed:
                         self.kernel_folders.setdefault(root + entry.key, []).append(root + path)
                     else:
                         self.companions.add(root + path)
+
+        # Each tuning record is a file, named after its kernel and its parts, with a digest in front.
+        tunings = {tuning.record: tuning for tuning in bundle.observed.tunings}
+        for record in bundle.tuning_records:
+            name = id_of(record)
+            kernel = re.sub(r"[^A-Za-z0-9_]", "_", record.kernel)[:80]
+            path = f"bundler-tuning/{kernel}-{name.partition(':')[2][:32]}.tuning"
+            self.files.setdefault(path, []).append(to_file(record, tunings.get(name)))
 
     def bytes_of(self, path: str) -> list[bytes]:
         """Return what the file may hold."""

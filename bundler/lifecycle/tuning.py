@@ -29,6 +29,7 @@ from bundler.format.tuning import (
     time_of,
     to_file,
 )
+from bundler.lifecycle.publishing import STALE_AFTER_S, TEMPORARY_PREFIX
 
 FOLDER = "bundler-tuning"
 SUFFIX = ".tuning"
@@ -79,7 +80,7 @@ class TuningFolder:
         path = os.path.join(self.path, file_name(record.kernel, id_of(record)))
         with os_errors(path, "write"):
             os.makedirs(self.path, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix="tmp.", dir=self.path)
+            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=self.path)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(to_file(record, tuning))
@@ -88,7 +89,17 @@ class TuningFolder:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
                 raise
+            self._sweep(os.lstat(path).st_mtime)
         return path
+
+    def _sweep(self, now_s: float) -> None:
+        """Remove what writers left that were killed a day ago or more; the time is the file system's own."""
+        for name in os.listdir(self.path):
+            if name.startswith(TEMPORARY_PREFIX):
+                leftover = os.path.join(self.path, name)
+                with contextlib.suppress(FileNotFoundError):
+                    if now_s - os.lstat(leftover).st_mtime > STALE_AFTER_S:
+                        os.unlink(leftover)
 
     def find(self, kernel: str, parts: Parts) -> Hit | Miss:
         """Return the record for a kernel whose parts are these, or why there is none."""

@@ -55,6 +55,19 @@ def test_a_record_is_found_by_its_kernel_and_parts(tmp_path):
     assert list(folder.records()) == [made(256, 1000)]
 
 
+def test_what_killed_writers_left_is_swept_after_a_day(tmp_path):
+    """Unfinished files of ours go with a later write, young ones and those of others stay."""
+    folder = TuningFolder(tmp_path)
+    folder.put(*made(128, 1500))
+    for name, age_s in (("tmp.bundler.old", 90000), ("tmp.bundler.young", 60), ("tmp.theirs", 90000)):
+        path = Path(folder.path, name)
+        path.write_bytes(b"half")
+        os.utime(path, (path.stat().st_mtime - age_s,) * 2)
+    folder.put(*made(256, 1000))
+    left = {name for name in os.listdir(folder.path) if name.startswith("tmp.")}
+    assert left == {"tmp.bundler.young", "tmp.theirs"}
+
+
 def test_a_miss_names_what_differs_from_the_closest_record(tmp_path):
     """The record with the fewest other parts is compared; a part that one side lacks is nothing."""
     folder = TuningFolder(tmp_path)

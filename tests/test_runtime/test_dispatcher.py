@@ -147,5 +147,5 @@ def test_the_wheel_has_the_dispatcher():
     if quick.dispatcher_type() is None:
         pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
     code = "from bundler.runtime import quick; print(quick.dispatcher_type().__module__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "bundler.runtime._dispatch"

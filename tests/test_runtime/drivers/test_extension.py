@@ -198,7 +198,7 @@ def test_an_installed_extension_is_taken():
     if launchers.compiled_type() is None:
         pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
     code = "from bundler.runtime import launchers; print(launchers.compiled_type().__module__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "bundler.runtime._launch"
 
 
