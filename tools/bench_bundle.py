@@ -10,7 +10,6 @@ docs/results/, from which tools/make_benchmarks.py makes the page.  `--check` ex
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tarfile
@@ -22,12 +21,14 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-import measuring  # noqa: E402  # the programs here find each other by path
+import bench_jobs  # noqa: E402  # the programs here find each other by path
+import measuring  # noqa: E402
 from bench_basics import basics  # noqa: E402
-from bench_jobs import Side, tar_program  # noqa: E402
+from bench_jobs import tar_program  # noqa: E402
 from bench_kernels import cache_of  # noqa: E402
 from bench_memory import memory  # noqa: E402
 from bench_rows import bundle_rows, corpus_rows  # noqa: E402
+from bench_sides import Side, arguments, sides  # noqa: E402
 
 sys.path[:0] = [str(measuring.ROOT)]
 
@@ -57,7 +58,7 @@ Samples = dict[str, list[float]]
 
 def main() -> int:
     """Measure, print a table, write the samples."""
-    options = arguments()
+    options = arguments(__doc__, KERNELS, ROUNDS)
     kernels = options.kernels or (QUICK_KERNELS if options.quick else KERNELS)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     cache = cache_of(kernels, options.keep.resolve())
@@ -67,7 +68,7 @@ def main() -> int:
     places: dict[str, Samples] = {}
     profile: dict[str, dict[str, float]] = {}
     for place, parent in directories(options.keep.resolve()):
-        with working_folder(parent) as work, sides() as serving:
+        with working_folder(parent) as work, sides(bench_jobs.__file__, "ours", "torch", "plain") as serving:
             planted = plant(cache, work / "cache")
             places[place] = measure(planted, work, serving, rounds)
             if not profile:
@@ -86,19 +87,6 @@ def main() -> int:
     for line in missed:
         print(f"missed: {line['work']}: {measuring.shown(line['figure'], line['unit'])}, {measuring.target(line)}")
     return 1 if options.check and missed else 0
-
-
-def arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
-    parser.add_argument("--kernels", type=int, metavar="N", help=f"how many kernels ({KERNELS})")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"how many rounds ({ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help="few kernels and rounds: shows that it runs, not how fast")
-    parser.add_argument("--results", type=Path, default=measuring.RESULTS, metavar="DIR", help="where the samples go")
-    parser.add_argument("--keep", type=Path, default=measuring.ROOT / ".build" / "bench", metavar="DIR",
-                        help="where the kernels stay for the next run")  # fmt: skip
-    return parser.parse_args()
 
 
 def finish(name: str, result: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
@@ -127,17 +115,6 @@ def working_folder(parent: Path | str | None) -> Iterator[Path]:
     """Make a folder for the time of a measurement."""
     with tempfile.TemporaryDirectory(prefix="bench.", dir=parent) as name:
         yield Path(name)
-
-
-@contextmanager
-def sides() -> Iterator[dict[str, Side]]:
-    """Start the processes that run the jobs."""
-    started = {name: Side(name) for name in ("ours", "torch", "plain")}
-    try:
-        yield started
-    finally:
-        for side in started.values():
-            side.close()
 
 
 def plant(cache: Path, where: Path) -> Path:

@@ -9,9 +9,7 @@ else, are paid once.  `SIDE` is what gets imported: ours, torch or plain.
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import json
 import os
 import pickle
 import shutil
@@ -24,35 +22,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-import measuring  # noqa: E402  # the programs here find each other by path
+import bench_sides  # noqa: E402  # the programs here find each other by path
 
 TAR_LEVEL = 3
 LAUNCH_SUFFIXES = (".cubin", ".json")
-
-
-class Side:
-    """A process that has imported what one side needs and forks a child for each job."""
-
-    def __init__(self, name: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(measuring.ROOT)}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, name], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-
-    def do(self, job: str, *arguments: object) -> dict[str, float]:
-        """Run a job; returns seconds, or bytes, by name."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([job, list(map(str, arguments))]), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{job}{arguments} failed")
-        result: dict[str, float] = json.loads(line)
-        return result
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
 
 
 def serve(side: str) -> None:
@@ -63,16 +36,7 @@ def serve(side: str) -> None:
         _ = bundler.Bundle, bundler.open_store, bundler.pack, bundler.restore
     elif side == "torch":
         import torch._inductor.triton_bundler  # noqa: F401
-    gc.collect()
-    gc.freeze()  # so that no side pays for looking through the objects of its imports
-    for line in sys.stdin:
-        name, arguments = json.loads(line)
-        child = os.fork()
-        if not child:
-            print(json.dumps(JOBS[name](*arguments)), flush=True)
-            os._exit(0)
-        if os.waitpid(child, 0)[1]:
-            sys.exit(1)
+    bench_sides.answer(JOBS)
 
 
 class Watch:

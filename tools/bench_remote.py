@@ -12,25 +12,25 @@ is missed, and names it.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-import measuring  # noqa: E402  # the programs here find each other by path
+import bench_remote_jobs  # noqa: E402  # the programs here find each other by path
+import measuring  # noqa: E402
 from bench_bundle import finish, plant, working_folder  # noqa: E402
 from bench_delay import delayed  # noqa: E402
 from bench_kernels import cache_of  # noqa: E402
-from bench_remote_jobs import TAG, Side  # noqa: E402
+from bench_remote_jobs import TAG  # noqa: E402
 from bench_remote_rows import rows_of  # noqa: E402
+from bench_sides import Side, arguments, sides  # noqa: E402
 from cluster_server import Server, running  # noqa: E402
 
 sys.path[:0] = [str(measuring.ROOT)]
@@ -47,7 +47,7 @@ Samples = dict[str, list[float]]
 
 def main() -> int:
     """Measure, print a table, write the samples."""
-    options = arguments()
+    options = arguments(__doc__, KERNELS, ROUNDS)
     kernels = options.kernels or (QUICK_KERNELS if options.quick else KERNELS)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     keep = options.keep.resolve()
@@ -55,7 +55,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     with ExitStack() as stack:
         work = stack.enter_context(working_folder(measuring.fast_directory() or keep))
-        serving = stack.enter_context(sides())
+        serving = stack.enter_context(sides(bench_remote_jobs.__file__, "ours", "triton", "plain"))
         planted = plant(cache, work / "cache")
         recorded = serving["triton"].do("record", kernels, planted, work / "bundle")
         assert recorded["kernels"] == kernels, recorded
@@ -78,30 +78,6 @@ def main() -> int:
     for line in missed:
         print(f"missed: {line['work']}: {measuring.shown(line['figure'], line['unit'])}, {measuring.target(line)}")
     return 1 if options.check and missed else 0
-
-
-def arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
-    parser.add_argument("--kernels", type=int, metavar="N", help=f"how many kernels ({KERNELS})")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"how many rounds ({ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help="few kernels and rounds: shows that it runs, not how fast")
-    parser.add_argument("--results", type=Path, default=measuring.RESULTS, metavar="DIR", help="where the samples go")
-    parser.add_argument("--keep", type=Path, default=measuring.ROOT / ".build" / "bench", metavar="DIR",
-                        help="where the kernels stay for the next run")  # fmt: skip
-    return parser.parse_args()
-
-
-@contextmanager
-def sides() -> Iterator[dict[str, Side]]:
-    """Start the processes that run the jobs."""
-    started = {name: Side(name) for name in ("ours", "triton", "plain")}
-    try:
-        yield started
-    finally:
-        for side in started.values():
-            side.close()
 
 
 def used(server: Server) -> int:

@@ -6,10 +6,7 @@ python tools/bench_remote_jobs.py SIDE         reads one JSON line a job, [name,
 
 from __future__ import annotations
 
-import gc
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,38 +15,12 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 import bench_jobs  # noqa: E402  # the programs here find each other by path
-import measuring  # noqa: E402
+import bench_sides  # noqa: E402
 
 TAG = "bench/remote"
 PATIENCE_S = 20.0
 # So many GETs before their answers are read.
 PIPELINED = 512
-
-
-class Side:
-    """A process that has imported what one side needs and forks a child for each job."""
-
-    def __init__(self, name: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(measuring.ROOT)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, name], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-
-    def do(self, job: str, *arguments: object) -> dict[str, float]:
-        """Run a job; returns seconds, or counts, by name."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([job, list(map(str, arguments))]), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{job} failed")
-        result: dict[str, float] = json.loads(line)
-        return result
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
 
 
 def serve(side: str) -> None:
@@ -63,16 +34,7 @@ def serve(side: str) -> None:
         bundler.open_store("redis://127.0.0.1").close()  # nothing is sent before the first call
     elif side == "triton":
         import triton  # noqa: F401
-    gc.collect()
-    gc.freeze()
-    for line in sys.stdin:
-        name, arguments = json.loads(line)
-        child = os.fork()
-        if not child:
-            print(json.dumps(JOBS[name](*arguments)), flush=True)
-            os._exit(0)
-        if os.waitpid(child, 0)[1]:
-            sys.exit(1)
+    bench_sides.answer(JOBS)
 
 
 def record(count: str, cache: str, file: str) -> dict[str, float]:

@@ -157,37 +157,29 @@ def _pointwise(
     )
 
 
-def _reduction(
-    told: Told,
-    size_hints: SizeHints,
-    reduction_hint: Any = False,
-    triton_meta: Meta | None = None,
-    filename: str | None = None,
-    inductor_meta: Meta | None = None,
-) -> Decorator:
-    hint = metadata.reduction_hint_of(reduction_hint)
+def _hinted(kind: HeuristicKind, rules: Callable[..., Sequence[Config]]) -> Callable[..., Decorator]:
+    """Return what stands in for one of torch's heuristics that take sizes and a hint for reductions."""
 
-    def choose(setting: Setting) -> Sequence[Config]:
-        return reduction_configs(size_hints, setting, hint=hint)
+    def stand_in(
+        told: Told,
+        size_hints: SizeHints,
+        reduction_hint: Any = False,
+        triton_meta: Meta | None = None,
+        filename: str | None = None,
+        inductor_meta: Meta | None = None,
+    ) -> Decorator:
+        hint = metadata.reduction_hint_of(reduction_hint)
 
-    dynamic = metadata.dynamic_sizes(triton_meta or {})
-    return _decorator(told, "reduction", choose, size_hints, triton_meta, inductor_meta, num_dynamic=dynamic)
+        def choose(setting: Setting) -> Sequence[Config]:
+            return rules(size_hints, setting, hint=hint)
 
+        # Only the rules for reductions look at how many sizes change from call to call.
+        facts: dict[str, Any] = {}
+        if kind == "reduction":
+            facts["num_dynamic"] = metadata.dynamic_sizes(triton_meta or {})
+        return _decorator(told, kind, choose, size_hints, triton_meta, inductor_meta, **facts)
 
-def _persistent_reduction(
-    told: Told,
-    size_hints: SizeHints,
-    reduction_hint: Any = False,
-    triton_meta: Meta | None = None,
-    filename: str | None = None,
-    inductor_meta: Meta | None = None,
-) -> Decorator:
-    hint = metadata.reduction_hint_of(reduction_hint)
-
-    def choose(setting: Setting) -> Sequence[Config]:
-        return persistent_reduction_configs(size_hints, setting, hint=hint)
-
-    return _decorator(told, "persistent_reduction", choose, size_hints, triton_meta, inductor_meta)
+    return stand_in
 
 
 def _cooperative_reduction(
@@ -199,22 +191,6 @@ def _cooperative_reduction(
         return cooperative_reduction_configs(size_hints, setting, hint=hint, is_persistent=persistent)
 
     return _decorator(told, "reduction", choose, size_hints, triton_meta, inductor_meta)
-
-
-def _split_scan(
-    told: Told,
-    size_hints: SizeHints,
-    reduction_hint: Any = False,
-    triton_meta: Meta | None = None,
-    filename: str | None = None,
-    inductor_meta: Meta | None = None,
-) -> Decorator:
-    hint = metadata.reduction_hint_of(reduction_hint)
-
-    def choose(setting: Setting) -> Sequence[Config]:
-        return split_scan_configs(size_hints, setting, hint=hint)
-
-    return _decorator(told, "split_scan", choose, size_hints, triton_meta, inductor_meta)
 
 
 def _template(
@@ -263,10 +239,10 @@ def _foreach(
 
 _STAND_INS: Mapping[str, Callable[..., Decorator]] = {
     "pointwise": _pointwise,
-    "reduction": _reduction,
-    "persistent_reduction": _persistent_reduction,
+    "reduction": _hinted("reduction", reduction_configs),
+    "persistent_reduction": _hinted("persistent_reduction", persistent_reduction_configs),
     "cooperative_reduction": _cooperative_reduction,
-    "split_scan": _split_scan,
+    "split_scan": _hinted("split_scan", split_scan_configs),
     "template": _template,
     "fixed_config": _fixed_config,
     "user_autotune": _user_autotune,

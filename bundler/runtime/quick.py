@@ -29,7 +29,7 @@ def compiled_dispatcher(
     by_name: Mapping[str, bool],
     capacity: int,
 ) -> Callable[..., None] | None:
-    """Return what launches as `slow` does, at a third of its cost for calls like earlier ones; None where there is none.
+    """Return what launches as `slow` does, at little more than half the cost for calls like earlier ones, or None.
 
     Args:
         driver: its `device` and `stream` are asked for at each launch.

@@ -29,6 +29,7 @@ def load_beside(name):
 
 calls = load_beside("launch_calls")
 compiling = load_beside("compiling")
+load_beside("triton_stand_in")
 
 
 @dataclass(frozen=True)

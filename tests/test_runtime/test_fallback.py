@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was not recorded is compiled by Triton, recorded, and launched without Triton from then on."""
 
-from types import SimpleNamespace
-
 import launch_calls as calls
 import pytest
+import triton_stand_in
 
 from bundler.errors import CannotLaunchStatically, NotFound
 from bundler.runtime import DryDriver, load
@@ -13,37 +12,13 @@ pytestmark = pytest.mark.toolchain
 X, Y, OUT = calls.X, calls.Y, calls.OUT
 
 
-class TritonDriver:
-    """Triton's driver of a GPU that is not there: compiles, loads and launches, and counts the launches."""
-
-    def __init__(self):
-        self.launches = []
-        self.utils = SimpleNamespace(
-            load_binary=lambda *args: (1, 2, 16, 0, 1024),
-            unload_module=lambda module: None,
-            get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
-        )
-        self.launcher_cls = lambda src, metadata: lambda *args: self.launches.append((metadata.name, args[:3]))
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 @pytest.fixture
 def triton_driver(tmp_path, monkeypatch):
     pytest.importorskip("triton")
     from triton.runtime.driver import driver
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    before, fake = driver._active, TritonDriver()
+    before, fake = driver._active, triton_stand_in.TritonDriver(lambda metadata: metadata.name)
     driver.set_active(fake)
     yield fake
     driver._active = before

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import launch_calls as calls
 import pytest
+import triton_stand_in
 
 import bundler
 from bundler.errors import CompileFailed, NoValidConfig, WorkerDied
@@ -108,35 +109,11 @@ def test_what_the_caches_of_amd_say_is_found_too(triton, launch_kernels):
     assert not driver.modules[0].loaded
 
 
-class TritonDriver:
-    """Triton's driver of a GPU that is not there: compiles, loads and launches, and counts the launches."""
-
-    def __init__(self):
-        self.launches = []
-        self.utils = SimpleNamespace(
-            load_binary=lambda *args: (1, 2, 16, 0, 1024),
-            unload_module=lambda module: None,
-            get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
-        )
-        self.launcher_cls = lambda src, metadata: lambda *args: self.launches.append((metadata.num_warps, args[:3]))
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 @pytest.fixture
 def triton_driver(triton):
     from triton.runtime.driver import driver
 
-    before, fake = driver._active, TritonDriver()
+    before, fake = driver._active, triton_stand_in.TritonDriver(lambda metadata: metadata.num_warps)
     driver.set_active(fake)
     yield fake
     driver._active = before

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch facts come out the same whether their sections are decoded one by one, and shared, or all at once."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundler.errors import FormatError
+from bundler.format import launch, wire
+from bundler.format.launch import Argument, LaunchFacts
+from bundler.format.values import encode
+
+
+def facts(number):
+    """Return facts that differ from others in one constant."""
+    return LaunchFacts(
+        "ast",
+        (Argument("x", "", None, False, False, False), Argument("N", "", encode(1), True, False, False)),
+        (("x", encode("*fp32")), ("N", encode("constexpr"))),
+        (((1,), encode(number)),),
+        (((0,), encode([["tt.divisibility", 16]])),),
+        (("num_warps", encode(4)), ("extern_libs", encode((("libdevice", "a.bc"),))), ("limit", encode(-1.5))),
+    )
+
+
+def outcome(data):
+    """Return what the bytes decode to, or the words of the refusal."""
+    try:
+        return LaunchFacts.from_bytes(data)
+    except FormatError as error:
+        return str(error)
+
+
+WHOLE = facts(7).to_bytes()
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.binary(max_size=4), st.integers(0, 3))
+def test_damaged_facts_come_to_the_same_either_way(at, inserted, dropped):
+    """Whatever is changed, both ways give equal facts, or both refuse."""
+    data = WHOLE[:at] + inserted + WHOLE[at + dropped :]
+    quick = outcome(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch.wire, "split", lambda data, members: None)
+        slow = outcome(data)
+    assert quick == slow if not isinstance(slow, str) else isinstance(quick, str)
+
+
+def test_kernels_share_the_sections_that_are_equal():
+    """A thousand kernels that differ in a constant hold one tuple of arguments and one of options between them."""
+    found = [LaunchFacts.from_bytes(facts(number).to_bytes()) for number in range(3)]
+    assert [decoded.constants[0][1].payload for decoded in found] == [0, 1, 2]
+    assert len({id(decoded.arguments) for decoded in found}) == len({id(decoded.options) for decoded in found}) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x90",
+        WHOLE + b"\0",
+        b"\x91" + WHOLE,
+        wire.pack([1, [], [], [], [], []]),
+        wire.pack(["ast", [], [], [], []]),
+    ],
+)
+def test_what_is_no_facts_is_refused(data):
+    """Nothing, too much, too few sections, or one of another type is a FormatError."""
+    with pytest.raises(FormatError):
+        LaunchFacts.from_bytes(data)
+
+
+def test_large_facts_are_decoded_whole():
+    """Beyond the size that is split they are read all the same."""
+    large = facts(("y" * 4000,) * 40)
+    assert wire.split(large.to_bytes(), 6) is None
+    assert LaunchFacts.from_bytes(large.to_bytes()) == large
