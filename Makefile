@@ -5,15 +5,18 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz crash clean check-python
+.PHONY: help demo test test-slow lint bench fuzz crash clean check-python
 
 PYTHON ?= python3
 # Besides the release in constraints.txt, the two ends of what we support.
 TRITONS ?= 3.6.0 3.9.0
 # More arguments for the program behind a target: make test ARGS="-k digest"
 ARGS ?=
+# How many tests run at a time.
+WORKERS ?= 2
 
-unexport PYTHONPATH PYTHONHOME
+# Without byte code on disk every program that a test starts would compile all modules again.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 TORCH_CPU := 2.13.0+cpu
 TORCH := 2.13.0
@@ -26,45 +29,59 @@ WHEEL = $$(ls .build/wheel/*.whl)
 PIP = -m pip --disable-pip-version-check -qq install
 
 help: ## say what the targets do
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
 
 demo: .venv-demo/.ready ## compile real kernels, bundle them, restore them elsewhere, recompile none
 	.venv-demo/bin/triton-bundler demo $(ARGS)
 
+test: test-quick ## build the wheel, install it in a new environment, test it there; then the oldest and newest Triton
+	$(call on-each-triton,release)
+
+test-slow: .venv-test/.ready ## the tests that take long: benchmarks, simulator, crash sample, torch, type checkers, fuzzing
+	$(call run-tests,slow)
+	$(call on-each-triton,later)
+
+.PHONY: test-quick
+test-quick: .venv-test/.ready
+	$(call run-tests,not slow)
+
 # -P keeps the checkout off the import path: what is tested is the wheel that was built and installed.
-test: test-main $(TRITONS:%=test-triton-%) ## build the wheel, install it in a new environment, test it there
+pytest = BUNDLER_TEST_INSTALLED=1 $(1)/bin/python -P -m pytest
+# $(call run-tests,MARKS): first, side by side, what can bear that; then, one by one, what looks at a clock. Status 5 is "no test selected":
+# one of the two parts may well be empty, but not both.
+define run-tests
+@ran=; \
+$(call pytest,.venv-test) -m "($(1)) and not serial" -n $(WORKERS) --dist loadfile $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
+$(call pytest,.venv-test) -m "($(1)) and serial" $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
+[[ -n $$ran ]] || { echo "make: $@ finds no test; is it one of test, or of test-slow?" >&2; exit 1; }
+endef
 
-.PHONY: test-main $(TRITONS:%=test-triton-%)
-test-main: .venv-test/.ready
-	TRITON_BUNDLER_TEST_INSTALLED=1 .venv-test/bin/python -P -m pytest $(ARGS)
+# $(call on-each-triton,PART): one process for each release, side by side. Only ARGS such as -k may leave nothing to run there.
+or-none = || [[ $$? == $(if $(ARGS),5,never) ]]
+on-each-triton = $(if $(TRITONS),@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target $(TRITONS:%=$(1)-triton-%))
 
-# After the main suite: a timing test should not share the machine with another suite. Status 5 is "no test selected", which
-# ARGS such as -k may well cause here.
-$(TRITONS:%=test-triton-%): test-triton-%: .venv-triton-%/.ready test-main
-	TRITON_BUNDLER_TEST_INSTALLED=1 .venv-triton-$*/bin/python -P -m pytest -m toolchain $(ARGS) || [[ $$? == 5 && -n "$(ARGS)" ]]
+.PHONY: $(TRITONS:%=release-triton-%) $(TRITONS:%=later-triton-%)
+$(TRITONS:%=release-triton-%): release-triton-%: .venv-triton-%/.ready
+	@$(call pytest,.venv-triton-$*) -m "release and not slow" $(ARGS) $(or-none)
+$(TRITONS:%=later-triton-%): later-triton-%: .venv-triton-%/.ready
+	@$(call pytest,.venv-triton-$*) -m "toolchain and (slow or not release)" $(ARGS) $(or-none)
 
 lint: .venv-lint/.ready ## ruff, mypy --strict and the import contracts
 	.venv-lint/bin/ruff check
 	.venv-lint/bin/ruff format --check
 	.venv-lint/bin/mypy
+	.venv-lint/bin/mypy bundler/toolchain/stand_in/bundler.py
 	.venv-lint/bin/lint-imports
 
-bench: tool := tools/bench_bundle.py
+# `-m` puts the checkout first on the import path: what is measured and attacked is the checkout, in an environment that has what it needs.
 bench: .venv-test/.ready ## measure; ARGS go to the benchmark
-	$(run-tool)
+	.venv-test/bin/python -m tools.bench bundle $(ARGS)
 
-fuzz: tool := tools/fuzz_bundle.py
 fuzz: .venv-test/.ready ## feed damaged bundles to the reader; ARGS go to the fuzzer
-	$(run-tool)
+	.venv-test/bin/python -m tools.fuzz bundle $(ARGS)
 
-crash: tool := tools/crash_matrix.py
 crash: .venv-test/.ready ## stop every operation at every file-system call; needs a C compiler; ARGS go to the tool
-	$(run-tool)
-
-define run-tool
-@test -f $(tool) || { echo "make: there is no $(tool) in this checkout" >&2; exit 1; }
-.venv-test/bin/python -P $(tool) $(ARGS)
-endef
+	.venv-test/bin/python -m tools.crash matrix $(ARGS)
 
 clean: ## remove everything that make made
 	rm -rf .venv-build .venv-demo .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info

@@ -20,14 +20,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from bundler.backends.base import Backend, Lease, Leasing, Stat
-from bundler.backends.errors import (
-    BackendDenied,
+from bundler.backends.backend_errors import (
     BackendError,
     BackendResting,
     BackendTimeout,
     BackendUnavailable,
 )
+from bundler.backends.port import Backend, Lease, Stat
 
 T = TypeVar("T")
 
@@ -47,6 +46,7 @@ class Patience:
         bytes_per_key: how many bytes a key that is asked for is taken to have, since nobody knows before.
         budget_s: what a store that never answers may cost in all.
         probe_s: how long an open breaker waits before it asks again, give or take `JITTER`.
+        unhurried_s: for a listing or a flush, which take as long as the store is large; None for no deadline but the store's own.
     """
 
     deadline_s: float = 0.5
@@ -54,6 +54,7 @@ class Patience:
     bytes_per_key: int = 32 * 1024
     budget_s: float = 1.0
     probe_s: float = PROBE_S
+    unhurried_s: float | None = None
 
 
 class Guarded(Backend):
@@ -72,11 +73,14 @@ class Guarded(Backend):
 
     def __init__(self, inner: Backend, patience: Patience | None = None) -> None:
         self.inner, self.patience = inner, patience or Patience()
-        self.reads_are_cheap = inner.reads_are_cheap
+        self.reads_are_cheap, self.writable, self.verified = inner.reads_are_cheap, inner.writable, inner.verified
         self._breaker = _Breaker(self.patience.budget_s, self.patience.probe_s)
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
         return self._call(lambda: self.inner.get(keys), len(keys) * self.patience.bytes_per_key)
+
+    def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
+        return self._call(lambda: self.inner.get_within(max_bytes), len(max_bytes) * self.patience.bytes_per_key)
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
         return self._call(lambda: self.inner.put(items), sum(map(len, items.values())))
@@ -94,7 +98,7 @@ class Guarded(Backend):
         return self._call(lambda: self.inner.claim(keys))
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        # A listing takes as long as the store is large, and nobody's launch waits for it: no deadline but the store's own.
+        # A listing takes as long as the store is large, and nobody's launch waits for it.
         return iter(self._call(lambda: list(self.inner.list(prefix)), unhurried=True))
 
     def read_ref(self, key: str) -> bytes | None:
@@ -110,12 +114,8 @@ class Guarded(Backend):
         return self._call(self.inner.now_s)
 
     def lease(self, key: str, ttl_s: float) -> Lease | None:
-        """Take a lease of the inner store; see `Leasing`."""
-        inner = self.inner
-        if not isinstance(inner, Leasing):
-            raise BackendDenied(f"{type(inner).__name__} has no leases")
         # Nobody would release a lease that is granted after we stopped waiting for it.
-        lease = self._call(lambda: inner.lease(key, ttl_s), too_late=lambda late: late and late.release())
+        lease = self._call(lambda: self.inner.lease(key, ttl_s), too_late=lambda late: late and late.release())
         return None if lease is None else _GuardedLease(self, lease)
 
     def flush(self) -> None:
@@ -138,10 +138,11 @@ class Guarded(Backend):
         breaker = self._breaker
         if not breaker.admits(self._probe):
             raise BackendResting(f"{breaker.reason}; it is left alone, and asked again {breaker.in_words()}")
-        allowed_s = breaker.allowed_s(self.patience.deadline_s + size_bytes / self.patience.bytes_per_s)
+        most_s = self.patience.deadline_s + size_bytes / self.patience.bytes_per_s
+        allowed_s = self.patience.unhurried_s if unhurried else breaker.allowed_s(most_s)
         started = time.monotonic()
         try:
-            answer = call() if unhurried else _Errand(call, too_late).result(allowed_s)
+            answer = call() if allowed_s is None else _Errand(call, too_late).result(allowed_s)
         except BackendUnavailable as error:
             breaker.failed(time.monotonic() - started, str(error))
             raise
@@ -165,6 +166,11 @@ class Guarded(Backend):
                 self._breaker.answered()
 
         threading.Thread(target=ask, name="bundler-probe", daemon=True).start()
+
+
+def bounded(call: Callable[[], T], timeout_s: float) -> T:
+    """Return what a call returns, or raise `BackendTimeout`; a call that overstays goes on by itself."""
+    return _Errand(call, None).result(timeout_s)
 
 
 class _GuardedLease:

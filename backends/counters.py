@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each tier of a store did, in numbers."""
+"""Counters of what each tier of a store did: `TierCounters` is the value that users see, `TierTally` counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TierCounters:
     rested: int = 0
 
 
-class Tally:
+class TierTally:
     """Counts for one tier; safe under threads, and in a forked child, which goes on from its parent's numbers."""
 
     def __init__(self, name: str) -> None:

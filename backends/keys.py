@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from bundler.backends.errors import InvalidKey
+from bundler.backends.backend_errors import InvalidKey
 
 KEY_CHARACTERS = 400
 KEY_DEPTH = 8

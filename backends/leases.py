@@ -9,16 +9,17 @@ import time
 
 import filelock
 
-from bundler.backends import files
+from bundler.backends import file_steps
 
 # Held only while a few bytes are read and written; whoever waits longer than this does without the lease.
 LOCK_TIMEOUT_S = 1.0
+_LEASE_BYTES = 256
 
 
 class LocalLease:
     """A lease of `LocalBackend`; a frozen holder that wakes after its expiry finds that it lost it."""
 
-    def __init__(self, path: str, token: str, permissions: files.Permissions) -> None:
+    def __init__(self, path: str, token: str, permissions: file_steps.Permissions) -> None:
         self._path, self._token, self._permissions = path, token, permissions
 
     def renew(self, ttl_s: float) -> bool:
@@ -30,14 +31,14 @@ class LocalLease:
         return self._change(None)
 
     def _change(self, ttl_s: float | None) -> bool:
-        with files.errors_by_meaning(self._path, "change"):
+        with file_steps.errors_by_meaning(self._path, "change"):
             try:
                 with _lock(self._path, self._permissions):
                     holder = _holder(self._path)
                     if holder is None or holder[0] != self._token or holder[1] <= time.time():
                         return False
                     if ttl_s is None:
-                        files.remove(self._path)
+                        file_steps.remove(self._path)
                     else:
                         _write(self._path, self._token, ttl_s, self._permissions)
                     return True
@@ -45,7 +46,7 @@ class LocalLease:
                 return False
 
 
-def take(path: str, ttl_s: float, permissions: files.Permissions) -> LocalLease | None:
+def take(path: str, ttl_s: float, permissions: file_steps.Permissions) -> LocalLease | None:
     """Take the lease at `path`; None while another holds it, or while its file is busy."""
     token = secrets.token_hex(16)
     try:
@@ -59,12 +60,12 @@ def take(path: str, ttl_s: float, permissions: files.Permissions) -> LocalLease 
     return LocalLease(path, token, permissions)
 
 
-def _lock(path: str, permissions: files.Permissions) -> filelock.BaseFileLock:
+def _lock(path: str, permissions: file_steps.Permissions) -> filelock.BaseFileLock:
     return filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, mode=permissions.file)
 
 
 def _holder(path: str) -> tuple[str, float] | None:
-    data = files.read(path)
+    data = file_steps.read(path, _LEASE_BYTES)
     token, _, expiry = (data or b"").decode("ascii", "replace").partition(" ")
     try:
         return token, float(expiry)
@@ -72,8 +73,13 @@ def _holder(path: str) -> tuple[str, float] | None:
         return None  # empty or damaged: nobody holds it
 
 
-def _write(path: str, token: str, ttl_s: float, permissions: files.Permissions) -> None:
+def _write(path: str, token: str, ttl_s: float, permissions: file_steps.Permissions) -> None:
     temporary = f"{path}.new"
-    files.remove(temporary)  # of a holder that was killed: under the lock it is nobody else's
-    files.write_new(temporary, f"{token} {time.time() + ttl_s!r}".encode(), permissions)
-    os.replace(temporary, path)
+    file_steps.remove(temporary)  # of a holder that was killed: under the lock it is nobody else's
+    content = f"{token} {time.time() + ttl_s!r}".encode()
+
+    def write_and_rename() -> None:
+        file_steps.write_new(temporary, content, permissions)
+        os.replace(temporary, path)
+
+    file_steps.with_temporary(temporary, write_and_rename)

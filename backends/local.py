@@ -20,11 +20,11 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from bundler.backends import files, refs
-from bundler.backends.base import Backend, Stat, in_prefix
-from bundler.backends.errors import BackendError, BackendFull
+from bundler.backends import file_steps, refs
+from bundler.backends.backend_errors import BackendError, BackendFull
 from bundler.backends.keys import check_key, check_prefix, is_key
 from bundler.backends.leases import LocalLease, take
+from bundler.backends.port import OBJECT_LIMIT, Backend, Stat, in_prefix
 
 # After the disk was full we do not try again at once: each attempt costs time, and the caller goes on without us.
 FULL_PAUSE_S = 30.0
@@ -43,7 +43,7 @@ class LocalBackend(Backend):
 
     Args:
         root: the directory; made when first written to.
-        permissions: `files.PRIVATE` or `files.GROUP`.
+        permissions: `file_steps.PRIVATE` or `file_steps.GROUP`.
 
     Raises:
         UntrustedRoot: others could write to the directory.
@@ -51,7 +51,7 @@ class LocalBackend(Backend):
 
     reads_are_cheap = True
 
-    def __init__(self, root: str, permissions: files.Permissions = files.PRIVATE) -> None:
+    def __init__(self, root: str, permissions: file_steps.Permissions = file_steps.PRIVATE) -> None:
         self.root = os.path.abspath(root)
         self._permissions = permissions
         self._made: set[str] = set()
@@ -61,10 +61,13 @@ class LocalBackend(Backend):
         self._trust_root()
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
+        return self.get_within(dict.fromkeys(keys, OBJECT_LIMIT))
+
+    def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
         found = {}
-        with files.errors_by_meaning(self.root, "read"):
-            for key in keys:
-                data = files.read(self._object(key))
+        with file_steps.errors_by_meaning(self.root, "read"):
+            for key, most in max_bytes.items():
+                data = file_steps.read(self._object(key), most)
                 if data is not None:
                     found[key] = data
         return found
@@ -75,12 +78,12 @@ class LocalBackend(Backend):
             return frozenset(key for key, target in targets.items() if self._create(target, items[key]))
 
     def exists(self, keys: Collection[str]) -> frozenset[str]:
-        with files.errors_by_meaning(self.root, "read"):
+        with file_steps.errors_by_meaning(self.root, "read"):
             return frozenset(key for key in keys if os.path.lexists(self._object(key)))
 
     def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
         paths = {key: self._object(key) for key in keys}
-        with files.errors_by_meaning(self.root, "delete in"):
+        with file_steps.errors_by_meaning(self.root, "delete in"):
             return frozenset(key for key, path in paths.items() if self._remove(path, unmodified_since_s))
 
     def touch(self, keys: Collection[str]) -> None:
@@ -88,15 +91,15 @@ class LocalBackend(Backend):
             try:
                 os.utime(path, follow_symlinks=False)
             except OSError as error:
-                if error.errno not in files.ABSENT | files.DENIED:
-                    with files.errors_by_meaning(path, "touch"):
+                if error.errno not in file_steps.ABSENT | file_steps.DENIED:
+                    with file_steps.errors_by_meaning(path, "touch"):
                         raise
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         check_prefix(prefix)
         self._trust_root()
         top = os.path.join(self.root, "data")
-        with files.errors_by_meaning(top, "list"):
+        with file_steps.errors_by_meaning(top, "list"):
             for path, key in _walk(top, prefix):
                 try:
                     found = os.lstat(path)
@@ -116,7 +119,7 @@ class LocalBackend(Backend):
             if not self._create(refs.path_of(folder, mine.number), mine.encode()):
                 return False
             if not refs.took_effect(folder, mine):
-                files.remove(refs.path_of(folder, mine.number))
+                file_steps.remove(refs.path_of(folder, mine.number))
                 return False
             with contextlib.suppress(OSError):  # the value is set; the next one cleans
                 refs.clean(folder)
@@ -126,7 +129,7 @@ class LocalBackend(Backend):
         check_prefix(prefix)
         self._trust_root()
         top = os.path.join(self.root, "refs")
-        with files.errors_by_meaning(top, "list"):
+        with file_steps.errors_by_meaning(top, "list"):
             for folder, subfolders, _ in os.walk(top, onerror=_raise_unless_absent):
                 if _GENERATIONS in subfolders:
                     key = os.path.relpath(folder, top).replace(os.sep, "/")
@@ -138,29 +141,31 @@ class LocalBackend(Backend):
         """Return the file system's time, by making a file; the local clock where that is not permitted."""
         try:
             # Not `_writing`: on a full disk a prune needs the right time, and an empty file often has room.
-            with files.errors_by_meaning(self.root, "write to"):
-                probe = self._temporary(b"")
-                try:
+            with file_steps.errors_by_meaning(self.root, "write to"):
+                probe = self._temporary_path()
+
+                def write_and_look() -> float:
+                    self._write(probe, b"")
                     return os.stat(probe).st_mtime
-                finally:
-                    files.remove(probe)
+
+                return file_steps.with_temporary(probe, write_and_look)
         except BackendError:
             return time.time()
 
     def flush(self) -> None:
         """Write what was put so far to the disk; see `Backend`."""
-        with files.errors_by_meaning(self.root, "flush"):
+        with file_steps.errors_by_meaning(self.root, "flush"):
             try:
                 fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return
             try:
-                files.sync(fd)
+                file_steps.sync(fd)
             finally:
                 os.close(fd)
 
     def lease(self, key: str, ttl_s: float) -> LocalLease | None:
-        """Take a lease among processes of this host; see `Leasing`."""
+        """Take a lease among processes of this host; see `Backend`."""
         folder = os.path.join(self.root, "leases")
         with self._writing():
             self._directory(folder)
@@ -169,8 +174,8 @@ class LocalBackend(Backend):
     def _trust_root(self) -> None:
         """Check the directory once it is there: who made it after we were opened may be anyone."""
         if not self._trusted:
-            with files.errors_by_meaning(self.root, "open"):
-                self._trusted = files.check_root(self.root, self._permissions)
+            with file_steps.errors_by_meaning(self.root, "open"):
+                self._trusted = file_steps.check_root(self.root, self._permissions)
 
     def _object(self, key: str) -> str:
         *folders, last = check_key(key).split("/")
@@ -184,16 +189,15 @@ class LocalBackend(Backend):
     def _latest(self, key: str) -> refs.Version:
         folder = self._generations(check_key(key))
         self._trust_root()
-        with files.errors_by_meaning(folder, "read"):
+        with file_steps.errors_by_meaning(folder, "read"):
             return refs.latest(folder)
 
     def _remove(self, path: str, unmodified_since_s: float | None) -> bool:
         if unmodified_since_s is None:
-            return files.remove(path)
+            return file_steps.remove(path)
         if not os.path.lexists(path):
             return False
-        aside = os.path.join(self._temporaries(), files.temporary_name())
-        return files.remove_unmodified(path, aside, unmodified_since_s)
+        return file_steps.remove_unmodified(path, self._temporary_path(), unmodified_since_s)
 
     def _create(self, target: str, data: bytes) -> bool:
         try:
@@ -206,38 +210,38 @@ class LocalBackend(Backend):
 
     def _create_now(self, target: str, data: bytes) -> bool:
         self._directory(os.path.dirname(target))
-        temporary = self._temporary(data)
-        try:
-            return files.create(temporary, target)
-        finally:
-            files.remove(temporary)
+        temporary = self._temporary_path()
 
-    def _temporary(self, data: bytes) -> str:
-        folder = self._temporaries()
-        path = os.path.join(folder, files.temporary_name())
-        files.write_new(path, data, self._permissions)
+        def write_and_link() -> bool:
+            self._write(temporary, data)
+            return file_steps.create(temporary, target)
+
+        return file_steps.with_temporary(temporary, write_and_link)
+
+    def _write(self, temporary: str, data: bytes) -> None:
+        file_steps.write_new(temporary, data, self._permissions)
         if not self._swept:
             self._swept = True
             with contextlib.suppress(OSError):  # a courtesy
-                self._sweep(folder, os.stat(path).st_mtime)
-        return path
+                self._sweep(os.path.dirname(temporary), os.stat(temporary).st_mtime)
 
     def _sweep(self, folder: str, now_s: float) -> None:
         # Whoever gives a directory of theirs as root may have files in a tmp/ of their own.
-        for name in filter(files.is_temporary_name, os.listdir(folder)):
+        for name in filter(file_steps.is_temporary_name, os.listdir(folder)):
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):  # its writer was quicker
                 if now_s - os.lstat(path).st_mtime > STALE_AFTER_S:
-                    files.remove(path)
+                    file_steps.remove(path)
 
-    def _temporaries(self) -> str:
+    def _temporary_path(self) -> str:
+        """Return a name for a temporary file, which `file_steps.with_temporary` makes and removes."""
         folder = os.path.join(self.root, "tmp")
         self._directory(folder)
-        return folder
+        return os.path.join(folder, file_steps.temporary_name())
 
     def _directory(self, path: str) -> None:
         if path not in self._made:
-            files.make_directories(path, self.root, self._permissions)
+            file_steps.make_directories(path, self.root, self._permissions)
             self._trust_root()
             self._made.add(path)
 
@@ -250,7 +254,7 @@ class _Writing:
 
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend
-        self._errors = files.errors_by_meaning(backend.root, "write to")
+        self._errors = file_steps.errors_by_meaning(backend.root, "write to")
 
     def __enter__(self) -> None:
         left_s = self._backend._full_until_s - time.monotonic()  # noqa: SLF001  # the same module
@@ -271,7 +275,7 @@ class _Writing:
 
 def _raise_unless_absent(error: OSError) -> None:
     # A listing that silently lacks something would let a prune remove what is in use.
-    if error.errno not in files.ABSENT:
+    if error.errno not in file_steps.ABSENT:
         raise error
 
 
@@ -281,16 +285,18 @@ def _walk(top: str, prefix: str) -> Iterator[tuple[str, str]]:
     if prefix:
         *folders, last = prefix.split("/")
         exact = os.path.join(top, *folders, _SHARD + _short(last)[:2], last)
-        if os.path.isfile(exact):
+        if os.path.lexists(exact):
             yield exact, prefix
     for folder, subfolders, names in os.walk(start, onerror=_raise_unless_absent):
         subfolders.sort()
         if os.path.basename(folder).startswith(_SHARD):
             parent = os.path.relpath(os.path.dirname(folder), top).replace(os.sep, "/")
-            for name in sorted(names):
+            # A directory in place of an object is a damaged object: it is there for whoever asks, and stands in the way.
+            for name in sorted([*names, *subfolders]):
                 key = name if parent == "." else f"{parent}/{name}"
                 if is_key(key):
                     yield os.path.join(folder, name), key
+            subfolders.clear()
 
 
 def _short(text: str) -> str:

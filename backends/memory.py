@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from bundler.backends.base import Backend, Stat, in_prefix
 from bundler.backends.keys import check_key, check_prefix
+from bundler.backends.port import Backend, Stat, in_prefix
 
 
 class MemoryBackend(Backend):
@@ -84,7 +84,7 @@ class MemoryBackend(Backend):
         return time.time()
 
     def lease(self, key: str, ttl_s: float) -> MemoryLease | None:
-        """Take a lease; see `Leasing`."""
+        """Take a lease; see `Backend`."""
         token = secrets.token_hex(16)
         with self._lock:
             holder = self._leases.get(check_key(key))

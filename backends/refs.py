@@ -13,17 +13,26 @@ its own and those of its last predecessors: whoever took a number and finds high
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import struct
 from dataclasses import dataclass
 
-from bundler.backends import files
+from bundler.backends import file_steps
+from bundler.backends.backend_errors import BackendUnavailable
+from bundler.backends.port import Unread
 
 KEPT_NUMBERS = 8
 KEPT_S = 3600.0
 # A writer would have to sleep for an hour, and more swaps than that to pass, between two of its system calls for it to
 # mistake success for failure.  It never mistakes failure for success.
 HISTORY = 64
+# Each listing that was out of date means that others swapped meanwhile; so many in a row are no race any more.
+ATTEMPTS = 64
+REF_BYTES = 1 << 20
+# As `path_of` writes them; a higher one is no number of ours, and another form of one would never be found again.
+MAX_NUMBER = 10**15 - 1
+_NUMBER = re.compile(r"[0-9]{10}|[1-9][0-9]{10,14}")
 _TOKEN_BYTES = 8
 _HEAD = struct.Struct("<H?")
 
@@ -57,31 +66,45 @@ NEVER_SET = Version(0, (), None)
 
 
 def latest(folder: str) -> Version:
-    """Return the current version; a damaged one counts as not set."""
-    numbers = numbers_in(folder)
-    while numbers:
-        data = files.read(path_of(folder, numbers[-1]))
+    """Return the current version; a damaged one counts as not set, and what is no file has an `Unread` value."""
+    for _ in range(ATTEMPTS):
+        numbers = numbers_in(folder)
+        if not numbers:
+            return NEVER_SET
+        data = file_steps.read(path_of(folder, numbers[-1]), REF_BYTES)
+        if isinstance(data, Unread):
+            return Version(numbers[-1], (), Unread(b"", data.why, data.size_bytes))
         if data is not None:
             return Version.decode(numbers[-1], data) or Version(numbers[-1], (), None)
         # Cleaned away between listing and reading: newer ones have come.
-        numbers = numbers_in(folder)
-    return NEVER_SET
+    raise _unsteady(folder)
+
+
+def _unsteady(folder: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"{folder}: what is listed there was gone {ATTEMPTS} times in a row; check the file system"
+    )
 
 
 def following(version: Version, value: bytes | None) -> Version:
-    """Return what comes after `version`."""
+    """Return what comes after `version`; raises `BackendUnavailable` when there is no higher number."""
+    if version.number >= MAX_NUMBER:
+        raise BackendUnavailable(f"a ref has no number after {version.number}, which is none of ours; remove that file")
     tokens = (*version.tokens, secrets.token_bytes(_TOKEN_BYTES))
     return Version(version.number + 1, tokens[-HISTORY:], value)
 
 
 def took_effect(folder: str, mine: Version) -> bool:
     """Tell whether a version whose number we took is the current one, or one that the current one was built on."""
-    while later := [number for number in numbers_in(folder) if number > mine.number]:
+    for _ in range(ATTEMPTS):
+        later = [number for number in numbers_in(folder) if number > mine.number]
+        if not later:
+            return True
         for number in later:
-            data = files.read(path_of(folder, number))
+            data = file_steps.read(path_of(folder, number), REF_BYTES)
             if data is not None:  # else it was cleaned away since we listed it
                 return mine.tokens[-1] in (Version.decode(number, data) or NEVER_SET).tokens
-    return True
+    raise _unsteady(folder)
 
 
 def clean(folder: str) -> None:
@@ -92,13 +115,13 @@ def clean(folder: str) -> None:
         path = path_of(folder, number)
         if now_s - os.lstat(path).st_mtime <= KEPT_S:
             return  # nor are those behind it
-        files.remove(path)
+        file_steps.remove(path)
 
 
 def numbers_in(folder: str) -> list[int]:
     """Return the numbers in a folder, ascending; none when it is not there."""
     try:
-        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+        return sorted(int(name) for name in os.listdir(folder) if _NUMBER.fullmatch(name))
     except FileNotFoundError:
         return []
 

@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from bundler.backends.base import Backend, Lease, Leasing, Stat
+from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
 from bundler.backends.counters import TierCounters
-from bundler.backends.errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
-from bundler.backends.flights import Flights, landing_order
+from bundler.backends.host_fetch import Flights, landing_order
 from bundler.backends.keys import check_key
-from bundler.backends.tier import Tier
+from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, Unread
+from bundler.backends.single_tier import Tier
 
 T = TypeVar("T")
 WhenDown = Literal["raise", "degrade"]
@@ -49,7 +49,7 @@ class Tiers(Backend):
     Threads and forks as the tiers.
 
     Args:
-        tiers: the nearest first; one that is `ReadOnly` is never written.
+        tiers: the nearest first; one that is not `writable` is never written.
         when_down: what writing does while the truth does not answer.
     """
 
@@ -58,6 +58,8 @@ class Tiers(Backend):
         self._writable = [tier for tier in tiers if tier.writable]
         self._truth = self._writable[-1] if self._writable else None
         self._read_only = [tier for tier in tiers if not tier.writable]
+        self.writable = bool(self._writable)
+        self.verified = all(tier.rules.is_sound is not None for tier in tiers)
         self._flights, self._flying_from = self._flight_tier()
         self._unmirrored: dict[str, bytes] = {}
 
@@ -67,10 +69,13 @@ class Tiers(Backend):
         return tuple(tier.tally.snapshot() for tier in self._tiers)
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
-        wanted = list(dict.fromkeys(map(check_key, keys)))
+        return self.get_within(dict.fromkeys(keys, OBJECT_LIMIT))
+
+    def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
+        wanted = {check_key(key): most for key, most in max_bytes.items()}
         errors: _Failures = []
         found = self._read(range(self._flying_from), wanted, errors)
-        missing = [key for key in wanted if key not in found]
+        missing = _without(wanted, found)
         if missing and self._flights is not None:
             found |= self._fetch(self._flights, missing, errors)
         if len(errors) == len(self._tiers):
@@ -78,17 +83,17 @@ class Tiers(Backend):
         _excuse(errors)
         return found
 
-    def _fetch(self, flights: Flights, missing: list[str], errors: _Failures) -> dict[str, bytes]:
+    def _fetch(self, flights: Flights, missing: dict[str, int], errors: _Failures) -> dict[str, bytes]:
         """Read from the tiers that one process of the host asks for all."""
         far = range(self._flying_from, len(self._tiers))
         with flights.joined(missing) as waited:
             found = self._read(range(self._flying_from), missing, []) if waited else {}
-            return found | self._read(far, [key for key in missing if key not in found], errors)
+            return found | self._read(far, _without(missing, found), errors)
 
-    def _read(self, positions: range, keys: list[str], errors: _Failures) -> dict[str, bytes]:
+    def _read(self, positions: range, wanted: dict[str, int], errors: _Failures) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for position in positions:
-            tier, missing = self._tiers[position], [key for key in keys if key not in found]
+            tier, missing = self._tiers[position], _without(wanted, found)
             if not missing:
                 break
             try:
@@ -101,7 +106,7 @@ class Tiers(Backend):
         return found
 
     def _fill(self, nearer: Sequence[Tier], got: dict[str, bytes]) -> None:
-        items = {key: got[key] for key in landing_order(got)}
+        items = {key: got[key] for key in landing_order(got) if not isinstance(got[key], Unread)}
         for tier in nearer:
             if items and tier.writable:
                 with tier.excused():
@@ -240,14 +245,8 @@ class Tiers(Backend):
         return True
 
     def lease(self, key: str, ttl_s: float) -> Lease | None:
-        """Take a lease where all share it, at the truth; see `Leasing`."""
-
-        def take(backend: Backend) -> Lease | None:
-            if not isinstance(backend, Leasing):
-                raise BackendDenied(f"{type(backend).__name__} has no leases")
-            return backend.lease(key, ttl_s)
-
-        return self._at_truth(take)[0]
+        """Take a lease where all share it, at the truth; see `Backend`."""
+        return self._at_truth(lambda b: b.lease(key, ttl_s))[0]
 
     def now_s(self) -> float:
         return (self._truth or self._tiers[0]).ask(lambda b: b.now_s())
@@ -268,7 +267,7 @@ class Tiers(Backend):
         """Return flights by the nearest tier that can keep them, and from which tier on they fetch."""
         for position, tier in enumerate(self._tiers[:-1]):
             backend = tier.backend
-            if tier.writable and backend.reads_are_cheap and isinstance(backend, Leasing):
+            if tier.writable and backend.reads_are_cheap:
                 return Flights(backend), position + 1
         return None, len(self._tiers)
 
@@ -310,6 +309,11 @@ class Tiers(Backend):
             raise errors[0][1]
         _excuse(errors)
         return answers
+
+
+def _without(wanted: Mapping[str, int], found: Collection[str]) -> dict[str, int]:
+    """Return the keys that were not found, with how large each may be."""
+    return {key: most for key, most in wanted.items() if key not in found}
 
 
 def _excuse(errors: Iterable[tuple[Tier, BackendError]]) -> None:

@@ -8,132 +8,320 @@ surface with its signatures.
 from __future__ import annotations
 
 import importlib
-import logging
-from typing import TYPE_CHECKING, Any
+
+# Type checkers know this name.  The standard library's takes milliseconds to import, in which Ctrl-C would be a traceback.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    from bundler.backends.counters import TierCounters
+    from bundler.backends.tiers import WhenDown
     from bundler.compile.declarations import prebuild
-    from bundler.errors import BundlerError, BundlerWarning
-    from bundler.format.bundle import Bundle
-    from bundler.format.combine import Diff, diff, merge
-    from bundler.format.entries import (
-        Artifact,
-        HelperLibrary,
-        Kernel,
-        Opaque,
-        Target,
-        Toolchain,
-        TuningFile,
+    from bundler.compile.service import CompileService
+    from bundler.config import Mode, Strict
+    from bundler.errors import (
+        AccessDenied,
+        BundlerError,
+        BundlerWarning,
+        CannotLaunchStatically,
+        CompileFailed,
+        CompileTimeout,
+        ConfigError,
+        DigestMismatch,
+        DriverError,
+        DriverUnavailable,
+        EmptyBundle,
+        FormatError,
+        LimitExceeded,
+        MergeConflict,
+        NotFound,
+        NoValidConfig,
+        RecordingError,
+        StoreFull,
+        StoreUnavailable,
+        StrictModeViolation,
+        ToolchainMismatch,
+        TruncatedBundle,
+        UnsafeName,
+        UnsupportedVersion,
+        WorkerDied,
     )
+    from bundler.format.bundle import BlobSource, Bundle, Keep
+    from bundler.format.bundle_union import Diff, diff, merge
+    from bundler.format.constant_values import Value
+    from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
     from bundler.format.keyparts import KeyParts
-    from bundler.format.launch import LaunchFacts, LaunchSpec, TuningRecord
+    from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, Named, Path, TuningRecord
     from bundler.format.limits import Limits
+    from bundler.format.manifest import Content, Observed
+    from bundler.format.sentinel import Span
     from bundler.integrations._process import install, register, session
-    from bundler.integrations.comparing import Difference
-    from bundler.integrations.counting import Counters
-    from bundler.integrations.explaining import Explanation, explain
+    from bundler.integrations.explanations import Explanation, Status, explain
+    from bundler.integrations.inductor_kernels import GeneratedKernel
+    from bundler.integrations.key_comparison import Difference
+    from bundler.integrations.session_counters import Counters
     from bundler.integrations.sessions import Session
-    from bundler.lifecycle.checking import check
-    from bundler.lifecycle.compiled_once import CompiledOnce, compile_once
-    from bundler.lifecycle.packing import pack
+    from bundler.lifecycle.compiled_once import CompiledOnce, How, compile_once
+    from bundler.lifecycle.directory_pack import pack
+    from bundler.lifecycle.lifecycle_reports import CheckReport, Reasons, RecordReport, RestoreReport
+    from bundler.lifecycle.machine_store import Store, open_store
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
-    from bundler.lifecycle.report import CheckReport, RecordReport, RestoreReport
-    from bundler.lifecycle.restoring import restore
-    from bundler.lifecycle.restoring import restore as read_and_emit
-    from bundler.lifecycle.storing import Store, open_store
-    from bundler.lifecycle.tuning import winners_only
-    from bundler.runtime.tuning.autotuning import autotune
-    from bundler.store.reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+    from bundler.lifecycle.restoration import restore
+    from bundler.lifecycle.restoration import restore as read_and_emit
+    from bundler.lifecycle.restore_check import check
+    from bundler.lifecycle.restore_options import Only, Trust
+    from bundler.lifecycle.tuning_directory import winners_only
+    from bundler.runtime.configs import Config
+    from bundler.runtime.grids import Grid
+    from bundler.runtime.launch.bundle_kernels import Kernels, load
+    from bundler.runtime.launch.driver import DeviceProperties, Driver, Launcher, Module
+    from bundler.runtime.launch.drivers import open_driver
+    from bundler.runtime.launch.dry_driver import DryDriver
+    from bundler.runtime.launch.handle import Handle
+    from bundler.runtime.launch.launch_hooks import Hooks
+    from bundler.runtime.launch.plan import LaunchPlan, Parameter, Piece, TensorMap
+    from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.specialization_match import Specialization
+    from bundler.runtime.launch.static_kernel import StaticKernel
+    from bundler.runtime.tuning.autotune_decorator import autotune
+    from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
+    from bundler.runtime.tuning.benchmark import Clock
+    from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.kernel_export import Exported
+    from bundler.runtime.tuning.result_lookup import Choice
+    from bundler.runtime.tuning.tuner_options import TunerOptions
+    from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+    from bundler.runtime.tuning.tuning_winners import LookupTable
+    from bundler.store.bundle_store import PushMode
+    from bundler.store.file_records import FileRecords
+    from bundler.store.kernel_records import KernelRecords
+    from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
 
 __version__ = "0.1.0"
 
+_ERRORS = (
+    "AccessDenied", "BundlerError", "BundlerWarning", "CannotLaunchStatically", "CompileFailed", "CompileTimeout",
+    "ConfigError", "DigestMismatch", "DriverError", "DriverUnavailable", "EmptyBundle", "FormatError", "LimitExceeded",
+    "MergeConflict", "NoValidConfig", "NotFound", "RecordingError", "StoreFull", "StoreUnavailable",
+    "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedVersion",
+    "WorkerDied",
+)  # fmt: skip
 _HOMES = {
+    **dict.fromkeys(_ERRORS, "errors"),
+    "Argument": "format.launch_spec",
     "Artifact": "format.entries",
+    "AutotunedKernel": "runtime.tuning.autotuned_kernel",
+    "BandwidthReport": "runtime.tuning.tuner_reports",
+    "BlobSource": "format.bundle",
     "Bundle": "format.bundle",
-    "BundlerError": "errors",
-    "BundlerWarning": "errors",
-    "CheckReport": "lifecycle.report",
+    "CheckReport": "lifecycle.lifecycle_reports",
+    "Choice": "runtime.tuning.result_lookup",
+    "Clock": "runtime.tuning.benchmark",
+    "CompileService": "compile.service",
     "CompiledOnce": "lifecycle.compiled_once",
-    "Counters": "integrations.counting",
-    "Diff": "format.combine",
-    "Difference": "integrations.comparing",
-    "Explanation": "integrations.explaining",
+    "Config": "runtime.configs",
+    "Content": "format.manifest",
+    "Counters": "integrations.session_counters",
+    "Descent": "runtime.tuning.descent",
+    "DeviceProperties": "runtime.launch.driver",
+    "Diff": "format.bundle_union",
+    "Difference": "integrations.key_comparison",
+    "Driver": "runtime.launch.driver",
+    "DryDriver": "runtime.launch.dry_driver",
+    "Explanation": "integrations.explanations",
+    "Exported": "runtime.tuning.kernel_export",
+    "FileRecords": "store.file_records",
+    "GeneratedKernel": "integrations.inductor_kernels",
+    "Grid": "runtime.grids",
+    "Handle": "runtime.launch.handle",
+    "Held": "store.store_reports",
     "HelperLibrary": "format.entries",
+    "Hooks": "runtime.launch.launch_hooks",
+    "How": "lifecycle.compiled_once",
+    "Keep": "format.bundle",
     "Kernel": "format.entries",
+    "KernelRecords": "store.kernel_records",
+    "Kernels": "runtime.launch.bundle_kernels",
     "KeyParts": "format.keyparts",
-    "LaunchFacts": "format.launch",
-    "LaunchSpec": "format.launch",
+    "LaunchDump": "runtime.tuning.tuner_reports",
+    "LaunchFacts": "format.launch_spec",
+    "LaunchPlan": "runtime.launch.plan",
+    "LaunchSpec": "format.launch_spec",
+    "Launcher": "runtime.launch.driver",
     "Limits": "format.limits",
+    "LookupTable": "runtime.tuning.tuning_winners",
+    "Mode": "config",
+    "Module": "runtime.launch.driver",
+    "Named": "format.launch_spec",
+    "Observed": "format.manifest",
+    "Only": "lifecycle.restore_options",
     "Opaque": "format.entries",
-    "PruneReport": "store.reports",
-    "PushReport": "store.reports",
-    "RecordReport": "lifecycle.report",
+    "Parameter": "runtime.launch.plan",
+    "Path": "format.launch_spec",
+    "Piece": "runtime.launch.plan",
+    "PruneReport": "store.store_reports",
+    "PushMode": "store.bundle_store",
+    "PushReport": "store.store_reports",
+    "Reasons": "lifecycle.lifecycle_reports",
+    "RecordReport": "lifecycle.lifecycle_reports",
     "Recording": "lifecycle.recorder",
-    "RestoreReport": "lifecycle.report",
+    "RestoreReport": "lifecycle.lifecycle_reports",
     "Session": "integrations.sessions",
-    "Store": "lifecycle.storing",
-    "StoreStats": "store.reports",
-    "TagInfo": "store.reports",
+    "Space": "runtime.tuning.descent",
+    "Span": "format.sentinel",
+    "Specialization": "runtime.launch.specialization_match",
+    "StaticKernel": "runtime.launch.static_kernel",
+    "Status": "integrations.explanations",
+    "Store": "lifecycle.machine_store",
+    "StoreStats": "store.store_reports",
+    "Strict": "config",
+    "TagInfo": "store.store_reports",
     "Target": "format.entries",
+    "TensorMap": "runtime.launch.plan",
+    "TierCounters": "backends.counters",
     "Toolchain": "format.entries",
+    "Trust": "lifecycle.restore_options",
+    "TunerOptions": "runtime.tuning.tuner_options",
     "TuningFile": "format.entries",
-    "TuningRecord": "format.launch",
-    "VerifyReport": "store.reports",
-    "autotune": "runtime.tuning.autotuning",
+    "TuningRecord": "format.launch_spec",
+    "Value": "format.constant_values",
+    "VerifyReport": "store.store_reports",
+    "WhenDown": "backends.tiers",
+    "autotune": "runtime.tuning.autotune_decorator",
     "begin_compile": "lifecycle.recorder",
-    "check": "lifecycle.checking",
+    "build_plan": "runtime.launch.plan_builder",
+    "can_launch": "runtime.launch.plan_builder",
+    "check": "lifecycle.restore_check",
     "collect": "lifecycle.recorder",
     "compile_once": "lifecycle.compiled_once",
-    "diff": "format.combine",
+    "diff": "format.bundle_union",
     "end_compile": "lifecycle.recorder",
-    "explain": "integrations.explaining",
+    "explain": "integrations.explanations",
     "install": "integrations._process",
-    "merge": "format.combine",
-    "open_store": "lifecycle.storing",
-    "pack": "lifecycle.packing",
+    "load": "runtime.launch.bundle_kernels",
+    "merge": "format.bundle_union",
+    "open_driver": "runtime.launch.drivers",
+    "open_store": "lifecycle.machine_store",
+    "pack": "lifecycle.directory_pack",
     "prebuild": "compile.declarations",
-    "read_and_emit": "lifecycle.restoring",
+    "read_and_emit": "lifecycle.restoration",
     "recording": "lifecycle.recorder",
     "register": "integrations._process",
-    "restore": "lifecycle.restoring",
+    "restore": "lifecycle.restoration",
     "session": "integrations._process",
-    "winners_only": "lifecycle.tuning",
+    "winners_only": "lifecycle.tuning_directory",
 }
 
 __all__ = [
+    "AccessDenied",
+    "Argument",
     "Artifact",
+    "AutotunedKernel",
+    "BandwidthReport",
+    "BlobSource",
     "Bundle",
     "BundlerError",
     "BundlerWarning",
+    "CannotLaunchStatically",
     "CheckReport",
+    "Choice",
+    "Clock",
+    "CompileFailed",
+    "CompileService",
+    "CompileTimeout",
     "CompiledOnce",
+    "Config",
+    "ConfigError",
+    "Content",
     "Counters",
+    "Descent",
+    "DeviceProperties",
     "Diff",
     "Difference",
+    "DigestMismatch",
+    "Driver",
+    "DriverError",
+    "DriverUnavailable",
+    "DryDriver",
+    "EmptyBundle",
     "Explanation",
+    "Exported",
+    "FileRecords",
+    "FormatError",
+    "GeneratedKernel",
+    "Grid",
+    "Handle",
+    "Held",
     "HelperLibrary",
+    "Hooks",
+    "How",
+    "Keep",
     "Kernel",
+    "KernelRecords",
+    "Kernels",
     "KeyParts",
+    "LaunchDump",
     "LaunchFacts",
+    "LaunchPlan",
     "LaunchSpec",
+    "Launcher",
+    "LimitExceeded",
     "Limits",
+    "LookupTable",
+    "MergeConflict",
+    "Mode",
+    "Module",
+    "Named",
+    "NoValidConfig",
+    "NotFound",
+    "Observed",
+    "Only",
     "Opaque",
+    "Parameter",
+    "Path",
+    "Piece",
     "PruneReport",
+    "PushMode",
     "PushReport",
+    "Reasons",
     "RecordReport",
     "Recording",
+    "RecordingError",
     "RestoreReport",
     "Session",
+    "Space",
+    "Span",
+    "Specialization",
+    "StaticKernel",
+    "Status",
     "Store",
+    "StoreFull",
     "StoreStats",
+    "StoreUnavailable",
+    "Strict",
+    "StrictModeViolation",
     "TagInfo",
     "Target",
+    "TensorMap",
+    "TierCounters",
     "Toolchain",
+    "ToolchainMismatch",
+    "TruncatedBundle",
+    "Trust",
+    "TunerOptions",
     "TuningFile",
     "TuningRecord",
+    "UnsafeName",
+    "UnsupportedVersion",
+    "Value",
     "VerifyReport",
+    "WhenDown",
+    "WorkerDied",
     "autotune",
     "begin_compile",
+    "build_plan",
+    "can_launch",
     "check",
     "collect",
     "compile_once",
@@ -141,7 +329,9 @@ __all__ = [
     "end_compile",
     "explain",
     "install",
+    "load",
     "merge",
+    "open_driver",
     "open_store",
     "pack",
     "prebuild",
@@ -153,17 +343,18 @@ __all__ = [
     "winners_only",
 ]
 
-logging.getLogger("bundler").addHandler(logging.NullHandler())
 
+# Hidden from type checkers: to them it would make every misspelt name an `Any`.
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{home}")
-    value = getattr(module, "restore" if name == "read_and_emit" else name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{__name__}.{home}")
+        value = getattr(module, "restore" if name == "read_and_emit" else name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

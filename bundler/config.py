@@ -6,6 +6,7 @@ Triton's and torch's variables belong to `bundler.toolchain`, which reads them a
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from dataclasses import dataclass
@@ -21,13 +22,16 @@ SPOOL_VARIABLES = (SPOOL_DIRECTORY, SPOOL_INNER)
 INNER = f"{PREFIX}INNER"
 # Bundles that a library registered, joined by `os.pathsep`; set by us, for child processes.
 REGISTERED = f"{PREFIX}REGISTERED"
+_SET_BY_US = (*SPOOL_VARIABLES, INNER, REGISTERED)
+# How alike a misspelled name and a right one are, of 1; what is less alike would be a guess.
+_NEAR = 0.5
 
 Mode = Literal["read", "write", "readwrite"]
 Strict = Literal["off", "warn", "error"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class EnvironmentSetting:
     """One variable that users set: its name without the prefix, the values it takes, its default and what it is for."""
 
     name: str
@@ -37,18 +41,18 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("STORE", "URLs, blank-separated", "none", "where kernels are shared, nearest first"),
-    Setting("TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"),
-    Setting("MODE", "`read`, `write`, `readwrite`", "`readwrite`", "look kernels up, publish them, or both"),
-    Setting("TRUST", "`kernels`, `code`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process"),
-    Setting("STRICT", "`off`, `warn`, `error`", "`off`", "what a compile is: fine, a line in the log, or an error"),
-    Setting("KEEP", "`all`, `launch`", "`all`", "`launch` moves only what a hit needs: device binary and metadata"),
-    Setting("NAMESPACE", "a name", "`tb`", "what keys on Redis begin with"),
-    Setting("TIMEOUT_S", "seconds", "0.25", "for one exchange with Redis, and for connecting"),
-    Setting("LOCAL", "a directory", "`~/.cache/triton-bundler`", "kernels go here when Triton's own directory cannot be written; notes for `explain`"),
-    Setting("REPORT", "a file", "none", "gets counters as JSON when the process ends; `{pid}` in its name is the process id"),
-    Setting("PASSWORD_FILE", "a file", "none", "holds the password for Redis"),
-    Setting("DISABLE", "`1`", "`0`", "makes the cache manager Triton's own"),
+    EnvironmentSetting("STORE", "URLs, blank-separated", "none", "where kernels are shared, nearest first"),
+    EnvironmentSetting("TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"),
+    EnvironmentSetting("MODE", "`read`, `write`, `readwrite`", "`readwrite`", "look kernels up, publish them, or both"),
+    EnvironmentSetting("TRUST", "`kernels`, `code`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process"),
+    EnvironmentSetting("STRICT", "`off`, `warn`, `error`", "`off`", "what a compile is: fine, a warning, or an error"),
+    EnvironmentSetting("KEEP", "`all`, `launch`", "`all`", "`launch` moves only what a hit needs: device binary and metadata"),
+    EnvironmentSetting("NAMESPACE", "a name", "`tb`", "what keys on Redis begin with"),
+    EnvironmentSetting("TIMEOUT_S", "seconds", "0.25", "for one exchange with Redis, and for connecting"),
+    EnvironmentSetting("LOCAL", "a directory", "`~/.cache/triton-bundler`", "kernels go here when Triton's own directory cannot be written; notes for `explain`"),
+    EnvironmentSetting("REPORT", "a file", "none", "gets counters as JSON when the process ends, which one line on standard error sums up; `{pid}` in its name is the process id"),
+    EnvironmentSetting("PASSWORD_FILE", "a file", "none", "holds the password for Redis"),
+    EnvironmentSetting("DISABLE", "`1`", "`0`", "makes the cache manager Triton's own"),
 )  # fmt: skip
 
 
@@ -72,9 +76,7 @@ class Settings:
     @property
     def server(self) -> dict[str, Any]:
         """The settings that are for Redis stores only, by the names that `open_store` gives them."""
-        chosen: dict[str, Any] = {"namespace": self.namespace, "password_file": self.password_file}
-        chosen |= {"timeout_s": self.timeout_s, "connect_timeout_s": self.timeout_s}
-        return {name: value for name, value in chosen.items() if value is not None}
+        return _server(self.namespace, self.password_file, self.timeout_s)
 
 
 def settings() -> Settings:
@@ -84,7 +86,7 @@ def settings() -> Settings:
         ConfigError: a variable has a value that it cannot have; it is named.
     """
     return Settings(
-        store=tuple((_read("STORE") or "").split()),
+        store=store_setting(),
         tag=_read("TAG"),
         mode=cast(Mode, _one_of("MODE", "readwrite", "read", "write")),
         trust=cast(Literal["kernels", "code"], _one_of("TRUST", "kernels", "code")),
@@ -97,6 +99,49 @@ def settings() -> Settings:
         password_file=_read("PASSWORD_FILE"),
         disable=disabled(),
     )
+
+
+def store_setting() -> tuple[str, ...]:
+    """Return the URLs or paths of the store, nearest first; empty for none."""
+    return tuple((_read("STORE") or "").split())
+
+
+def server_settings() -> dict[str, Any]:
+    """Return `Settings.server`, whatever other variables say; raises `ConfigError`."""
+    return _server(_read("NAMESPACE"), _read("PASSWORD_FILE"), _seconds("TIMEOUT_S"))
+
+
+def _server(namespace: str | None, password_file: str | None, timeout_s: float | None) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"namespace": namespace, "password_file": password_file}
+    chosen |= {"timeout_s": timeout_s, "connect_timeout_s": timeout_s}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def unknown_variables() -> dict[str, str | None]:
+    """Return the variables that begin as ours do and that nobody reads, each with the right name that is nearest to it."""
+    names = [setting.name for setting in SETTINGS]
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in _SET_BY_US)
+    found: dict[str, str | None] = {}
+    for name in unknown:
+        written = name.removeprefix(PREFIX)
+        if written not in names:
+            near = difflib.get_close_matches(written.upper(), names, n=1, cutoff=_NEAR)
+            found[name] = PREFIX + near[0] if near else None
+    return found
+
+
+def unknown_words() -> str | None:
+    """Return a sentence that names the unknown variables; None when there are none."""
+    unknown = unknown_variables()
+    named = [f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items()]
+    if not named:
+        return None
+    what = (
+        "is no setting of triton-bundler and changes"
+        if len(named) == 1
+        else "are no settings of triton-bundler and change"
+    )
+    return f"{', '.join(named)} {what} nothing"
 
 
 def strict_setting() -> Strict:

@@ -12,10 +12,10 @@
     ├── DigestMismatch                     bytes differ from the digest that names them
     ├── NotFound (also KeyError)           no such kernel, file, tag or bundle
     ├── MergeConflict                      one kernel key, two different kernels
+    ├── EmptyBundle (also ValueError)      nothing in a bundle that is to be written, pushed or restored
     ├── RecordingError                     collect without a recording, or Triton is not there to record
     ├── ConfigError (also ValueError)      a setting or argument of yours is wrong
     ├── ToolchainMismatch                  the kernels are for another compiler or platform
-    ├── Untrusted                          executable content without trust="code"
     ├── StoreUnavailable                   the store does not answer
     ├── StoreFull                          no space left where we write
     ├── AccessDenied (also PermissionError)  reading or writing is not permitted
@@ -33,7 +33,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar
+
+# Whoever does not configure logging sees no log lines of ours.  Here, since every room imports this module, and the package itself
+# is to be imported in no time.
+logging.getLogger("bundler").addHandler(logging.NullHandler())
 
 
 class BundlerWarning(UserWarning):
@@ -121,6 +126,12 @@ class MergeConflict(BundlerError):
     code = "merge-conflict"
 
 
+class EmptyBundle(BundlerError, ValueError):
+    """A bundle that is to be written, pushed or restored has nothing in it; more likely a mistake than a wish."""
+
+    code = "empty"
+
+
 class RecordingError(BundlerError):
     """There is nothing to collect, or nothing that could be recorded."""
 
@@ -137,12 +148,6 @@ class ToolchainMismatch(BundlerError):
     """The kernels were compiled by another compiler, or for another platform, than this machine has."""
 
     code = "toolchain"
-
-
-class Untrusted(BundlerError):
-    """The content would be executed or unpickled, and the caller did not trust it for that."""
-
-    code = "untrusted"
 
 
 class StoreUnavailable(BundlerError):

@@ -7,6 +7,8 @@ import importlib.util
 import json
 import multiprocessing.resource_tracker
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,16 +16,20 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import pytest
 
 import bundler
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("cuda:90", "hip:gfx942")
-_OURS_TO_KEEP = "TRITON_BUNDLER_TEST_INSTALLED"
+# Last, so that an installed bundler goes before that of the checkout: tests import tools.fuzz and others.
+sys.path.append(str(ROOT))
+_OURS_TO_KEEP = "BUNDLER_TEST_INSTALLED"
 _FOREIGN = ("TRITON_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "DISABLE_LLVM_OPT", "LLVM_IR_ENABLE_DUMP")
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 _THREAD_PATIENCE_S = 10
+_OUR_THREADS = "bundler-"
 _COMPILE = """
 import importlib.util, sys
 import bundler
@@ -88,6 +94,27 @@ def one_parser_at_a_time():
         yield
 
 
+@pytest.fixture(scope="session")
+def run_tool():
+    """Return a function that runs a program of tools/ with the bundler that is tested here, and returns the finished process."""
+
+    def run(program, *arguments, first="", timeout=110):
+        line = [sys.executable, "-W", "ignore", "-m", *f"tools.{program}".split(), *map(str, arguments)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(first), *sys.path])), "PYTHONSAFEPATH": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        # A group of its own: it starts processes, which must not outlive it when it takes too long.
+        with subprocess.Popen(line, env=environment, cwd=ROOT, start_new_session=True, **pipes) as process:
+            try:
+                said = process.communicate(timeout=timeout)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(line, process.returncode, *said)
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def no_leaks():
     """Each test closes its files and ends its threads."""
@@ -97,6 +124,11 @@ def no_leaks():
     files, threads = _open_files(), set(threading.enumerate())
     yield
     if _new_files(files):
+        for thread in set(threading.enumerate()) - threads:
+            if thread.name.startswith(_OUR_THREADS):
+                thread.join(
+                    _THREAD_PATIENCE_S
+                )  # a call that nobody waits for any more closes what it opened when it ends
         gc.collect()  # what waits for the collector is not a leak
     assert _new_files(files) == {}, "files were left open"
     for thread in set(threading.enumerate()) - threads:
@@ -108,16 +140,21 @@ def no_leaks():
 @pytest.fixture(autouse=True)
 def clean_environment(no_leaks, tmp_path_factory):
     """Nobody's settings reach a test, and nothing of a test lands in anybody's home or caches."""
+    before = dict(os.environ)
     home, temporary = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("t")
     # Not the monkeypatch fixture: that one is undone when the test's own fixtures expect it.
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith(_FOREIGN) and name != _OURS_TO_KEEP:
+            if name.startswith(_FOREIGN):
                 patch.delenv(name)
         patch.setenv("HOME", str(home))
         patch.setenv("TMPDIR", str(temporary))
         patch.setattr(tempfile, "tempdir", None)
         yield
+    # What a test set and left is no other test's.
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @dataclass(frozen=True)
@@ -142,11 +179,37 @@ class Compiled:
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-    """Compile the example kernels once a session, in a process of its own, with recording on."""
+def made_once(request, tmp_path_factory):
+    """Return a function that fills a folder once a run: the first worker of pytest-xdist to ask does it, the others wait.
+
+    What is in the folder is read only.  Where filling fails, the next to ask tries again.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+
+    def make(name, fill):
+        folder, done = shared / f"once-{name}", shared / f"once-{name}.done"
+        with filelock.FileLock(shared / f"once-{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def compiled(made_once):
+    """Compile the example kernels once a run, in a process of its own, with recording on."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed, so there is nothing to compile with")
-    folder = tmp_path_factory.mktemp("compiled")
+    folder = made_once("compiled", _compile_examples)
+    return Compiled(folder / "cache", folder / "b.tbundle")
+
+
+def _compile_examples(folder):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     program = [_COMPILE, ROOT / "examples" / "kernels.py", folder / "b.tbundle", *TARGETS]
     done = subprocess.run(
@@ -155,4 +218,3 @@ def compiled(tmp_path_factory):
         capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return Compiled(folder / "cache", folder / "b.tbundle")

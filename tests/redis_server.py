@@ -18,11 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
+from redis.connection import _HiredisParser, _RESP2Parser
+from redis.utils import HIREDIS_AVAILABLE
+
+from bundler.backends.redis import server_exchange
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy" / "redis"
 PASSWORDS = {name: f"{name}-s3cret" for name in ("reader", "writer", "guest", "admin")}
 PATIENCE_S = 20
 SLOTS = 16384
+# redis-py has a parser of its own, which is what whoever installs it without hiredis gets.
+PARSERS = {"python": _RESP2Parser} | ({"hiredis": _HiredisParser} if HIREDIS_AVAILABLE else {})
 
 
 def binaries():
@@ -151,6 +157,14 @@ def running(name, *arguments, files=("cache.conf",)):
         yield server
     finally:
         stopped(server)
+
+
+def parse_with(name, monkeypatch):
+    """Let connections that are made from now on use one of `PARSERS`."""
+    arguments = server_exchange.connection_arguments
+    monkeypatch.setattr(
+        server_exchange, "connection_arguments", lambda settings: arguments(settings) | {"parser_class": PARSERS[name]}
+    )
 
 
 @contextlib.contextmanager

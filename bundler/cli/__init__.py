@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 
 EXTRA = frozenset({"click", "rich"})
@@ -12,12 +11,26 @@ EXTRA = frozenset({"click", "rich"})
 def main() -> None:
     """Run the command line; the console script and `python -m bundler` call this."""
     try:
+        from bundler.cli import interruption
+
+        interruption.run(_run)
+    except KeyboardInterrupt:  # before we listened to signals
+        sys.stderr.write("error: interrupted by SIGINT\n")
+        sys.exit(130)
+
+
+def _run() -> None:
+    import io
+
+    try:
         from bundler.cli.app import app
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             raise
+        from bundler.project import install
+
         print(
-            f"the triton-bundler command needs {error.name}, which is not installed: pip install 'triton-bundler[cli]'",
+            f"the triton-bundler command needs {error.name}, which is not installed: {install('cli')}",
             file=sys.stderr,
         )
         sys.exit(1)

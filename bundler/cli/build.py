@@ -4,29 +4,33 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-import bundler
-from bundler.cli import words
+from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
-from bundler.cli.move import check_output, contents, save, show_contents
-from bundler.cli.screen import Bar, Screen
-from bundler.cli.share import STORE_METAVAR, TIERS_HELP, existing_store
-from bundler.compile import building, specfile
-from bundler.compile.building import Built
-from bundler.compile.planning import Failure, Plan
-from bundler.compile.progress import Progress
-from bundler.compile.retargeting import Retarget
-from bundler.errors import ConfigError, RecordingError
+from bundler.cli.pack import check_output, contents, save, show_contents
+from bundler.cli.stores import TIERS_HELP, existing_store, from_environment, open_stores, stores_option
+from bundler.cli.terminal import Bar, Screen
+from bundler.compile import build_file, bundle_build
+from bundler.compile.build_plan import Failure, Plan
+from bundler.compile.bundle_build import Built
+from bundler.compile.retargeted_kernels import Retarget
+from bundler.compile.service_progress import Progress
+from bundler.errors import ConfigError, EmptyBundle, RecordingError
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Target
-from bundler.lifecycle.storing import Store
+from bundler.lifecycle.machine_store import Store
+from bundler.project import install
 from bundler.toolchain import identity
+
+# Of what could not be built, so many are named in one line.
+_NAMED = 3
 
 
 def _targets(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[Target, ...]:
@@ -57,51 +61,122 @@ def _targets(_context: click.Context, _option: click.Parameter, texts: tuple[str
     metavar="N",
     help="Compile in N processes, 1: in this one; without it, one a core.",
 )
+@click.option("--keep-going", is_flag=True,
+              help="Write what can be built although some of it cannot; the exit status is 1 all the same.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Compile nothing; exit status 1 when a kernel is not in the store.")
-@click.option("--store", "urls", multiple=True, metavar=STORE_METAVAR,
-              help="Kernels in it are reused, new ones sent. " + TIERS_HELP)  # fmt: skip
+@stores_option("Kernels in it are reused, new ones sent. " + TIERS_HELP, from_environment)
 @click.option("--tag", metavar="T", help="Also call the bundle T in the store; it is added to what T names.")
 @reports
 def build(screen: Screen, output: str | None, check: bool, jobs: int | None, urls: tuple[str, ...],
-          tag: str | None, **what: Any) -> int:  # fmt: skip
+          tag: str | None, keep_going: bool, **what: Any) -> int:  # fmt: skip
     """Compile kernels for targets that need not be here, and write one bundle of all.
 
     MODULE is a file or a dotted name of a Python module, which is imported: it says what to build with bundler.prebuild, or in a
     list called PREBUILD. The kernels have the keys that Triton's JIT asks for on such a machine, with this Python and this Triton.
-    Kernels that do not compile are listed at the end; the rest is written, and the exit status is 1. Of builds that use one store
-    at the same time, each kernel is compiled by one.
+    Where something cannot be built it is listed, no bundle is written, no tag is set, and the exit status is 1; with --keep-going the
+    rest is written. Of builds that use one store at the same time, each kernel is compiled by one.
     """
     wanted = _Wanted(**what)
-    _check_usage(wanted, output, urls, tag, check=check)
+    _check_usage(wanted, output, urls, tag, check=check, keep_going=keep_going)
     if identity.triton_dir() is None:
-        raise RecordingError(
-            "Triton is not installed, so nothing can be compiled: pip install 'triton-bundler[triton]'"
-        )
+        raise RecordingError(f"Triton is not installed, so nothing can be compiled: {install('triton')}")
     if output is not None:
         check_output(output)
-    with screen.progress("looking at what to build"):
-        plan = wanted.plan()
+    with screen.progress("looking at what to build"), _printing_aside(screen):
+        plan = _planned(wanted)
+    if check:
+        with existing_store(*urls, read_only=True) as store:
+            return _check(screen, plan, store)
+    assert output is not None
+    return _make(screen, plan, _Goal(output, urls, tag, keep_going), jobs)
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """Where a build goes to, and whether a part of it is better than nothing."""
+
+    output: str
+    urls: tuple[str, ...]
+    tag: str | None
+    keep_going: bool
+
+    def allows(self, failures: Sequence[Failure], *, rest: bool) -> bool:
+        """Whether there is something to write although these failed; `rest` says whether anything else there is."""
+        return not failures or (self.keep_going and rest)
+
+
+def _make(screen: Screen, plan: Plan, goal: _Goal, jobs: int | None) -> int:
+    """Compile and write; returns the exit status.  What cannot be planned is told before anything is compiled."""
+    if not goal.allows(plan.failures, rest=bool(plan.jobs)):
+        return _refuse(screen, Built.nothing_of(plan), goal, rest=bool(plan.jobs))
     with ExitStack() as stack:
-        if check:
-            return _check(screen, plan, stack.enter_context(existing_store(*urls, read_only=True)))
-        assert output is not None
-        store = stack.enter_context(bundler.open_store(*urls)) if urls else None
-        built = _build(screen, plan, jobs, store)
-        size = save(screen, built.bundle, output)
-        pushed = store.push(built.bundle, tag) if store is not None and tag is not None else None
+        store = stack.enter_context(open_stores(*goal.urls)) if goal.urls else None
+        with _printing_aside(screen):
+            built = _build(screen, plan, jobs, store)
+        if not goal.allows(built.failures, rest=bool(built.bundle.kernels)):
+            return _refuse(screen, built, goal, rest=bool(built.bundle.kernels))
+        size = save(screen, built.bundle, goal.output)
+        pushed = store.push(built.bundle, goal.tag) if store is not None and goal.tag is not None else None
     _show(screen, built)
-    screen.done(f"wrote {output}: {words.size(size)}, {built.bundle.digest}")
+    screen.done(f"wrote {goal.output}: {wording.size(size)}, {built.bundle.digest}")
     _show_failures(screen, built.failures)
+    if built.failures:
+        screen.complain(f"{goal.output} lacks what could not be built: {_named(built.failures)}")
     if store is not None and built.unsent:
         screen.complain(
-            f"{words.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to send them"
+            f"{wording.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to send them"
         )
     screen.finish({
-        **contents(built.bundle), "path": output, "size_bytes": size, "compiled": built.compiled, "reused": built.reused,
-        "static_only": built.static_only, "unsent": built.unsent, "failures": built.failures, "notes": built.notes,
-        "seconds": built.seconds, "pushed": None if pushed is None else asdict(pushed),
+        **contents(built.bundle), "path": goal.output, "size_bytes": size, **_facts(built),
+        "pushed": None if pushed is None else asdict(pushed),
     })  # fmt: skip
     return PROBLEM if built.failures or built.unsent else FINE
+
+
+def _refuse(screen: Screen, built: Built, goal: _Goal, *, rest: bool) -> int:
+    """Say what could not be built, and that therefore nothing was written; returns the exit status."""
+    _show_failures(screen, built.failures)
+    sent = len(built.compiled) - len(built.unsent) if goal.urls else 0
+    if sent:
+        screen.line(
+            f"{wording.count(sent, 'kernel')} that compiled: in the store under their keys, where the next build finds them"
+        )
+    not_set = f" and tag {goal.tag} not set" if goal.tag is not None else ""
+    way_out = "; --keep-going writes the rest" if rest else ""
+    screen.complain(f"{goal.output} was not written{not_set}: {_named(built.failures)} could not be built{way_out}")
+    nothing = contents(Built.nothing_of(Plan()).bundle) | {"digest": None}
+    screen.finish({**nothing, "path": None, "size_bytes": 0, **_facts(built), "pushed": None})
+    return PROBLEM
+
+
+def _facts(built: Built) -> dict[str, Any]:
+    return {"compiled": built.compiled, "reused": built.reused, "static_only": built.static_only, "unsent": built.unsent,
+            "failures": built.failures, "notes": built.notes, "seconds": built.seconds}  # fmt: skip
+
+
+def _named(failures: Sequence[Failure]) -> str:
+    """Return what failed, by name and target; of many the first."""
+    named = list(dict.fromkeys(f"{failure.name} for {failure.target}" for failure in failures))
+    more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+    return ", ".join(named[:_NAMED]) + more
+
+
+def _planned(wanted: _Wanted) -> Plan:
+    try:
+        plan = wanted.plan()
+    except ConfigError as error:
+        if error.facts.get("untargeted"):
+            raise click.UsageError(error.message) from error
+        raise
+    if not plan.jobs and not plan.failures:
+        asked = ", ".join(map(str, wanted.targets)) or "the targets named"
+        raise EmptyBundle(f"nothing to build: no kernel is declared for {asked}, so nothing was written")
+    return plan
+
+
+def _printing_aside(screen: Screen) -> AbstractContextManager[Any]:
+    """Send what modules and compilers print to standard error, where standard output is for one JSON object."""
+    return redirect_stdout(sys.stderr) if screen.as_json else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -118,32 +193,40 @@ class _Wanted:
             with Bundle.load(self.recorded) as bundle:
                 Retarget(plan, bundle, self.modules).add(self.targets)
         elif self.spec is not None:
-            listed, targets = specfile.read(self.spec)
+            listed, targets = build_file.read(self.spec)
             plan.add_listed(listed, self.targets or targets)
         else:
             plan.add_modules(self.modules, self.targets)
         return plan
 
 
-def _check_usage(wanted: _Wanted, output: str | None, urls: Sequence[str], tag: str | None, *, check: bool) -> None:
+def _check_usage(
+    wanted: _Wanted, output: str | None, urls: Sequence[str], tag: str | None, *, check: bool, keep_going: bool
+) -> None:
     if wanted.spec is not None and (wanted.recorded is not None or wanted.modules):
         raise click.UsageError("--spec names the modules; give neither --from nor MODULE with it")
     if not (wanted.modules or wanted.spec or wanted.recorded):
         raise click.UsageError("give a MODULE, --spec FILE or --from BUNDLE")
+    if wanted.recorded is not None and not wanted.targets:
+        raise click.UsageError(
+            "--from needs --target, such as --target cuda:100: the recording says what it was made on"
+        )
     if check and not urls:
         raise click.UsageError("--check looks into a store: give --store")
     if not check and output is None:
         raise click.UsageError("give -o FILE, the bundle to write")
+    if check and keep_going:
+        raise click.UsageError("--keep-going is about what is written, and --check writes nothing: give one of them")
     if tag is not None and (not urls or check):
         raise click.UsageError("--tag is for what is sent: give --store, and no --check")
 
 
 def _check(screen: Screen, plan: Plan, store: Store) -> int:
-    missing = building.missing(plan, store.kernel_records())
+    missing = bundle_build.missing(plan, store.kernel_records())
     screen.reasons("missing", [(job.key or job.name, f"{job.name} for {job.target}") for job in missing])
     _show_failures(screen, plan.failures)
     total = len(plan.jobs)
-    screen.done(f"{total - len(missing):,} of {words.count(total, 'kernel')} in {store.name}")
+    screen.done(f"{total - len(missing):,} of {wording.count(total, 'kernel')} in {store.name}")
     screen.finish({
         "ok": not missing and not plan.failures, "store": store.name, "kernels": total,
         "missing": [{"key": job.key or None, "name": job.name, "target": str(job.target)} for job in missing],
@@ -158,18 +241,18 @@ def _build(screen: Screen, plan: Plan, jobs: int | None, store: Store | None) ->
         def watch(progress: Progress) -> None:
             if progress.happened in {"compiled", "hit", "failed"}:
                 found = f", {progress.counters.hits:,} of the store" if progress.counters.hits else ""
-                left = "" if progress.left_s is None else f", about {words.duration(progress.left_s)} left"
+                left = "" if progress.left_s is None else f", about {wording.duration(progress.left_s)} left"
                 bar.advance(f"{progress.name}{found}{left}")
 
-        return building.build(plan, jobs, store, watch)
+        return bundle_build.build(plan, jobs, store, watch)
 
 
 def _show(screen: Screen, built: Built) -> None:
     show_contents(screen, built.bundle)
     screen.facts([
-        ("compiled", f"{words.count(len(built.compiled), 'kernel')} in {words.duration(built.seconds)}"),
-        ("reused", f"{words.count(len(built.reused), 'kernel')} of the store" if built.reused else ""),
-        ("static only", f"{words.count(len(built.static_only), 'kernel')}, built from IR" if built.static_only else ""),
+        ("compiled", f"{wording.count(len(built.compiled), 'kernel')} in {wording.duration(built.seconds)}"),
+        ("reused", f"{wording.count(len(built.reused), 'kernel')} of the store" if built.reused else ""),
+        ("static only", f"{wording.count(len(built.static_only), 'kernel')}, built from IR" if built.static_only else ""),
     ])  # fmt: skip
     screen.reasons("to know", [(f"{name} for {target}", note) for name, target, note in built.notes])
 

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command has in common: `--json`, errors as one line, exit status."""
+"""What all commands share: `--json`, `--quiet` and `--verbose`, errors as one line, and the exit status."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from bundler.cli import words
-from bundler.cli.screen import Screen, warnings_on
+from bundler.cli import wording
+from bundler.cli.terminal import Screen, log_on, warnings_on
 from bundler.errors import BundlerError
 
 FINE, PROBLEM = 0, 1
 JSON_OPTION = "--json"
-_WANTS_JSON = "bundler.cli.json"
+_META = "bundler.cli"
+_WANTS_JSON = f"{_META}.json"
+F = TypeVar("F", bound=Callable[..., Any])
 
 keep_option = click.option(
     "--keep",
@@ -33,15 +35,38 @@ def example(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  triton-bundler {line}" for line in lines)
 
 
+def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
+    # A group and its command share this, so that the options may stand before and after the command's name.
+    if value:
+        context.meta[f"{_META}.{option.name}"] = True
+
+
+def talk_options(function: F) -> F:
+    """Add the options that say how much is told beside the result."""
+    for names, text in (
+        (("--no-progress",), "Show no progress bars."),
+        (("-v", "--verbose"), "Also print what the package logs, on standard error."),
+        (("-q", "--quiet"), "Print nothing but errors."),
+    ):
+        function = click.option(*names, is_flag=True, expose_value=False, callback=_remember, help=text)(function)
+    return function
+
+
 def reports(function: Callable[..., int]) -> Callable[..., None]:
     """Make a click callback of a function that gets a `Screen` and its options and returns the exit status."""
 
     @click.option(JSON_OPTION, "as_json", is_flag=True, help="Print one JSON object instead of text.")
+    @talk_options
     @click.pass_context
     @functools.wraps(function)
     def callback(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
-        screen = Screen(as_json)
-        with warnings_on(screen):
+        quiet, verbose, no_progress = (
+            f"{_META}.{name}" in context.meta for name in ("quiet", "verbose", "no_progress")
+        )
+        if quiet and verbose:
+            raise click.UsageError("--quiet and --verbose say the opposite: give one of them")
+        screen = Screen(as_json, quiet=quiet, bars=not (quiet or no_progress))
+        with warnings_on(screen), log_on(screen, wanted=verbose):
             try:
                 status = function(screen, **options)
             except BundlerError as error:
@@ -70,5 +95,5 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             if ctx.meta[_WANTS_JSON]:
-                click.echo(words.to_json({"error": {"code": "usage", "message": error.format_message()}}))
+                click.echo(wording.to_json({"error": {"code": "usage", "message": error.format_message()}}))
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -14,13 +15,15 @@ from pathlib import Path
 import click
 
 import bundler
-from bundler.cli import words
+from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.demo_processes import PtxasWatch, environment, run_program
-from bundler.cli.screen import Column, Screen
-from bundler.errors import RecordingError
+from bundler.cli.terminal import Column, Screen
+from bundler.errors import BundlerError, RecordingError
 from bundler.format.bundle import Bundle
+from bundler.format.bundle_file import cleaned_up, os_errors
 from bundler.format.entries import Kernel
+from bundler.project import install
 from bundler.toolchain import identity
 from bundler.toolchain.events import kernel_key
 
@@ -61,7 +64,11 @@ def _check_targets(_context: click.Context, _option: click.Parameter, targets: t
 )
 @click.option("--target", "targets", multiple=True, metavar="T", default=DEFAULT_TARGETS, show_default=True,
               callback=_check_targets, help="Compile for T, GPU or not; repeat for several.")  # fmt: skip
-@click.option("--keep-dir", is_flag=True, help="Keep the bundle and the restored directory, and say where.")
+@click.option(
+    "--keep-dir",
+    is_flag=True,
+    help="Keep the bundle and the restored directory, and say where; else they are deleted, and that is said.",
+)
 @reports
 def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool) -> int:
     """Compile real kernels, bundle them, restore them elsewhere, and count what is compiled again: nothing.
@@ -69,15 +76,22 @@ def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool) -> int:
     It needs Triton and no GPU. Exit status 1 when a kernel was compiled again.
     """
     if identity.triton_dir() is None:
-        raise RecordingError(
-            "Triton is not installed, so nothing can be compiled: pip install 'triton-bundler[triton]'"
-        )
-    folder = Path(tempfile.mkdtemp(prefix="triton-bundler-demo-"))
-    try:
+        raise RecordingError(f"Triton is not installed, so nothing can be compiled: {install('triton')}")
+    folder = Path(tempfile.gettempdir(), f"triton-bundler-demo-{secrets.token_hex(8)}")
+
+    def run() -> int:
+        with os_errors(folder, "make"):
+            folder.mkdir(0o700)
         return _Demo(screen, folder, targets, kept=keep_dir).run()
-    finally:
-        if not keep_dir:
-            shutil.rmtree(folder, ignore_errors=True)
+
+    if not keep_dir:
+        return cleaned_up(run, lambda: shutil.rmtree(folder, ignore_errors=True))
+    try:
+        return run()
+    except BundlerError as error:
+        error.facts["directory"] = str(folder)
+        screen.line(f"kept in {folder}")
+        raise
 
 
 class _Demo:
@@ -102,8 +116,8 @@ class _Demo:
         where = ", ".join(self.targets)
         seconds = self.in_child("demo_record.py", self.bundle_path, environment(self.first), f"compiling for {where}")
         size = self.bundle_path.stat().st_size
-        self.screen.line(f"1  compiled for {where} in a first process, in {words.duration(seconds)}; "
-                         f"recorded into {self.bundle_path.name}, {words.size(size)}")  # fmt: skip
+        self.screen.line(f"1  compiled for {where} in a first process, in {wording.duration(seconds)}; "
+                         f"recorded into {self.bundle_path.name}, {wording.size(size)}")  # fmt: skip
 
     def restore(self, bundle: Bundle) -> int:
         """Remove the first directory, restore into a second, and return how many kernels are there."""
@@ -111,8 +125,8 @@ class _Demo:
         self.screen.line("2  deleted the cache directory of the first process")
         # Everything: the kernels are for targets that this machine need not have.
         report = bundler.restore(bundle, self.second, only="all")
-        self.screen.line(f"3  restored {words.count(report.usable, 'kernel')} into another directory, in "
-                         f"{words.duration(report.seconds)}")  # fmt: skip
+        self.screen.line(f"3  restored {wording.count(report.usable, 'kernel')} into another directory, in "
+                         f"{wording.duration(report.seconds)}")  # fmt: skip
         return report.usable
 
     def compile_again(self) -> list[Heard]:
@@ -121,12 +135,14 @@ class _Demo:
         env = environment(self.second, self.watch.variables)
         seconds = self.in_child("demo_check.py", output, env, "compiling again")
         heard = [Heard(kernel_key(h["hash"]), h["name"], h["hit"], h["ms"]) for h in json.loads(output.read_bytes())]
-        self.screen.line(f"4  compiled the same kernels in a second process, in {words.duration(seconds)}: Triton's own "
-                         f"listener heard {words.count(sum(h.hit for h in heard), 'hit')} and "
-                         f"{words.count(sum(not h.hit for h in heard), 'compile')}")  # fmt: skip
+        self.screen.line(f"4  compiled the same kernels in a second process, in {wording.duration(seconds)}: Triton's own "
+                         f"listener heard {wording.count(sum(h.hit for h in heard), 'hit')} and "
+                         f"{wording.count(sum(not h.hit for h in heard), 'compile')}")  # fmt: skip
         if any(target.startswith("cuda") for target in self.targets):
             self.watch.require_asked()
-            self.screen.line(f"   its ptxas would have refused: it was asked to assemble {self.watch.calls()[1]} times")
+            self.screen.line(
+                f"   its ptxas would have refused: it was asked to assemble {wording.count(self.watch.calls()[1], 'time')}"
+            )
         if any(target.startswith("hip") for target in self.targets):
             self.screen.line(
                 "   kernels for hip are assembled inside the process, so for them the listener alone counts"
@@ -155,23 +171,34 @@ class _Demo:
             self.screen.line(f"in all {sum(row.compile_ms or 0 for row in rows):,.0f} ms to compile and "
                              f"{sum(found.values()):,.0f} ms to find; the first in each process, {heard[0].name}, "
                              "includes Triton reading its own files for the keys")  # fmt: skip
-        if self.kept:
-            self.screen.line(f"kept in {self.folder}")
         versions, assembled = self.watch.calls()
+        size = self.bundle_path.stat().st_size
+        self.tell_where()
         self.screen.finish({
             "recompiled": len(compiled), "total": total, "targets": list(self.targets), "digest": bundle.digest,
-            "size_bytes": self.bundle_path.stat().st_size, "restored": restored,
+            "size_bytes": size, "restored": restored,
             "hits": sum(one.hit for one in heard), "compiles": sum(not one.hit for one in heard),
             "ptxas": {"asked_for_version": versions, "asked_to_assemble": assembled},
             "kernels": [row.facts() for row in rows], "directory": str(self.folder) if self.kept else None,
         })  # fmt: skip
-        self.screen.done(f"recompiled {len(compiled)} of {total} kernels")
+        self.screen.done(f"recompiled {len(compiled)} of {wording.count(total, 'kernel')}")
         return PROBLEM if compiled or not total else FINE
+
+    def tell_where(self) -> None:
+        """Say where the bundle is, or delete it and say that it is gone."""
+        if self.kept:
+            self.screen.line(f"kept {self.bundle_path.name} and the restored directory in {self.folder}")
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.exists():
+            self.screen.warn(f"{self.folder} could not be deleted")
+        else:
+            self.screen.line(f"deleted {self.bundle_path.name} and the restored directory; --keep-dir keeps them")
 
 
 def _compile_ms(bundle: Bundle, kernel: Kernel) -> float | None:
     seen = bundle.observed.kernels.get(kernel.key)
-    return words.milliseconds(seen.times_us) if seen is not None else None
+    return wording.milliseconds(seen.times_us) if seen is not None else None
 
 
 @dataclass(frozen=True)
@@ -186,7 +213,7 @@ class _Row:
             self.kernel.name,
             str(self.kernel.target),
             str(self.kernel.spec.num_warps),
-            words.size(self.kernel.binary.size),
+            wording.size(self.kernel.binary.size),
             "-" if self.compile_ms is None else f"{self.compile_ms:,.0f} ms",
             "compiled" if self.hit_ms is None else f"{self.hit_ms:.1f} ms",
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bundler.errors import BundlerError, ToolchainMismatch
 from bundler.toolchain import identity
+from bundler.toolchain.diagnostics import telling_line
 
 # Settings of Triton's that would make it compile whatever the cache holds, look elsewhere, or not compile at all.
 _DISTURBING = (
@@ -95,7 +96,7 @@ def run_program(
     """Run one of the demo's programs; `tell` gets each line that it prints.
 
     Raises:
-        BundlerError: it failed, with the last line that it said.
+        BundlerError: it failed, with the line in which a compiler says why, or the last one.
     """
     with tempfile.TemporaryFile() as errors:
         # -P: what lies beside the program must not be importable by short names.
@@ -103,11 +104,17 @@ def run_program(
             [sys.executable, "-P", str(program), *arguments], env=dict(env), stdout=subprocess.PIPE, stderr=errors, text=True
         ) as child:  # fmt: skip
             assert child.stdout is not None
-            for line in child.stdout:
-                tell(line.strip())
+            try:
+                for line in child.stdout:
+                    tell(line.strip())
+            except BaseException:
+                child.kill()  # Ctrl-C: nobody waits for what it compiles
+                raise
         if child.returncode:
             errors.seek(0)
-            said = errors.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+            text = errors.read().decode("utf-8", "replace").strip()
+            said = text.splitlines() or ["it said nothing"]
             raise BundlerError(
-                f"{what} failed with status {child.returncode}: {said[-1]}", status=child.returncode, stderr=said
-            )
+                f"{what} failed with status {child.returncode}: {telling_line(text) or said[-1]}",
+                status=child.returncode, stderr=said,
+            )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`doctor`: what this machine has, and what is in the way."""
+"""The command `doctor`: what this machine has, and what keeps kernels from being found."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from bundler.cli.checks import OK, PROBLEM, WARNING, all_checks
 from bundler.cli.command import FINE, example, reports
 from bundler.cli.command import PROBLEM as PROBLEM_STATUS
-from bundler.cli.screen import Screen
+from bundler.cli.doctor_checks import OK, PROBLEM, WARNING, all_checks
+from bundler.cli.terminal import Screen
 
 STYLES = {OK: "green", WARNING: "yellow", PROBLEM: "bold red"}
 

@@ -3,34 +3,42 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bundler.cli import words
+from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, Commands, example, output_option, reports
-from bundler.cli.move import save
-from bundler.cli.screen import Column, Screen
-from bundler.errors import FormatError, NotFound
+from bundler.cli.pack import save
+from bundler.cli.selection import kernel_option
+from bundler.cli.terminal import Column, Screen
+from bundler.cli.tuning_sources import (
+    INDUCTOR,
+    INDUCTOR_DESCENT,
+    Winners,
+    matching,
+    place,
+    read_winners,
+    records_to_import,
+)
+from bundler.errors import NotFound
 from bundler.format import names
 from bundler.format.bundle import Bundle, MemoryBlobs
-from bundler.format.file import os_errors, replacing
-from bundler.format.launch import Named, TuningRecord
+from bundler.format.bundle_file import os_errors, replace_content
+from bundler.format.candidate_timings import Tuning, id_of, time_of
+from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.format.tuning import MAX_FILE_BYTES, Timing, Tuning, from_file, id_of, record_id, time_of
-from bundler.lifecycle.tuning import SUFFIX, Miss, Pair, TuningFolder, tunings_of, winners_only, with_tunings
-from bundler.lifecycle.tuning_results import results_key, results_text, results_timings
+from bundler.lifecycle.triton_results import results_text
+from bundler.lifecycle.tuning_directory import Pair, winners_only, with_tunings
 from bundler.runtime.tuning.tuner import describe
-from bundler.runtime.tuning.winners import plain_config, record_of, table_entries, table_entry
+from bundler.runtime.tuning.tuning_winners import plain_config, table_entry
 
 RECORDS = (
-    Column("kernel", shrinks=True),
+    Column("kernel", folds=True),
     Column("for", shrinks=True, needs=60),
     Column("config", folds=True),
     Column("time", True),
@@ -39,11 +47,9 @@ RECORDS = (
     Column("device", shrinks=True, needs=120),
 )
 CANDIDATES = (Column("", True), Column("config", folds=True), Column("time", True), Column("why not", folds=True))
-CHANGES = (Column(""), Column("kernel", shrinks=True), Column("for", shrinks=True), Column("before", folds=True),
+CHANGES = (Column(""), Column("kernel", folds=True), Column("for", shrinks=True), Column("before", folds=True),
            Column("after", folds=True))  # fmt: skip
 _US, _NS = 1e3, 1e6
-
-pattern_option = click.option("--kernel", "pattern", metavar="GLOB", help="Only kernels whose name matches.")
 
 
 @click.group(
@@ -61,27 +67,31 @@ def tune() -> None:
 @tune.command(short_help="List the winners.", epilog=example("tune show model.tbundle --all --kernel matmul"))
 @click.argument("source")
 @click.option("--all", "everything", is_flag=True, help="List every config that was tried, too.")
-@pattern_option
+@kernel_option
 @reports
-def show(screen: Screen, source: str, everything: bool, pattern: str | None) -> int:
-    """Show what was chosen in SOURCE: a bundle, a Triton cache directory, or a result file of a tuner."""
-    pairs = _matching(_read(source), pattern)
-    if not pairs:
-        screen.done(f"{source}: no tuning record" + (f" of a kernel {pattern}" if pattern else ""))
+def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> int:
+    """Show what was chosen in SOURCE: a bundle, a cache directory of Triton or Inductor, or a result file of a tuner."""
+    found = _read(screen, source)
+    if not found.all:
+        screen.done(f"{source}: no tuning record")
         screen.finish({"source": source, "records": []})
         return FINE
+    pairs = matching(found.all, wanted, source)
     screen.table(RECORDS, [_row(record, tuning) for record, tuning in pairs])
     screen.line()
     for record, tuning in pairs if everything else ():
         screen.line(f"{record.kernel} for {_arguments(record)}")
-        if tuning is not None:
+        if tuning is not None and tuning.timings:
             screen.table(CANDIDATES, _candidates(record, tuning))
         screen.line()
     spent_s = sum(t.compile_us + t.measure_us for _, t in pairs if t is not None) / _NS
     tried = sum(len(t.timings) for _, t in pairs if t is not None)
-    screen.done(
-        f"{words.count(len(pairs), 'record')}, {words.count(tried, 'config')} tried in {words.duration(spent_s)}"
-    )
+    inductors = sum(record.found_by in {INDUCTOR, INDUCTOR_DESCENT} for record, _ in pairs)
+    if inductors:
+        screen.line(f"{wording.count(inductors, 'record')} of Inductor's tuner: torch reads its files where they are restored; they tell "
+                    "neither the kernel's time nor what else was tried")  # fmt: skip
+    configs = f"{wording.count(tried, 'config')} tried" if tried else "tuned"
+    screen.done(f"{wording.count(len(pairs), 'record')}, {configs} in {wording.duration(spent_s)}")
     screen.finish({"source": source, "records": [_facts(record, tuning) for record, tuning in pairs]})
     return FINE
 
@@ -94,28 +104,33 @@ def show(screen: Screen, source: str, everything: bool, pattern: str | None) -> 
 @click.option("-o", "--output", required=True, metavar="PATH", help="The file, or with --as triton the directory.")
 @click.option("--as", "form", type=click.Choice(["table", "triton", "winners"]), default="table", show_default=True,
               help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost.")  # fmt: skip
-@pattern_option
+@kernel_option
 @reports
-def export(screen: Screen, source: str, output: str, form: str, pattern: str | None) -> int:
+def export(screen: Screen, source: str, output: str, form: str, wanted: str | None) -> int:
     """Take the records out of SOURCE, a bundle or a Triton cache directory.
 
     A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you like.
     """
     if form == "winners":
         with Bundle.load(source) as opened:
+            if not opened.tuning_records:
+                raise NotFound(f"{source} has no tuning record to export", path=source)
             slim = winners_only(opened)
             size = save(screen, slim, output)
             dropped = len(opened.kernels) - len(slim.kernels)
         screen.done(
-            f"wrote {output}: {words.size(size)}, {slim.digest}; left out {words.count(dropped, 'kernel')} that lost"
+            f"wrote {output}: {wording.size(size)}, {slim.digest}; left out {wording.count(dropped, 'kernel')} that lost"
         )
         screen.finish({"path": output, "size_bytes": size, "digest": slim.digest, "dropped": dropped})
         return FINE
-    pairs = _matching(_read(source), pattern)
-    if not pairs:
-        raise NotFound(f"{source} has no tuning record to export", path=source)
+    found = _read(screen, source)
+    if not found.records:
+        why = (f"; its {wording.count(len(found.inductor), 'file')} of Inductor's tuner {wording.plural(len(found.inductor), 'is')} for torch, "
+               "which reads them where the bundle is restored" if found.inductor else "")  # fmt: skip
+        raise NotFound(f"{source} has no tuning record to export{why}", path=source)
+    pairs = matching(found.records, wanted, source)
     written = [_write_table(pairs, output)] if form == "table" else [_write_results(*pair, output) for pair in pairs]
-    screen.done(f"wrote {words.count(len(pairs), 'record')} to {output}")
+    screen.done(f"wrote {wording.count(len(pairs), 'record')} to {output}")
     screen.finish({"path": output, "records": len(pairs), "files": written})
     return FINE
 
@@ -134,14 +149,16 @@ def import_(screen: Screen, files: tuple[str, ...], into: str | None, output: st
     Triton's files do not say of which source, device and toolchain they are, so no tuner takes them for its own; they can be shown,
     compared, and exported as a lookup table.
     """
-    pairs = [pair for file in files for pair in _read(file)]
+    pairs = [pair for file in files for pair in records_to_import(file)]
+    if not pairs:
+        raise NotFound(f"no tuning record in {', '.join(files)}; {output} was not written", path=files[0])
     with ExitStack() as stack:
         base = Bundle(Content(), Observed(), MemoryBlobs({}))
         if into is not None:
             base = stack.enter_context(Bundle.load(into))
         size = save(screen, tuned := with_tunings(base, pairs), output)
     screen.done(
-        f"wrote {output}: {words.count(len(tuned.tuning_records), 'record')}, {words.size(size)}, {tuned.digest}"
+        f"wrote {output}: {wording.count(len(tuned.tuning_records), 'record')}, {wording.size(size)}, {tuned.digest}"
     )
     screen.finish({"path": output, "size_bytes": size, "digest": tuned.digest, "records": len(tuned.tuning_records)})
     return FINE
@@ -157,7 +174,7 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
 
     What counts is kernel, tuning key and device; another source or toolchain of the same is named as what changed.
     """
-    before, after = ({_place(record): (record, tuning) for record, tuning in _read(path)} for path in (first, second))
+    before, after = ({place(pair[0]): pair for pair in _read(screen, path).all} for path in (first, second))
     rows = [("+", *_place_words(where), "", _result(*after[where])) for where in sorted(after.keys() - before.keys())]
     rows += [("-", *_place_words(where), _result(*before[where]), "") for where in sorted(before.keys() - after.keys())]
     both = sorted(before.keys() & after.keys())
@@ -175,51 +192,11 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
     return PROBLEM if exit_code and rows else FINE
 
 
-# Reading ----------------------------------------------------------------------------------------------------------------
-
-
-def _read(source: str) -> list[Pair]:
-    """Return the records in a bundle, a cache directory, a lookup table, a record file, or a result file of Triton's tuner."""
-    if os.path.isdir(source):
-        return sorted(TuningFolder(source).records(), key=lambda pair: _place(pair[0]))
-    if source.endswith((names.AUTOTUNE_SUFFIX, SUFFIX, ".json")):
-        with os_errors(source, "read"), open(source, "rb") as file:
-            data = file.read(4 * MAX_FILE_BYTES + 1)
-        if source.endswith(SUFFIX):
-            return [from_file(data)]
-        if source.endswith(names.AUTOTUNE_SUFFIX):
-            return [_of_triton(data, source)]
-        return [record_of(entry) for entry in table_entries(data, source)]
-    with Bundle.load(source) as opened:
-        files = [entry for entry in opened.tuning_files if entry.path.endswith(names.AUTOTUNE_SUFFIX)]
-        found = [*tunings_of(opened), *(_of_triton(opened.read(e.artifact), e.artifact.filename) for e in files)]
-    return sorted(found, key=lambda pair: _place(pair[0]))
-
-
-def _of_triton(data: bytes, path: str) -> Pair:
-    """Return a result file of Triton's tuner as a record that names what little it knows."""
-    timings = results_timings(data)
-    if isinstance(timings, Miss):
-        raise FormatError(f"{path}: {timings.reason}", path=path)
-    timed = [(ms, config) for config, ms in timings if ms is not None]
-    if not timed:
-        raise FormatError(f"{path}: no config in it has a time", path=path)
-    kernel = os.path.basename(path).removesuffix(names.AUTOTUNE_SUFFIX)
-    parts = (("arguments", results_key(data)), ("from", "triton's tuner"))
-    tuning = Tuning(
-        record_id(kernel, parts),
-        tuple(_timing(config, ms) for config, ms in timings),
-    )
-    return TuningRecord(kernel, parts, min(timed, key=lambda pair: pair[0])[1], "triton"), tuning
-
-
-def _timing(config: Named, time_ms: float | None) -> Timing:
-    return Timing(config, time_ns=None if time_ms is None else round(time_ms * _NS),
-                  reason="failed" if time_ms is None else "")  # fmt: skip
-
-
-def _matching(pairs: Iterable[Pair], pattern: str | None) -> list[Pair]:
-    return [pair for pair in pairs if pattern is None or fnmatch.fnmatchcase(pair[0].kernel, pattern)]
+def _read(screen: Screen, source: str) -> Winners:
+    found = read_winners(source)
+    for problem in found.unreadable:
+        screen.warn(f"left out {problem}")
+    return found
 
 
 # Writing ----------------------------------------------------------------------------------------------------------------
@@ -227,8 +204,7 @@ def _matching(pairs: Iterable[Pair], pattern: str | None) -> list[Pair]:
 
 def _write_table(pairs: Sequence[Pair], output: str) -> str:
     document = {"tuning": [table_entry(record, tuning) for record, tuning in pairs]}
-    with replacing(output) as out:
-        out.write(json.dumps(document, indent=1).encode() + b"\n")
+    replace_content(output, json.dumps(document, indent=1).encode() + b"\n")
     return output
 
 
@@ -242,17 +218,11 @@ def _write_results(record: TuningRecord, tuning: Tuning | None, folder: str) -> 
         rows.append(({**config.pop("options"), **config}, timing))
     with os_errors(folder, "write"):
         place.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as out:
-        out.write(results_text(_arguments(record).split(", "), rows).encode())
+    replace_content(path, results_text(_arguments(record).split(", "), rows).encode())
     return str(path)
 
 
 # Words ------------------------------------------------------------------------------------------------------------------
-
-
-def _place(record: TuningRecord) -> tuple[str, str, str]:
-    parts = dict(record.parts)
-    return record.kernel, parts.get("arguments", ""), parts.get("device", "")
 
 
 def _place_words(where: tuple[str, str, str]) -> tuple[str, str]:
@@ -261,7 +231,7 @@ def _place_words(where: tuple[str, str, str]) -> tuple[str, str]:
 
 
 def _arguments(record: TuningRecord) -> str:
-    return dict(record.parts).get("arguments", "")
+    return place(record)[1]
 
 
 def _time(time_ns: int | None) -> str:
@@ -281,7 +251,7 @@ def _apart(one: TuningRecord, two: TuningRecord) -> str:
 def _row(record: TuningRecord, tuning: Tuning | None) -> tuple[str, ...]:
     return (
         record.kernel, _arguments(record), describe(record.config), _time(time_of(record, tuning)),
-        str(len(tuning.timings)) if tuning is not None else "-", record.found_by, dict(record.parts).get("device", "-"),
+        str(len(tuning.timings)) if tuning is not None and tuning.timings else "-", record.found_by, dict(record.parts).get("device", "-"),
     )  # fmt: skip
 
 

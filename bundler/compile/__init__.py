@@ -1,2 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How kernels are made: a service of worker processes, source modules, ahead-of-time builds."""
+"""How kernels are made: a service of worker processes, source modules, ahead-of-time builds.
+
+service, inflight, compile_context, service_progress, shared_compiles    jobs in, futures of kernels out
+worker_pool, schedule, pool_tasks, job_futures, task_leases              which worker does which job when
+worker_processes, compile_worker, worker_messages                        the processes, and what is said to them
+compile_job, module_import, source_modules                               one kernel as data, and where its source comes from
+declarations, build_file, build_plan, retargeted_kernels, bundle_build   from what an author declares to a bundle
+"""

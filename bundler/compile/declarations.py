@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
-from bundler.toolchain.arguments import Spec
+from bundler.toolchain.imagined_arguments import Spec
 
 K = TypeVar("K")
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CompileService`: jobs in, futures of compiled kernels out; each job is compiled once, whatever its worker does."""
+"""`CompileService`: jobs in, futures of compiled kernels out; each job is compiled once, whatever its worker does.
+
+Builds and tuners use it, and programs that compile their own kernels; it gives the work to a `WorkerPool`.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from bundler.compile.context import Context, Situation
-from bundler.compile.crew import Plan
-from bundler.compile.flight import Flight, attempt, forked, result_of, timing
-from bundler.compile.forks import after_fork
-from bundler.compile.futures import CompileFuture
-from bundler.compile.job import Compiled, Job
-from bundler.compile.leasing import shared_leases
-from bundler.compile.messages import as_failure, resolve
-from bundler.compile.pool import Pool
-from bundler.compile.progress import Counters, Ledger, Progress, Timing
-from bundler.compile.tasks import Outcome, Task
+from bundler.compile.compile_context import Context, Situation
+from bundler.compile.compile_job import Compiled, Job
+from bundler.compile.inflight import Flight, attempt, result_of, timing
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.pool_tasks import Task, TaskOutcome
+from bundler.compile.service_progress import JobTiming, Ledger, Progress, ServiceCounters
+from bundler.compile.task_leases import shared_leases
+from bundler.compile.worker_messages import as_failure, resolve
+from bundler.compile.worker_pool import WorkerPool
+from bundler.compile.worker_processes import WorkerPlan
 from bundler.errors import BundlerError, ConfigError
+from bundler.fork_safety import after_fork
 from bundler.toolchain.directories import triton_cache_dir
 
-PERFORM, PRELOAD = "bundler.compile.worker:compile_job", "bundler.compile.worker:import_triton"
+PERFORM, PRELOAD = "bundler.compile.compile_worker:compile_job", "bundler.compile.compile_worker:import_triton"
 MOST_WORKERS = 32
 # Less would not hold Triton and one kernel.
 LEAST_MEMORY_BYTES = 64 << 20
@@ -97,8 +100,8 @@ class CompileService:
         self.cache_dir = os.path.abspath(triton_cache_dir() if cache_dir is None else cache_dir)
         self.in_process = self.workers == 1 and not isolate
         self._timeout_s, self._once, self._on_progress, self._perform = timeout_s, once, on_progress, perform
-        plan = Plan(perform, preload, self.cache_dir, memory_bytes or 0)
-        self._pool = Pool(plan, self.workers, queue_limit, idle_s, shared_leases(), self._began)
+        plan = WorkerPlan(perform, preload, self.cache_dir, memory_bytes or 0)
+        self._pool = WorkerPool(plan, self.workers, queue_limit, idle_s, shared_leases(), self._began)
         self._closed = False
         self._begin_anew()
         after_fork(self._forget)
@@ -113,12 +116,12 @@ class CompileService:
         self._threads: ThreadPoolExecutor | None = None
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> ServiceCounters:
         """What was done so far."""
         return replace(self._ledger.counters, retried=self._pool.retried)
 
     @property
-    def timings(self) -> tuple[Timing, ...]:
+    def timings(self) -> tuple[JobTiming, ...]:
         """Where the time of each job went, in the order in which they ended; the last 10,000."""
         return self._ledger.timings
 
@@ -256,7 +259,7 @@ class CompileService:
                 self._threads = ThreadPoolExecutor(4 * self.workers, thread_name_prefix="bundler-once")
             return self._threads
 
-    def _to_pool(self, flight: Flight, situation: Situation) -> CompileFuture[Outcome]:
+    def _to_pool(self, flight: Flight, situation: Situation) -> CompileFuture[TaskOutcome]:
         job = flight.job
         task = Task(job.name, flight.key, situation.lease_name, job.to_bytes(), situation.surroundings, self._timeout_s)
         with self._lock:
@@ -269,14 +272,14 @@ class CompileService:
     def _compile_in_process(self, flight: Flight) -> Compiled:
         begun_s = time.monotonic()
         data = resolve(self._perform)(flight.job.to_bytes(), self.cache_dir)
-        outcome = Outcome(data, begun_s - flight.submitted_s, time.monotonic() - begun_s)
+        outcome = TaskOutcome(data, begun_s - flight.submitted_s, time.monotonic() - begun_s)
         return self._decode(flight, outcome)
 
-    def _decode(self, flight: Flight, outcome: Outcome) -> Compiled:
+    def _decode(self, flight: Flight, outcome: TaskOutcome) -> Compiled:
         flight.outcome = outcome
         return Compiled.from_bytes(outcome.data)
 
-    def _landed(self, flight: Flight, done: Future[Outcome]) -> None:
+    def _landed(self, flight: Flight, done: Future[TaskOutcome]) -> None:
         if done.cancelled():
             self._land(flight, None)
         else:
@@ -334,16 +337,14 @@ class CompileService:
         self._ledger.tell(future.name, "cancelled", cancelled=1)
 
     def _forget(self) -> None:
-        flights, threads = list(self._flights.values()), self._threads
+        flights = list(self._flights.values())
         self._begin_anew()
-        del threads  # its threads are the parent's
         for flight in flights:
-            error = forked(flight.job)
             for future in flight.waiting:
-                future.abandon(error)
+                future.abandon()
 
 
-def _close_pool(pool: Pool) -> None:
+def _close_pool(pool: WorkerPool) -> None:
     pool.close(wait=False)
 
 

@@ -6,20 +6,23 @@ from __future__ import annotations
 import fnmatch
 import io
 import os
-from collections.abc import Collection, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from bundler.errors import ConfigError, NotFound, UnsupportedVersion
+from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
+from bundler.format.bundle_file import BytesSource, FileSource, replace_file
+from bundler.format.candidate_timings import id_of
 from bundler.format.container import Container
 from bundler.format.digest import check_digest, digest_raw, digest_text
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
-from bundler.format.file import BytesSource, FileSource, replacing
-from bundler.format.launch import TuningRecord
+from bundler.format.launch_spec import TuningRecord
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
-from bundler.format.tuning import id_of
+from bundler.format.summary import count, short
 from bundler.format.writer import write_container
 
 Keep = Literal["all", "launch"]
@@ -28,29 +31,60 @@ Keep = Literal["all", "launch"]
 class BlobSource(Protocol):
     """Where a bundle's bytes come from.
 
+    A source inherits from this class and defines `read_blob`; everything else has a default that is correct, and that a
+    source overrides where it can do better.
+
     Attributes:
-        waits: whether `prefetch` mostly waits for somebody else, so that a thread of its own is worth while.
+        waits: whether `prefetch` mostly waits for another machine, so that it is worth a thread of its own.
+        verified: whether the source has compared every blob that it returns with its digest; who reads need not do it again.
     """
 
-    waits: bool
+    waits: bool = False
+    verified: bool = False
 
+    @abstractmethod
     def read_blob(self, digest: bytes) -> bytes:
         """Return the bytes of a blob by raw digest; raises `NotFound`."""
 
+    def view_blob(self, digest: bytes) -> bytes | memoryview:
+        """Return the same bytes without a copy, where the source can; raises as `read_blob`."""
+        return self.read_blob(digest)
+
+    def verify(self, digests: Collection[bytes]) -> None:
+        """Read these blobs and compare each with its digest; raises `DigestMismatch`, and as `read_blob`."""
+        for digest in digests:
+            data = self.view_blob(digest)
+            if not self.verified:
+                check_digest(data, digest, "blob")
+
     def prefetch(self, digests: Collection[bytes]) -> None:
-        """Be told that these blobs are read next: a source that is far away fetches them in few round trips."""
+        """Fetch these blobs, which are read next, in few round trips, where the source is far away."""
+        return  # with an empty body a method of a Protocol is abstract
 
     def close(self) -> None:
-        """Release what the source holds."""
+        """Release what the source holds; closing twice is fine."""
+        return  # not abstract either
 
 
-class MemoryBlobs:
-    """Blobs in a dictionary, by raw digest."""
+def require_content(bundle: Bundle, consequence: str) -> None:
+    """Raise `EmptyBundle` when there is nothing in a bundle; `consequence` says what was not done, and the way out."""
+    if bundle.is_empty:
+        raise EmptyBundle(
+            f"the bundle is empty: it has no kernel, no other file and no tuning record; {consequence}",
+            digest=bundle.digest, left_out=bundle.left_out,
+        )  # fmt: skip
 
-    waits = False
 
-    def __init__(self, blobs: Mapping[bytes, bytes]) -> None:
-        self._blobs = blobs
+class MemoryBlobs(BlobSource):
+    """Blobs in a dictionary, by raw digest.
+
+    Args:
+        blobs: the bytes.
+        verified: whether each digest is known to be that of its bytes.
+    """
+
+    def __init__(self, blobs: Mapping[bytes, bytes], *, verified: bool = False) -> None:
+        self._blobs, self.verified = blobs, verified
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the bytes of a blob; raises `NotFound`."""
@@ -59,36 +93,39 @@ class MemoryBlobs:
         except KeyError:
             raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest)) from None
 
-    def prefetch(self, digests: Collection[bytes]) -> None:
-        """Nothing is nearer than memory."""
 
-    def close(self) -> None:
-        """Nothing to release."""
+class FirstBlobs(BlobSource):
+    """Blobs of several sources; the first that has one answers.
 
+    The sources belong to the bundles they came from, which close them.
+    """
 
-class FirstBlobs:
-    """Blobs of several sources; the first that has one answers."""
+    verified = True
 
     def __init__(self, sources: Iterable[BlobSource]) -> None:
         self._sources = tuple(sources)
         self.waits = any(source.waits for source in self._sources)
 
     def read_blob(self, digest: bytes) -> bytes:
-        """Return the bytes of a blob; raises `NotFound`."""
+        """Return the verified bytes of a blob; raises as `view_blob`."""
+        return bytes(self.view_blob(digest))
+
+    def view_blob(self, digest: bytes) -> bytes | memoryview:
+        """Return the verified bytes of a blob; raises `NotFound`, `DigestMismatch`, and what the source raises."""
         for source in self._sources:
             try:
-                return source.read_blob(digest)
+                data = source.view_blob(digest)
             except NotFound:
                 continue
+            if not source.verified:
+                check_digest(data, digest, "blob")
+            return data
         raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest))
 
     def prefetch(self, digests: Collection[bytes]) -> None:
         """Tell every source; each ignores what it does not have."""
         for source in self._sources:
             source.prefetch(digests)
-
-    def close(self) -> None:
-        """The sources belong to the bundles they came from, which close them."""
 
 
 class Bundle:
@@ -97,6 +134,8 @@ class Bundle:
     Immutable.  Safe under threads; after a fork parent and child may both go on reading.  A loaded bundle keeps its
     file open until `close`, and the file may be unlinked or replaced meanwhile.  A bundle made from others (`select`,
     `merge`) reads through them: keep them open until it was saved.
+
+    `len` and iteration are over its kernels; `in` takes a kernel, or a kernel key.  A bundle is true, also without kernels.
 
     Attributes:
         variants_dropped: how many other builds of a kernel `merge` left out.
@@ -160,6 +199,14 @@ class Bundle:
         return self._content.tuning_records
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it: no kernel, no other file, no tuning record."""
+        content = self._content
+        return not (
+            content.kernels or content.tuning_files or content.helpers or content.opaque or content.tuning_records
+        )
+
+    @property
     def content(self) -> Content:
         """All entries."""
         return self._content
@@ -188,17 +235,14 @@ class Bundle:
 
         A view keeps the decoded frame that it lies in, some megabytes, in memory.  `what` names the blob in errors.
         """
-        if isinstance(self._blobs, Container):
-            return self._blobs.view_blob(digest)
-        return self._read_blob(digest, what)
+        data = self._blobs.view_blob(digest)
+        if not self._blobs.verified:
+            check_digest(data, digest, what)
+        return data
 
     def verify(self) -> None:
         """Decode and check everything there is; raises the first `FormatError` or `DigestMismatch`."""
-        if isinstance(self._blobs, Container):
-            self._blobs.verify()
-        else:
-            for digest, _ in self._content.blobs:
-                self._read_blob(digest)
+        self._blobs.verify([digest for digest, _ in self._content.blobs])
         for kernel in self.kernels:
             kernel.launch.tensor_descriptors.plain()
             if kernel.parts is not None:
@@ -227,8 +271,10 @@ class Bundle:
             UnsupportedVersion: this bundle has features that we can read but not write.
         """
         self._check_writable()
-        with replacing(path) as out:
-            write_container(out, self._content, self._content_bytes, self._observed.encode(), self._read_blob)
+        observed = self._observed.encode()
+        replace_file(
+            path, lambda out: write_container(out, self._content, self._content_bytes, observed, self._read_blob)
+        )
 
     def to_bytes(self) -> bytes:
         """Return what `save` would write."""
@@ -275,8 +321,30 @@ class Bundle:
     ) -> None:
         self.close()
 
+    def __len__(self) -> int:
+        return len(self.kernels)
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(self.kernels)
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, Kernel):
+            return self._by_key.get(item.key) == item
+        return isinstance(item, str) and item in self._by_key
+
+    def __bool__(self) -> bool:
+        # A bundle without kernels may hold other things, and `if bundle:` has always asked whether there is one.
+        return True
+
     def __repr__(self) -> str:
-        return f"<Bundle {self.digest[:19]} {len(self.kernels)} kernels>"
+        beside = len(self.tuning_files) + len(self.helpers) + len(self.opaque)
+        more = [count(beside, "other file")] if beside else []
+        more += [count(len(self.tuning_records), "tuning record")] if self.tuning_records else []
+        return f"<Bundle {short(self.digest)} {', '.join([count(len(self), 'kernel'), *more])}>"
+
+    @cached_property
+    def _by_key(self) -> dict[str, Kernel]:
+        return {kernel.key: kernel for kernel in self.kernels}
 
     @property
     def writable(self) -> bool:
@@ -284,10 +352,7 @@ class Bundle:
         return self._writable
 
     def _read_blob(self, digest: bytes, what: str = "blob") -> bytes:
-        data = self._blobs.read_blob(digest)
-        if not isinstance(self._blobs, Container):  # a container has verified it already
-            check_digest(data, digest, what)
-        return data
+        return bytes(self.view_blob(digest, what))
 
     def _check_writable(self) -> None:
         if not self._writable:

@@ -9,8 +9,7 @@ import zstandard
 
 from bundler.errors import FormatError, LimitExceeded, NotFound, TruncatedBundle, UnsupportedVersion
 from bundler.format import wire
-from bundler.format.digest import check_digest, digest_text
-from bundler.format.layout import (
+from bundler.format.container_layout import (
     BLOB_SECTIONS,
     CONTENT,
     HEADER,
@@ -27,8 +26,10 @@ from bundler.format.layout import (
     Section,
     dictionary,
 )
+from bundler.format.digest import check_digest, digest_text
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
+from bundler.format.summary import count, plural
 
 # A restore goes through launch set and IR side by side, and a kernel may lie across the border of two frames.
 CACHED_FRAMES = 3
@@ -45,6 +46,7 @@ class Container:
     """
 
     waits = False
+    verified = True
 
     def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
         self._source = source
@@ -85,13 +87,14 @@ class Container:
         check_digest(data, digest, "blob")
         return data
 
-    def verify(self) -> None:
-        """Decode and check every section and every blob; raises what reading it would raise."""
+    def verify(self, digests: Collection[bytes]) -> None:
+        """Decode and check every section and these blobs; raises what reading them would raise."""
+        wanted = set(digests)
         for number, section in enumerate(self.sections):
             if section.kind in BLOB_SECTIONS:
                 self._frame(number)
-                for blob in section.blobs:
-                    self.read_blob(self.content.blobs[blob][0])
+                for digest in wanted.intersection(self.content.blobs[blob][0] for blob in section.blobs):
+                    self.view_blob(digest)
             else:
                 self._stored(section)
 
@@ -99,7 +102,7 @@ class Container:
         data = self._source.read(offset, size)
         if len(data) != size:
             raise TruncatedBundle(
-                f"{what}: expected {size} bytes at offset {offset}, the file has {self._source.size} bytes; "
+                f"{what}: expected {count(size, 'byte')} at offset {offset}, the file has {count(self._source.size, 'byte')}; "
                 "copy or download the bundle again",
                 what=what,
                 expected=offset + size,
@@ -133,7 +136,7 @@ class Container:
                 got=self._source.size,
             )
         if offset + size != self._source.size:
-            raise FormatError(f"{self._source.size - offset - size} bytes after the end of the bundle")
+            raise FormatError(f"{count(self._source.size - offset - size, 'byte')} after the end of the bundle")
         table = self._read_exactly(offset, size, "table of contents")
         check_digest(head[: HEADER.size] + table, head[HEADER.size :], "header and table of contents")
         return offset, table
@@ -207,9 +210,12 @@ class Container:
                 places[digest] = (number, offset, size)
                 offset += size
             if section.kind in BLOB_SECTIONS and offset != section.raw_bytes:
-                raise FormatError(f"section {number}: blobs of {offset} bytes in a frame of {section.raw_bytes}")
+                raise FormatError(
+                    f"section {number}: blobs of {count(offset, 'byte')} in a frame of {section.raw_bytes}"
+                )
         if len(places) != len(blobs):
-            raise FormatError(f"{len(blobs) - len(places)} blobs of the manifest are in no section")
+            lost = len(blobs) - len(places)
+            raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
         return places
 
     def _frame(self, number: int) -> bytes:

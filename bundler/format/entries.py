@@ -12,11 +12,13 @@ from bundler.errors import ConfigError, FormatError, NotFound
 from bundler.format import names
 from bundler.format.digest import digest_text, sha256
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import LaunchFacts, LaunchSpec
+from bundler.format.launch_spec import LaunchFacts, LaunchSpec
 from bundler.format.metadata import check_metadata_size
 from bundler.format.sentinel import Span
+from bundler.format.summary import Summarized, count, printable, short
 
 _TARGET = re.compile(r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})")
+_KEY_CHARACTERS = 12  # enough to recognise a kernel key
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
@@ -59,6 +61,10 @@ class Artifact:
     size: int
     spans: tuple[Span, ...] = ()
 
+    def __repr__(self) -> str:
+        spans = f", {count(len(self.spans), 'path placeholder')}" if self.spans else ""
+        return f"<Artifact {short(self.filename)} {short(self.digest)} {count(self.size, 'byte')}{spans}>"
+
     @property
     def kind(self) -> str:
         """`cubin`, `hsaco`, `json`, `ttir`, `ttgir`, `llir`, `ptx`, `amdgcn`, `source`, `so` or `other`."""
@@ -80,6 +86,10 @@ class Kernel:
     spec: LaunchSpec = field(repr=False)
     facts_bytes: bytes | None = field(default=None, repr=False)
     parts_bytes: bytes | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        files = f"{count(len(self.artifacts), 'file')}, {count(self.size, 'byte')}"
+        return f"<Kernel {short(printable(self.name))} {self.target} {self.key[:_KEY_CHARACTERS]}… {files}>"
 
     @cached_property
     def launch(self) -> LaunchSpec:
@@ -161,8 +171,8 @@ def check_kernel(kernel: Kernel) -> Kernel:
     return kernel
 
 
-@dataclass(frozen=True)
-class TuningFile:
+@dataclass(frozen=True, repr=False)
+class TuningFile(Summarized):
     """A tuner's result file: Triton's `KEY/*.autotune.json`, or Inductor's `xx/*.best_config`."""
 
     path: str
@@ -174,8 +184,8 @@ class TuningFile:
         return names.is_kernel_key(self.path.partition("/")[0])
 
 
-@dataclass(frozen=True)
-class HelperLibrary:
+@dataclass(frozen=True, repr=False)
+class HelperLibrary(Summarized):
     """A shared library that Triton built with the C compiler: `KEY/cuda_utils….so`, launchers.  Executable code."""
 
     path: str
@@ -183,8 +193,8 @@ class HelperLibrary:
     machine: str
 
 
-@dataclass(frozen=True)
-class Opaque:
+@dataclass(frozen=True, repr=False)
+class Opaque(Summarized):
     """A file of Inductor's cache that torch executes or unpickles, by its path relative to that cache."""
 
     path: str

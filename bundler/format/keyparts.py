@@ -8,10 +8,11 @@ from typing import Any
 
 from bundler.errors import NotFound
 from bundler.format import wire
+from bundler.format.summary import Summarized
 
 
-@dataclass(frozen=True)
-class KeyParts:
+@dataclass(frozen=True, repr=False)
+class KeyParts(Summarized):
     """An ordered list of (name, text), and whether the key was recomputed from them.
 
     Names begin with the part of Triton's key they belong to: `triton.`, `source.`, `backend.`, `option.`, `env.`.

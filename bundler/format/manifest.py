@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from bundler.errors import FormatError
 from bundler.format import names, wire
+from bundler.format.candidate_timings import Tuning, merge_tunings
 from bundler.format.digest import DIGEST_BYTES, digest_raw, digest_text, sha256
 from bundler.format.entries import (
     Artifact,
@@ -24,10 +25,10 @@ from bundler.format.entries import (
     check_kernel,
     entry_artifacts,
 )
-from bundler.format.launch import LaunchSpec, TuningRecord
+from bundler.format.launch_spec import LaunchSpec, TuningRecord
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.sentinel import Span
-from bundler.format.tuning import Tuning, merge_tunings
+from bundler.format.summary import Summarized, count
 
 SCHEMA = 1
 # Without the tunings, which are there only when there are some.
@@ -36,8 +37,8 @@ _BLOB_TYPES, _FILE_TYPES = [bytes, int], [str, int, list]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Content:
+@dataclass(frozen=True, repr=False)
+class Content(Summarized):
     """Everything that decides what a bundle is, in canonical order.
 
     Build it with `Content.of`, which sorts and checks; two contents with the same entries encode to the same bytes.
@@ -169,7 +170,7 @@ class _Decoder:
         plain = type(data) is list and [*map(type, data)] == _BLOB_TYPES and data[1] >= 0
         raw, size = data if plain else self.fields(data, "blob", *_BLOB_TYPES)
         if len(raw) != DIGEST_BYTES:
-            raise FormatError(f"blob: a digest of {len(raw)} bytes, expected {DIGEST_BYTES}")
+            raise FormatError(f"blob: a digest of {count(len(raw), 'byte')}, expected {DIGEST_BYTES}")
         self.limits.check("file_bytes", size, "file")
         return raw, size
 
@@ -229,8 +230,8 @@ class Observation:
     times_us: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Observed:
+@dataclass(frozen=True, repr=False)
+class Observed(Summarized):
     """Facts about the recording that are no part of what the bundle is.
 
     Attributes:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bundler.errors import FormatError
+from bundler.format.summary import count
 
 CACHE_DIR = 0
 TRITON_DIR = 1
@@ -97,7 +98,7 @@ def from_sentinels(data: bytes, spans: Sequence[Span], paths: Mapping[int, str])
             raise FormatError(f"unknown sentinel place {span.place} or style {span.style}", span=span)
         end = span.offset + len(placeholder)
         if span.offset < copied or data[span.offset : end] != placeholder:
-            raise FormatError(f"no sentinel at offset {span.offset} of a file of {len(data)} bytes", span=span)
+            raise FormatError(f"no sentinel at offset {span.offset} of a file of {count(len(data), 'byte')}", span=span)
         path = paths.get(span.place)
         out += [data[copied : span.offset], placeholder if path is None else _write(path, span.style)]
         copied = end

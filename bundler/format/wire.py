@@ -13,6 +13,7 @@ import msgpack
 
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.summary import count
 
 T = TypeVar("T")
 
@@ -130,7 +131,7 @@ def _array_counter(data: bytes, limits: Limits) -> _ArrayCounter | None:
 
 
 def _refuse_map(pairs: Any) -> Any:
-    raise ValueError(f"a map of {len(pairs)} members, expected arrays only")
+    raise ValueError(f"a map of {count(len(pairs), 'member')}, expected arrays only")
 
 
 def _check_depth(root: Any, what: str, depth: int) -> None:

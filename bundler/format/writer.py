@@ -10,8 +10,7 @@ from typing import BinaryIO
 import zstandard
 
 from bundler.format import names, wire
-from bundler.format.digest import digest_raw, sha256
-from bundler.format.layout import (
+from bundler.format.container_layout import (
     CONTENT,
     FRAME_TARGET_BYTES,
     HEADER,
@@ -31,6 +30,7 @@ from bundler.format.layout import (
     Section,
     dictionary,
 )
+from bundler.format.digest import digest_raw, sha256
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observed
 
@@ -110,12 +110,17 @@ def write_container(
         position += len(data)
 
     with ThreadPoolExecutor(COMPRESSION_THREADS) as pool:
-        compressed = pool.map(compress, frames)
-        # What readers refuse is not written; looked at while the threads compress.
-        Content.decode(content_bytes)
-        tuned = bool(Observed.decode(observed_bytes).tunings)
-        for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
-            put(kind, codec, data, raw, blobs, prefix if kind == OPAQUE and codec == ZSTD else [])
+        try:
+            compressed = pool.map(compress, frames)
+            # What readers refuse is not written; looked at while the threads compress.
+            Content.decode(content_bytes)
+            tuned = bool(Observed.decode(observed_bytes).tunings)
+            for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
+                put(kind, codec, data, raw, blobs, prefix if kind == OPAQUE and codec == ZSTD else [])
+        except BaseException:
+            # After an error, or Ctrl-C, nobody waits for the frames that no thread has begun.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     for kind, raw_bytes in ((CONTENT, content_bytes), (OBSERVED, observed_bytes)):
         codec, data = _compress(raw_bytes)
         put(kind, codec, data, len(raw_bytes), [], [])

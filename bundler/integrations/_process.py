@@ -4,29 +4,40 @@
 ::
 
     environment ── first manager ──▶ a session of its own, until the process ends
-    install, session ─────────────▶ in force until closed, then the one before
+    install, session ─────────────▶ in force until closed; of several the one that began last
     register ─────────────────────▶ bundles that every session asks last
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from dataclasses import replace
 from typing import get_args
 
-from bundler.config import REGISTERED, Mode, Settings, Strict, registered_bundles, settings, strict_setting
+from bundler.config import (
+    Mode,
+    Settings,
+    Strict,
+    registered_bundles,
+    settings,
+    strict_setting,
+    unknown_words,
+)
 from bundler.errors import BundlerError, ConfigError, NotFound
-from bundler.integrations.engine import Engine, Options
-from bundler.integrations.plugging import Plug, variables_for_children
+from bundler.fork_safety import after_fork
+from bundler.integrations.kernel_lookup import Registered
+from bundler.integrations.lookup_engine import Engine, Options
+from bundler.integrations.manager_install import activity_of, activity_of_bundle
 from bundler.integrations.sessions import Session
-from bundler.integrations.shelves import Registered
-from bundler.lifecycle.storing import Store, open_store
-from bundler.store.layout import tag_key
-from bundler.store.opening import is_server
-from bundler.store.store import MODES as PUSH_MODES
-from bundler.store.store import Mode as PushMode
+from bundler.lifecycle.machine_store import Store, open_store
+from bundler.store.bundle_store import MODES as PUSH_MODES
+from bundler.store.bundle_store import PushMode
+from bundler.store.store_layout import tag_key
+from bundler.store.store_urls import with_settings
+from bundler.toolchain.manager_environment import Active, manager_environment
 
 # Triton asks this class only behind its own remote manager, which ours is in place of.
 _OTHER_REMOTE = "TRITON_REMOTE_CACHE_BACKEND"
@@ -52,21 +63,24 @@ class _Process:
                 self._at_exit()
             return self._from_environment[1]
 
-    def enter(self, session: Session, engine: Engine) -> None:
-        """Put a session in force."""
+    def enter(self, session: Session, engine: Engine, activity: Active) -> None:
+        """Put a session in force, here and for children that start from now on."""
         with self._lock:
+            manager_environment.add(activity)
             self._sessions.append((session, engine))
             self._at_exit()
 
-    def leave(self, session: Session) -> None:
-        """Put the session before in force again."""
+    def leave(self, session: Session, activity: Active) -> None:
+        """Put in force again whichever session began last of those that go on."""
         with self._lock:
             self._sessions = [pair for pair in self._sessions if pair[0] is not session]
+            manager_environment.remove(activity)
 
     def close(self) -> None:
-        """Close every session, at the end of the process."""
-        for session, _ in reversed(self._all()):
-            session.close()
+        """Close every session, at the end of the process; raises what the last of them raised."""
+        with contextlib.ExitStack() as stack:
+            for session, _ in self._all():
+                stack.callback(session.close)
 
     def _all(self) -> list[tuple[Session, Engine]]:
         with self._lock:
@@ -86,8 +100,7 @@ class _Process:
 
 
 _process = _Process()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_process.reset_after_fork)
+after_fork(_process.reset_after_fork)
 
 
 def keeper() -> Engine:
@@ -168,9 +181,8 @@ def register(path: str | os.PathLike[str]) -> None:
     if not os.path.isfile(bundle):
         raise NotFound(f"no bundle {bundle} to register; give the path of a .tbundle file", path=bundle)
     _process.registered.add(bundle)
-    known = registered_bundles()
-    if bundle not in known:
-        Plug({REGISTERED: os.pathsep.join([*known, bundle])}, children=True)
+    if bundle not in registered_bundles():
+        manager_environment.add(activity_of_bundle(bundle, keeper))
 
 
 def _check(value: object, choices: tuple[str, ...], name: str) -> None:
@@ -184,32 +196,29 @@ def _install(store: Store | str, options: Options) -> Session:
         tag_key(options.tag)  # raises for what is no tag
     chosen = settings()
     if isinstance(store, str):
-        opened, owned = open_store(store, trust=chosen.trust, when_down="degrade"), True
+        url = with_settings(store, chosen.server)
+        opened, owned = open_store(url, trust=chosen.trust, when_down="degrade"), True
     else:
         opened, owned = store, False
     options = replace(options, trust=opened.trust, keep=chosen.keep, local=chosen.local)
-    plug: Plug | None = None
-
-    def leave(session: Session) -> None:
-        _process.leave(session)
-        if plug is not None:
-            plug.pull()
-
     engine = Engine(opened, options, _process.registered)
-    made = Session(engine, chosen.report, leave, owned=owned)
     try:
+        _name_unknown(engine)
         engine.start()
-        plug = Plug(variables_for_children(opened, options) if opened.urls else {}, children=bool(opened.urls))
+        activity = activity_of(opened, options, keeper)
+        made = Session(engine, chosen.report, lambda session: _process.leave(session, activity), owned=owned)
+        _process.enter(made, engine, activity)
     except BaseException:
         if owned:
             opened.close()
         raise
-    _process.enter(made, engine)
     return made
 
 
 def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     """Return the session that environment variables ask for; a wrong setting is a warning, and in strict mode an error."""
+    from bundler.toolchain.cache_manager import asked_for
+
     problem: BundlerError | None = None
     chosen, store = Settings(strict=strict_setting()), None
     try:
@@ -227,18 +236,26 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     engine = Engine(store, options, registered)
     if problem is not None:
         engine.troubles.met(problem, "no store is used")
-    elif store is None and not registered:
+    elif store is None and not registered and asked_for():
         engine.troubles.noticed(
             "no-store", "TRITON_CACHE_MANAGER names triton-bundler, but TRITON_BUNDLER_STORE is not set"
         )
+    _name_unknown(engine)
     if os.environ.get(_OTHER_REMOTE):
         engine.troubles.noticed("two-managers", f"{_OTHER_REMOTE} is set, which only Triton's own remote manager asks")
     engine.start()
     return Session(engine, chosen.report, lambda _session: None, owned=store is not None), engine
 
 
+def _name_unknown(engine: Engine) -> None:
+    unknown = unknown_words()
+    if unknown is not None:
+        engine.troubles.noticed("unknown-setting", unknown)
+
+
 def _store_from(chosen: Settings) -> Store | None:
     if not chosen.store:
         return None
-    server = chosen.server if any(map(is_server, chosen.store)) else {}
-    return open_store(*chosen.store, trust=chosen.trust, when_down="degrade", **server)
+    # What a URL says itself, as its own password, holds for it.
+    urls = [with_settings(url, chosen.server) for url in chosen.store]
+    return open_store(*urls, trust=chosen.trust, when_down="degrade")

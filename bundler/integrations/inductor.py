@@ -11,27 +11,30 @@ from __future__ import annotations
 
 import os
 import pickle
-import warnings
 from collections.abc import Iterable, Sequence
 
-from bundler.errors import BundlerWarning, ConfigError, NotFound, RecordingError
+from bundler.errors import ConfigError, NotFound, RecordingError
 from bundler.format import names
-from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Opaque, Toolchain, TuningFile
 from bundler.format.manifest import Observation
+from bundler.format.summary import plural
 from bundler.integrations.inductor_generated import load_generated
-from bundler.lifecycle.building import Builder, KnownFacts, join
-from bundler.lifecycle.packing import pack, single_files
-from bundler.lifecycle.placing import Only, Trust, opened
-from bundler.lifecycle.report import RestoreReport
-from bundler.lifecycle.restoring import restore
-from bundler.toolchain import directories, identity, inductor, inductor_hooks, inductor_tuned
+from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
+from bundler.lifecycle.directory_pack import pack, single_files
+from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.restoration import restore
+from bundler.lifecycle.restore_options import Only, Trust
+from bundler.lifecycle.restore_plan import opened
+from bundler.project import install
+from bundler.toolchain import directories, identity, inductor_caches, inductor_hooks, inductor_tuners
 from bundler.toolchain.inductor_graphs import Rewritten, rewrite
+from bundler.user_warnings import warn
 
 __all__ = ["load", "load_generated", "save"]
 
-_NO_TORCH = "torch cannot be imported; install it (pip install 'triton-bundler[torch]') in this environment"
+_NO_TORCH = f"torch cannot be imported; install it in this environment: {install('torch')}"
 # What rewriting an entry of an unknown shape can raise.
 _UNKNOWN_SHAPE = (pickle.PickleError, AttributeError, TypeError, ValueError, KeyError, ImportError)
 
@@ -56,6 +59,7 @@ def save(path: str | os.PathLike[str] | None = None, *, keep: Keep = "launch", w
     Raises:
         RecordingError: torch is not installed.
         NotFound: torch.compile has compiled nothing in this process.
+        EmptyBundle: nothing of it could be taken, so no file was written.
         ConfigError: another value for `keep`.
         StoreFull, AccessDenied, NotFound: the file cannot be written.
 
@@ -65,11 +69,12 @@ def save(path: str | os.PathLike[str] | None = None, *, keep: Keep = "launch", w
     """
     if keep not in ("all", "launch"):
         raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
-    if not inductor.is_installed():
+    if not inductor_caches.is_installed():
         raise RecordingError(_NO_TORCH)
-    missing = inductor.missing()
+    missing = inductor_caches.missing()
     bundle = _packed(missing) if missing else _collected(keep, winners_only=winners_only)
     if path is not None:
+        require_content(bundle, f"{path} was not written")
         bundle.save(path)
     return bundle
 
@@ -98,13 +103,13 @@ def load(
 
     Raises:
         ConfigError: torch is not installed, or an argument has a value that is not listed.
-        FormatError, DigestMismatch, NotFound, ToolchainMismatch, AccessDenied, StoreFull: as `bundler.restore`.
+        FormatError, DigestMismatch, NotFound, EmptyBundle, ToolchainMismatch, AccessDenied, StoreFull: as `bundler.restore`.
 
     Warns:
         BundlerWarning: the graph entries cannot be found by this process, and why: not trusted, another torch, another $CXX;
             or this torch cannot be kept from tuning again, naming what it lacks.
     """
-    if not inductor.is_installed():
+    if not inductor_caches.is_installed():
         raise ConfigError(_NO_TORCH)
     with opened(bundle) as source:
         report = restore(source, devices=devices, only=only, trust=trust)
@@ -112,27 +117,25 @@ def load(
     lacking = inductor_hooks.keep_winners()
     if lacking:
         reasons.append(
-            f"torch {inductor.release()} is not one that we know, it has no {', '.join(lacking)}: it may tune kernels again whose "
+            f"torch {inductor_caches.release()} is not one that we know, it has no {', '.join(lacking)}: it may tune kernels again whose "
             "results it has read"
         )
     for reason in reasons:
-        warnings.warn(reason, BundlerWarning, stacklevel=2)
+        warn(reason)
     return report
 
 
 def _packed(missing: Iterable[str]) -> Bundle:
-    warnings.warn(
-        f"torch {inductor.release()} is not one that we know: it has no {', '.join(missing)}.  Its whole cache directory is packed "
-        "as it is, and where it is restored torch may tune again",
-        BundlerWarning,
-        stacklevel=3,
+    warn(
+        f"torch {inductor_caches.release()} is not one that we know: it has no {', '.join(missing)}.  Its whole cache directory is packed "
+        "as it is, and where it is restored torch may tune again"
     )
     return pack(directories.inductor_cache_dir())
 
 
 def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
-    entries, left_out = inductor.recorded()
-    loaded = inductor_tuned.loaded_kernels()
+    entries, left_out = inductor_caches.recorded()
+    loaded = inductor_tuners.loaded_kernels()
     if not entries and not loaded:
         raise NotFound("torch.compile has compiled nothing in this process; call save() after the first iterations")
     # The last one that is settled: a kernel may be in several graphs, and each tunes for itself.
@@ -142,18 +145,18 @@ def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
     files.left_out += left_out
     for entry in entries:
         content = entry.content
-        if entry.kind in (inductor.GRAPH, inductor.AUTOGRAD):
+        if entry.kind in (inductor_caches.GRAPH, inductor_caches.AUTOGRAD):
             content = _rewritten(entry, live, done, files.left_out)
-        _add(files, _path_of(entry, content), content, TuningFile if entry.kind == inductor.TUNING else Opaque)
+        _add(files, _path_of(entry, content), content, TuningFile if entry.kind == inductor_caches.TUNING else Opaque)
     files.left_out += done.rebuilt
     kernels = _wanted(loaded, done, winners_only=winners_only)
-    environment = (*identity.environment(), *([("CXX", cxx)] if (cxx := inductor.compiler()) else []))
+    environment = (*identity.environment(), *([("CXX", cxx)] if (cxx := inductor_caches.compiler()) else []))
     return join([files, *_kernel_builders(kernels, keep, files.left_out)], environment)
 
 
 def _rewritten(
-    entry: inductor.CacheEntry,
-    loaded: dict[tuple[int, str], inductor_tuned.LoadedKernel],
+    entry: inductor_caches.CacheEntry,
+    loaded: dict[tuple[int, str], inductor_tuners.LoadedKernel],
     done: Rewritten,
     left_out: list[tuple[str, str]],
 ) -> bytes:
@@ -166,9 +169,9 @@ def _rewritten(
         return entry.content
 
 
-def _path_of(entry: inductor.CacheEntry, content: bytes) -> str:
+def _path_of(entry: inductor_caches.CacheEntry, content: bytes) -> str:
     """Return the path of an entry; torch names graph entries by their content."""
-    return inductor.graph_path(entry.key, content) if entry.kind == inductor.GRAPH else entry.path
+    return inductor_caches.graph_path(entry.key, content) if entry.kind == inductor_caches.GRAPH else entry.path
 
 
 def _add(files: Builder, path: str, content: bytes, kind: type[TuningFile | Opaque]) -> None:
@@ -184,7 +187,7 @@ def _add(files: Builder, path: str, content: bytes, kind: type[TuningFile | Opaq
 
 
 def _wanted(
-    loaded: Iterable[inductor_tuned.LoadedKernel], done: Rewritten, *, winners_only: bool
+    loaded: Iterable[inductor_tuners.LoadedKernel], done: Rewritten, *, winners_only: bool
 ) -> dict[str, set[int]]:
     """Return the kernels to take, and the devices that each was loaded for."""
     devices: dict[str, set[int]] = {}
@@ -210,7 +213,7 @@ def _kernel_builders(kernels: dict[str, set[int]], keep: Keep, left_out: list[tu
     facts = KnownFacts(identity.installed_triton() or Toolchain())
     builders: dict[str, Builder] = {}
     for key in sorted(kernels):
-        root = inductor.kernel_root(key, sorted(kernels[key]))
+        root = inductor_caches.kernel_root(key, sorted(kernels[key]))
         if root is None:
             left_out.append((key, "its directory is gone"))
             continue
@@ -233,12 +236,13 @@ def _why_not_found(bundle: Bundle, trust: Trust) -> Iterable[str]:
         return
     if trust != "code":
         yield (
-            f"{len(bundle.opaque)} of torch's graph entries were not restored, since torch unpickles and executes them; pass "
+            f"{len(bundle.opaque)} of torch's graph entries {plural(len(bundle.opaque), 'was')} not restored, since torch unpickles and executes what it "
+            "finds there; pass "
             "trust='code' if you trust who made the bundle"
         )
         return
     hosts = [dict(pairs) for pairs in bundle.observed.environments]
-    here = {"torch": dict(identity.environment()).get("torch"), "CXX": inductor.compiler()}
+    here = {"torch": dict(identity.environment()).get("torch"), "CXX": inductor_caches.compiler()}
     for name, found in here.items():
         recorded = {host[name] for host in hosts if name in host}
         if recorded and found not in recorded:

@@ -18,12 +18,13 @@ from types import ModuleType
 from typing import Any
 
 from bundler.errors import CompileFailed, ConfigError, FormatError
+from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.digest import sha256
-from bundler.format.file import os_errors
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.integrations.inductor_kernels import GeneratedKernel, Told, stand_ins
-from bundler.runtime.tuning.benchmarking import Clock
-from bundler.runtime.tuning.options import TunerOptions
+from bundler.project import install
+from bundler.runtime.tuning.benchmark import Clock
+from bundler.runtime.tuning.tuner_options import TunerOptions
 
 _PACKAGE = "torch._inductor.runtime"
 _HEURISTICS = f"{_PACKAGE}.triton_heuristics"
@@ -61,9 +62,8 @@ def load_generated(
         NotFound, AccessDenied: the file cannot be read.
     """
     name, told = os.fspath(path), Told(options or TunerOptions(), clock)
-    with os_errors(name, "read"), open(name, "rb") as file:
-        data = file.read(DEFAULT_LIMITS.file_bytes + 1)
-    DEFAULT_LIMITS.check("file_bytes", len(data), name)
+    with os_errors(name, "read"):
+        data = read_regular(name, DEFAULT_LIMITS.file_bytes)
     try:
         text = data.decode()
         tree = ast.parse(text)
@@ -163,7 +163,7 @@ def _bound(told: Told) -> Iterator[None]:
         except ImportError as error:
             raise ConfigError(
                 f"Inductor's kernels use torch's helper functions, and torch cannot be imported: {error}; "
-                "install it (pip install 'triton-bundler[torch]')"
+                f"install it: {install('torch')}"
             ) from error
         ours = ModuleType(_HEURISTICS)
         vars(ours).update(stand_ins(told))

@@ -17,15 +17,15 @@ from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.combo_rules import combo_plan
 from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
 from bundler.runtime.heuristics.given_configs import fixed_configs, foreach_configs, template_configs, user_configs
-from bundler.runtime.heuristics.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
 from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_configs
 from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
-from bundler.runtime.tuning.benchmarking import Clock
-from bundler.runtime.tuning.options import TunerOptions
-from bundler.toolchain.compiling import compile_function
+from bundler.runtime.tuning.benchmark import Clock
+from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
+from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain.compile_call import compile_function
 from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import CompileEvent
 

@@ -21,7 +21,7 @@ from bundler.runtime.heuristics.facts import (
     TileHint,
 )
 from bundler.runtime.tuning.descent import Descent
-from bundler.runtime.tuning.options import TunerOptions
+from bundler.runtime.tuning.tuner_options import TunerOptions
 
 # The same wish under the name that each release of torch gave it.
 _ONE_ELEMENT = {"ONE_ELEMENT_PER_THREAD", "ELEMENTS_PER_WARP_32"}

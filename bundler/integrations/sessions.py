@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from bundler.config import Strict
-from bundler.integrations.counting import Counters
-from bundler.integrations.engine import Engine
-from bundler.integrations.reporting import write_report
+from bundler.integrations.lookup_engine import Engine
+from bundler.integrations.process_report import summary, write_report
+from bundler.integrations.session_counters import Counters
 
 FLUSH_S = 2.0
 # At the end of a process nobody waits longer than this for a store.
@@ -39,7 +41,7 @@ class Session:
         return self._engine.tally.snapshot()
 
     def arm_strict(self, mode: Strict) -> None:
-        """Say what a compile is from now on: fine (`off`), a line in the log (`warn`), or a `StrictModeViolation` (`error`).
+        """Say what a compile is from now on: fine (`off`), a warning (`warn`), or a `StrictModeViolation` (`error`).
 
         Raises:
             ConfigError: another mode.
@@ -79,17 +81,26 @@ class Session:
         engine = self._engine
         engine.end_turns()
         engine.publisher.flush(LAST_FLUSH_S)
+        engine.end_notes()
         try:
-            if os.getpid() == self._pid:
-                engine.push_tag()
-        except Exception as error:  # noqa: BLE001  # the seam
-            engine.troubles.met(error, f"tag {engine.options.tag} was not pushed")
+            with engine.troubles.excused(f"tag {engine.options.tag} was not pushed"):
+                if os.getpid() == self._pid:
+                    engine.push_tag()
         finally:
             if self._report is not None:
-                try:
-                    write_report(self._report, self.counters, engine.store)
-                except OSError as error:
-                    engine.troubles.noted(error, f"the report {self._report} was not written")
+                self._tell(self._report)
+
+    def _tell(self, report: str) -> None:
+        """Write the report, and its summary on standard error."""
+        counters, engine = self.counters, self._engine
+        try:
+            path = write_report(report, counters, engine.store)
+        except OSError as error:
+            engine.troubles.noted(error, f"the report {report} was not written")
+            return
+        # A process may have no standard error, or have closed it.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(f"{summary(counters, path)}\n")
 
     def __enter__(self) -> Self:
         return self

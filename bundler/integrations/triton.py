@@ -6,13 +6,16 @@ Which class it is, is decided each time: behind ours may be a manager that was c
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bundler.integrations._process import keeper
 from bundler.toolchain.cache_manager import manager_class
 
+if TYPE_CHECKING:
+    BundlerCacheManager: type[Any]
+else:
 
-def __getattr__(name: str) -> Any:
-    if name == "BundlerCacheManager":
-        return manager_class(keeper)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name == "BundlerCacheManager":
+            return manager_class(keeper)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel that many need at once is compiled by one of them, where nothing goes wrong, and never by nobody.
+"""`compile_once` and `Turns`: of many processes that need a kernel at once, one compiles it and the others use its build.
+
+A lease says whose turn it is.  Where a lease is lost or runs out, two processes may compile; a kernel that fails to come is compiled by
+whoever waited for it.  Users call `compile_once`; a session asks `Turns` for each miss (`bundler/integrations/kernel_lookup.py`).
 
 ::
 
@@ -26,12 +29,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
-from bundler.backends.base import Lease
+from bundler.backends.port import Lease
 from bundler.errors import AccessDenied, BundlerError, CompileFailed, ConfigError, NotFound, StoreFull, StoreUnavailable
 from bundler.format.bundle import Bundle
 from bundler.format.manifest import Content, Observed
-from bundler.lifecycle.storing import Store
-from bundler.store.records import Failure, KernelRecords
+from bundler.format.summary import Summarized, count
+from bundler.lifecycle.machine_store import Store
+from bundler.store.kernel_records import KernelRecords, ToldFailure
 
 # While we run the compiler the lease is renewed three times before it ends: a dead holder is missed after this time.
 LEASE_S = 15.0
@@ -46,8 +50,8 @@ _PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 0.5, 1.6
 How = Literal["found", "waited", "compiled", "late"]
 
 
-@dataclass(frozen=True)
-class CompiledOnce:
+@dataclass(frozen=True, repr=False)
+class CompiledOnce(Summarized):
     """A kernel that was asked for.
 
     Attributes:
@@ -102,7 +106,7 @@ def compile_once(
 
 
 @dataclass(frozen=True)
-class Hit:
+class AlreadyThere:
     """The kernel is there; `waited_s` seconds were spent on waiting for it."""
 
     bundle: Bundle
@@ -201,7 +205,7 @@ class Turns:
     ) -> CompiledOnce:
         """Return a kernel or compile it; see `compile_once`."""
         turn = self._turn(key, lambda _recorded_s: (lease_s, wait_s), hears=True)
-        if isinstance(turn, Hit):
+        if isinstance(turn, AlreadyThere):
             return CompiledOnce(turn.bundle, "waited" if turn.waited_s else "found", turn.waited_s, published=True)
         with turn:
             turn.keep_renewing(lease_s)
@@ -212,7 +216,7 @@ class Turns:
                 raise
             return turn.publish(made)
 
-    def begin(self, key: str, expected_s: float | None = None) -> Hit | Turn:
+    def begin(self, key: str, expected_s: float | None = None) -> AlreadyThere | Turn:
         """Return a kernel, or the turn to compile it, where the compiler is called by somebody who does not tell us how it ends.
 
         The lease is short and never renewed, and nobody waits longer than it lasts: `BLIND_LEASE_FACTOR` times what the compile
@@ -234,12 +238,14 @@ class Turns:
 
         return self._turn(key, times, hears=False)
 
-    def _turn(self, key: str, times: Callable[[float | None], tuple[float, float]], *, hears: bool) -> Hit | Turn:
+    def _turn(
+        self, key: str, times: Callable[[float | None], tuple[float, float]], *, hears: bool
+    ) -> AlreadyThere | Turn:
         started = time.monotonic()
         try:
             found = self._records.look_up([key])
             if found.bundle.kernels:
-                return Hit(found.bundle, 0.0)
+                return AlreadyThere(found.bundle, 0.0)
             lease_s, wait_s = times(found.seconds.get(key))
             return _Queue(self._records, key, lease_s, hears=hears).stand(wait_s)
         except (StoreUnavailable, StoreFull, AccessDenied) as error:
@@ -253,9 +259,9 @@ class _Queue:
     def __init__(self, records: KernelRecords, key: str, lease_s: float, *, hears: bool) -> None:
         self._records, self._key, self._lease_s, self._hears = records, key, lease_s, hears
         self._started, self._waited = time.monotonic(), False
-        self._known: Failure | None = None
+        self._known: ToldFailure | None = None
 
-    def stand(self, wait_s: float) -> Hit | Turn:
+    def stand(self, wait_s: float) -> AlreadyThere | Turn:
         pause_s = _PAUSE_S
         while (lease := self._records.lease(self._key, self._lease_s)) is None:
             if not self._waited and self._hears:
@@ -287,9 +293,9 @@ class _Queue:
     def _seconds(self) -> float:
         return time.monotonic() - self._started if self._waited else 0.0
 
-    def _look(self) -> Hit | None:
+    def _look(self) -> AlreadyThere | None:
         found = self._records.look_up([self._key]).bundle
-        return Hit(found, self._seconds) if found.kernels else None
+        return AlreadyThere(found, self._seconds) if found.kernels else None
 
     def _hear(self) -> None:
         """Raise what came of the compile that we waited for, if it failed; an older failure may have had other reasons."""
@@ -307,4 +313,4 @@ def _only(bundle: Bundle, key: str) -> Bundle:
         if kernel.key == key:
             seen = bundle.observed.kernels.get(key)
             return Bundle(Content.of([kernel]), Observed({key: seen} if seen else {}), bundle.blobs)
-    raise NotFound(f"the compile gave no kernel {key}, but {len(bundle.kernels)} others", key=key)
+    raise NotFound(f"the compile gave no kernel {key}, but {count(len(bundle.kernels), 'other')}", key=key)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells whether a device binary has lost its end: its ELF header says how long it has to be."""
+"""Tells whether a device binary has lost its end: its ELF header says how long it has to be.  Called before a kernel is
+written, read or loaded.
+"""
 
 from __future__ import annotations
 

@@ -10,17 +10,19 @@ from types import TracebackType
 from typing import Self
 
 from bundler.errors import RecordingError
+from bundler.fork_safety import after_fork
 from bundler.format.bundle import Bundle, Keep
-from bundler.format.launch import TuningRecord
-from bundler.format.tuning import Tuning
-from bundler.lifecycle.collecting import add_spool, collect_sightings, merge_reasons
-from bundler.lifecycle.report import RecordReport
-from bundler.lifecycle.sightings import JIT_CACHE, LISTENER, DirectoryWatch, Sightings
-from bundler.lifecycle.tuning import tuning_listeners, with_tunings
-from bundler.toolchain import inductor_tuned, loaded
-from bundler.toolchain.children import ChildSpool
+from bundler.format.candidate_timings import Tuning
+from bundler.format.launch_spec import TuningRecord
+from bundler.format.summary import count
+from bundler.lifecycle.collection import add_spool, collect_sightings, merge_reasons
+from bundler.lifecycle.lifecycle_reports import RecordReport
+from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, DirectoryWatch, Sightings
+from bundler.lifecycle.tuning_directory import tuning_listeners, with_tunings
+from bundler.toolchain import inductor_tuners, instances, loaded_kernels
+from bundler.toolchain.child_recording import ChildSpool
+from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.listening import listening
 
 
 class Recording:
@@ -30,9 +32,9 @@ class Recording:
     for kernels that the JIT had loaded before, for complete kernel directories that appear without a listener call,
     and, with `children`, for what child processes compile.
 
-    Not guaranteed: a kernel that was loaded before the recording by code that keeps it to itself (not the JIT), and
-    whose directory was there before, is not seen.  After a fork the child's copy hears nothing; with `children` the
-    child reports through the spool like any other.
+    Not guaranteed: a kernel that was loaded before the recording, and whose directory was there before, is not seen where
+    code keeps it to itself: outside the JIT's caches, or under a function that `toolchain.instances` does not know.  After a
+    fork the child's copy hears nothing; with `children` the child reports through the spool like any other.
 
     Args:
         children: also record child processes that start while the recording runs.  It sets TRITON_CACHE_MANAGER for
@@ -50,6 +52,12 @@ class Recording:
         self._errors_before = 0
         self.report = RecordReport()
 
+    def __repr__(self) -> str:
+        state = "not started" if self._watch is None else "running" if self._final is None else "stopped"
+        hits = sum(event.cache_hit for event in self._events)
+        heard = f"{count(len(self._events) - hits, 'compile')} and {count(hits, 'hit')} heard"
+        return f"<Recording {state}, {heard}{', with children' if self._spool is not None else ''}>"
+
     def start(self) -> Self:
         """Begin to hear, once; raises `RecordingError` when Triton is not installed, or when this was called before."""
         if self._watch is not None:
@@ -57,6 +65,7 @@ class Recording:
         self._pid, self._errors_before = os.getpid(), sum(listening.errors.values())
         listening.attach(self._hear)
         tuning_listeners.attach(self._hear_tuning)
+        instances.note_from_now_on()
         try:
             if self._spool is not None:
                 self._spool.__enter__()
@@ -64,6 +73,8 @@ class Recording:
         except BaseException:
             listening.detach(self._hear)
             tuning_listeners.detach(self._hear_tuning)
+            if self._spool is not None:
+                self._spool.close()
             raise
         return self
 
@@ -119,6 +130,7 @@ class Recording:
         return sum(listening.errors.values()) - self._errors_before
 
     def _hear(self, event: CompileEvent) -> None:
+        instances.note_from_now_on()  # torch may have been imported since
         with self._lock:
             self._events.append(event)
 
@@ -135,9 +147,9 @@ class Recording:
             sightings.add_event(event, LISTENER)
         if self._spool is not None:
             add_spool(sightings, self._spool)
-        for event in loaded.loaded_kernels():
+        for event in loaded_kernels.loaded_kernels():
             sightings.add_event(event, JIT_CACHE)
-        for directory in (*watch.appeared(), *inductor_tuned.loaded_directories()):
+        for directory in (*watch.appeared(), *inductor_tuners.loaded_directories()):
             if directory not in sightings:
                 sightings.add_directory(directory)
         return sightings
@@ -195,8 +207,7 @@ class RecordingStack:
 
 
 _stack = RecordingStack()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_stack.reset_after_fork)
+after_fork(_stack.reset_after_fork)
 
 
 def recording(*, children: bool = False) -> Recording:

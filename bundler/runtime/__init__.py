@@ -14,40 +14,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bundler.runtime.configs import Config
-    from bundler.runtime.driver import DeviceProperties, Driver, open_driver
-    from bundler.runtime.dry import DryDriver
-    from bundler.runtime.handle import Handle
-    from bundler.runtime.kernel import StaticKernel
-    from bundler.runtime.opening import Kernels, load
-    from bundler.runtime.plan import LaunchPlan, Parameter
-    from bundler.runtime.planning import build_plan, can_launch
-    from bundler.runtime.tuning.autotuned import AutotunedKernel
+    from bundler.runtime.launch.bundle_kernels import Kernels, load
+    from bundler.runtime.launch.driver import DeviceProperties, Driver, Launcher, Module
+    from bundler.runtime.launch.drivers import open_driver
+    from bundler.runtime.launch.dry_driver import DryDriver
+    from bundler.runtime.launch.handle import Handle
+    from bundler.runtime.launch.plan import LaunchPlan, Parameter
+    from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.static_kernel import StaticKernel
+    from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.descent import Descent, Space
-    from bundler.runtime.tuning.options import TunerOptions
-    from bundler.runtime.tuning.reporting import BandwidthReport, LaunchDump
-    from bundler.runtime.tuning.winners import LookupTable
+    from bundler.runtime.tuning.tuner_options import TunerOptions
+    from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+    from bundler.runtime.tuning.tuning_winners import LookupTable
 
 _HOMES = {
-    "AutotunedKernel": "tuning.autotuned",
-    "BandwidthReport": "tuning.reporting",
+    "AutotunedKernel": "tuning.autotuned_kernel",
+    "BandwidthReport": "tuning.tuner_reports",
     "Config": "configs",
     "Descent": "tuning.descent",
-    "DeviceProperties": "driver",
-    "Driver": "driver",
-    "DryDriver": "dry",
-    "Handle": "handle",
-    "Kernels": "opening",
-    "LaunchDump": "tuning.reporting",
-    "LaunchPlan": "plan",
-    "LookupTable": "tuning.winners",
-    "Parameter": "plan",
+    "DeviceProperties": "launch.driver",
+    "Driver": "launch.driver",
+    "DryDriver": "launch.dry_driver",
+    "Handle": "launch.handle",
+    "Kernels": "launch.bundle_kernels",
+    "LaunchDump": "tuning.tuner_reports",
+    "LaunchPlan": "launch.plan",
+    "Launcher": "launch.driver",
+    "LookupTable": "tuning.tuning_winners",
+    "Module": "launch.driver",
+    "Parameter": "launch.plan",
     "Space": "tuning.descent",
-    "StaticKernel": "kernel",
-    "TunerOptions": "tuning.options",
-    "build_plan": "planning",
-    "can_launch": "planning",
-    "load": "opening",
-    "open_driver": "driver",
+    "StaticKernel": "launch.static_kernel",
+    "TunerOptions": "tuning.tuner_options",
+    "build_plan": "launch.plan_builder",
+    "can_launch": "launch.plan_builder",
+    "load": "launch.bundle_kernels",
+    "open_driver": "launch.drivers",
 }
 
 __all__ = [
@@ -62,7 +65,9 @@ __all__ = [
     "Kernels",
     "LaunchDump",
     "LaunchPlan",
+    "Launcher",
     "LookupTable",
+    "Module",
     "Parameter",
     "Space",
     "StaticKernel",
@@ -74,13 +79,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+# Hidden from type checkers: to them it would make every misspelt name an `Any`.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from bundler.errors import ConfigError, FormatError
 from bundler.format import wire
+from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
-from bundler.format.values import Value
-from bundler.toolchain.compiling import decode_value
+from bundler.toolchain.compile_call import decode_value
 from bundler.toolchain.encoding import encode_value
 
 DEFAULT_WARPS, DEFAULT_STAGES, DEFAULT_CTAS = 4, 3, 1

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done about an object that is not what was stored: it is asked for once more, then removed, and sent again."""
+"""What the store does about a damaged object: it asks once more, then removes the object, so that the next push sends it again.
+
+`checked` does this around any check; `quarantine` removes.  Called wherever the store reads objects.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from bundler.backends.base import Backend
+from bundler.backends.port import Backend, Unread
 from bundler.errors import BundlerError, DigestMismatch, FormatError, LimitExceeded
-from bundler.store.errors_map import store_errors
+from bundler.store import bounds
+from bundler.store.error_translation import store_errors
 
 DAMAGED = (DigestMismatch, FormatError)
 T = TypeVar("T")
@@ -39,13 +43,20 @@ def checked(
         return check(value)
     except DAMAGED as error:
         with store_errors(name):
-            again = backend.get([key]).get(key)
+            again = backend.get_within({key: _bound(key, value)}).get(key)
         if again is not None and again != value:
             return check(again)
         if isinstance(error, removable) and not isinstance(error, LimitExceeded):
             _log.warning("%s: %s is damaged; it is removed, and the next push sends it again: %s", name, key, error)
             quarantine(backend, name, key)
         raise
+
+
+def _bound(key: str, value: bytes) -> int:
+    """Return how much of an object was read, for it to be read again."""
+    if isinstance(value, Unread) and value.max_bytes is not None:
+        return value.max_bytes
+    return max(len(value), bounds.of_key(key))
 
 
 def quarantine(backend: Backend, name: str, key: str) -> None:

@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dictionaries: what many units have in common, stored once.
+"""Dictionaries: bytes that many units have in common, stored once.
 
-A unit that was compressed alone is ten times as large as its share of a bundle file, since kernels resemble each other more
-than themselves.  So a push to a store that is far away picks, of the units that it sends of one family (a target's launch
-sets, or its IR), those that resemble the others least, and compresses all with them as a dictionary.  It is named by its
-digest in the head of each unit, so that units stay what they are: named by their own content, and read by anybody.
+A unit that is compressed alone is ten times as large as its share of a bundle file: within one kernel little repeats, but two
+kernels have much in common.  So a push to a store that is far away looks at the units that it sends of one family (the launch
+sets of one target, or its IR), joins those that have least in common with the others into a dictionary, and compresses every unit
+of the family with it.  The head of each unit names the dictionary by its digest.  The key of a unit still depends on its own content
+alone, and everybody can read it.
+
+`Packing` chooses dictionaries for one push, `Dictionaries` holds those that a reader has needed so far; `BundleStore` and `StoreBlobs` call them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import zstandard
 
-from bundler.backends.base import Backend
-from bundler.errors import LimitExceeded, NotFound
+from bundler.backends.port import Backend
+from bundler.errors import FormatError, NotFound
 from bundler.format.digest import check_digest, sha256
 from bundler.format.limits import KIB, MIB
-from bundler.store import layout
+from bundler.store import bounds, store_layout
+from bundler.store.bounds import DICTIONARY_BYTES
 from bundler.store.damage import DAMAGED, checked
-from bundler.store.errors_map import store_errors
+from bundler.store.error_translation import store_errors
 
-# Bounds what a reader keeps of one dictionary; a larger unit is compressed alone, and is in none.
-DICTIONARY_BYTES = MIB
+_KEY = re.compile(store_layout.DICTIONARIES + r"/[0-9a-f]{64}")
 # So many units of a family are looked at, evenly spaced; fewer than the least are not worth one.
 SAMPLES, LEAST_SAMPLES = 64, 4
 SAMPLED_BYTES = 16 * MIB
@@ -33,7 +37,7 @@ NEW = 0.5
 # All samples together have to shrink to this, and by so much; measured in docs/cluster.md.
 WORTH = 0.8
 LEAST_SAVED_BYTES = 16 * KIB
-# For the choice alone: the sizes at this level rise and fall with those of `layout.ZSTD_LEVEL`.
+# For the choice alone: the sizes at this level rise and fall with those of `store_layout.ZSTD_LEVEL`.
 _TRIAL_LEVEL = 3
 KEPT = 16
 
@@ -54,9 +58,9 @@ class Dictionary:
     @property
     def key(self) -> str:
         """Its key in a store."""
-        return layout.dictionary_key(self.digest)
+        return store_layout.dictionary_key(self.digest)
 
-    def compressor(self, level: int = layout.ZSTD_LEVEL) -> zstandard.ZstdCompressor:
+    def compressor(self, level: int = store_layout.ZSTD_LEVEL) -> zstandard.ZstdCompressor:
         """Return what compresses with it, for one thread."""
         return zstandard.ZstdCompressor(level=level, dict_data=self.data, write_checksum=True, write_dict_id=False)
 
@@ -80,7 +84,7 @@ class Dictionary:
             if after > NEW * before and len(content) + len(sample) <= DICTIONARY_BYTES:
                 content += sample
                 shared = Dictionary(content).compressor(_TRIAL_LEVEL)
-        # What went into it is among the shared bytes as it was before that: about what the dictionary takes in the store.
+        # A sample that became part of the dictionary is counted with its size alone: about what it adds to the stored dictionary.
         worth = shared_bytes <= WORTH * alone_bytes and alone_bytes - shared_bytes >= LEAST_SAVED_BYTES
         return Dictionary(content) if worth else None
 
@@ -114,7 +118,7 @@ class Dictionaries:
         wanted = self.unknown(digests)
         if wanted:
             with store_errors(self._name):
-                self.take(self._backend.get([layout.dictionary_key(digest) for digest in wanted]))
+                self.take(self._backend.get_within(bounds.of_keys(map(store_layout.dictionary_key, wanted))))
 
     def take(self, values: Mapping[str, bytes]) -> None:
         """Take what the store gave for keys of dictionaries; who needs a damaged one finds it missing."""
@@ -130,10 +134,10 @@ class Dictionaries:
 
 
 def opened(key: str, value: bytes) -> Dictionary:
-    """Return the dictionary that a stored value is; raises `DigestMismatch`, `FormatError` or `LimitExceeded`."""
-    content = layout.unseal(value, key, None)
-    if len(content) > DICTIONARY_BYTES:
-        raise LimitExceeded(f"{key}: {len(content)} bytes, and a dictionary has {DICTIONARY_BYTES} at most", key=key)
+    """Return the dictionary that a stored value is; raises `DigestMismatch` or `FormatError`."""
+    if not _KEY.fullmatch(key):
+        raise FormatError(f"{key}: no key of a dictionary; verify --repair removes it", key=key)
+    content = store_layout.unseal(value, key, None, most_bytes=DICTIONARY_BYTES)
     check_digest(content, bytes.fromhex(key.rpartition("/")[2]), key)
     return Dictionary(content)
 
@@ -146,19 +150,21 @@ class Packing:
         hints: dictionaries that the tag names, the latest first.
     """
 
-    def __init__(self, backend: Backend, name: str, hints: Sequence[layout.Hint]) -> None:
+    def __init__(self, backend: Backend, name: str, hints: Sequence[store_layout.Hint]) -> None:
         self._dictionaries, self._hints = Dictionaries(backend, name), list(hints)
         self._chosen: dict[str, Dictionary] = {}
         self._compressors: dict[str, zstandard.ZstdCompressor] = {}
 
-    def choose(self, units: Sequence[layout.Unit], read: Callable[[layout.Unit], bytes]) -> dict[str, bytes]:
+    def choose(
+        self, units: Sequence[store_layout.Unit], read: Callable[[store_layout.Unit], bytes]
+    ) -> dict[str, bytes]:
         """Choose a dictionary for each family where one is worth while; returns the new ones, as they are to be stored.
 
         Args:
             units: what is going to be sent.
             read: returns the payload of one; raises `NotFound`.
         """
-        families: dict[str, list[layout.Unit]] = {}
+        families: dict[str, list[store_layout.Unit]] = {}
         for unit in units:
             if unit.family and unit.size <= DICTIONARY_BYTES:
                 families.setdefault(unit.family, []).append(unit)
@@ -171,7 +177,7 @@ class Packing:
                 found = Dictionary.of(samples)
                 if found is not None:
                     self._hints.insert(0, (family, found.digest))
-                    new[found.key] = layout.seal(found.content)
+                    new[found.key] = store_layout.seal(found.content)
             if found is not None:
                 self._chosen[family] = found
         return new
@@ -184,21 +190,21 @@ class Packing:
                 return known
         return None
 
-    def seal(self, unit: layout.Unit, payload: bytes) -> bytes:
+    def seal(self, unit: store_layout.Unit, payload: bytes) -> bytes:
         """Return what is stored for a unit."""
         chosen = self._chosen.get(unit.family)
         if chosen is None or len(payload) > DICTIONARY_BYTES:
-            return layout.seal(payload)
+            return store_layout.seal(payload)
         if unit.family not in self._compressors:
             self._compressors[unit.family] = chosen.compressor()
-        return layout.seal_with(chosen.digest, self._compressors[unit.family].compress(payload))
+        return store_layout.seal_with(chosen.digest, self._compressors[unit.family].compress(payload))
 
-    def hints(self, families: Collection[str]) -> tuple[layout.Hint, ...]:
+    def hints(self, families: Collection[str]) -> tuple[store_layout.Hint, ...]:
         """Return what the tag is to name: the dictionaries of these families, the latest first."""
-        return tuple(hint for hint in self._hints if hint[0] in families)[: layout.HINTS]
+        return tuple(hint for hint in self._hints if hint[0] in families)[: store_layout.HINTS]
 
 
-def _sampled(units: Sequence[layout.Unit], read: Callable[[layout.Unit], bytes]) -> Iterator[bytes]:
+def _sampled(units: Sequence[store_layout.Unit], read: Callable[[store_layout.Unit], bytes]) -> Iterator[bytes]:
     """Yield some of the payloads, evenly spaced, as far as memory allows."""
     count = min(SAMPLES, len(units))
     left = SAMPLED_BYTES

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from bundler.backends.base import Backend
+from bundler.backends.port import Backend
 from bundler.errors import FormatError
 from bundler.format import names, wire
 from bundler.format.digest import sha256
 from bundler.format.limits import DEFAULT_LIMITS, Limits
-from bundler.store import layout
+from bundler.store import bounds, store_layout
 from bundler.store.damage import DAMAGED, checked
-from bundler.store.errors_map import store_errors
+from bundler.store.error_translation import store_errors
 
-FILES = f"{layout.MAJOR}/s"
+FILES = f"{store_layout.MAJOR}/s"
 _VERSION = 1
 
 
@@ -51,7 +51,7 @@ class FileRecords:
         """
         key = _key(name)
         with store_errors(self.name):
-            value = self._backend.get([key]).get(key)
+            value = self._backend.get_within(bounds.of_keys([key], self._limits)).get(key)
         if value is None:
             return None
         try:
@@ -66,13 +66,13 @@ class FileRecords:
             UnsafeName: not a file name.
             StoreFull, AccessDenied, StoreUnavailable: it could not be stored.
         """
-        value = layout.seal(wire.pack([_VERSION, name, names.check_file_name(filename), data]))
+        value = store_layout.seal(wire.pack([_VERSION, name, names.check_file_name(filename), data]))
         with store_errors(self.name):
             return bool(self._backend.put({_key(name): value}))
 
     def _decode(self, name: str, value: bytes) -> bytes:
         what = _key(name)
-        payload = wire.unpack(layout.unseal(value, what, None, self._limits), what, self._limits)
+        payload = wire.unpack(store_layout.unseal(value, what, None, self._limits), what, self._limits)
         version, known_by, filename, data = wire.fields(payload, what, int, str, str, bytes, open_ended=True)
         if version != _VERSION or known_by != name:
             raise FormatError(f"{what}: version {version} of another file, {filename!r:.80}", key=what)

@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks after a store: what is in it, whether it is sound, what may go."""
+"""`Maintenance`: lists what is in a store, checks whether it is sound, and removes what no tag reaches.
+
+`BundleStore` calls it for `tags`, `stats`, `verify` and `prune`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
-from bundler.backends.base import Backend, Stat
-from bundler.errors import FormatError, NotFound
+from bundler.backends.batches import batches
+from bundler.backends.port import Backend, Stat
+from bundler.errors import BundlerError, FormatError, NotFound
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
-from bundler.store import layout
+from bundler.format.summary import count
+from bundler.store import bounds, store_layout
+from bundler.store.blob_source import unit_payload
 from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries, opened
-from bundler.store.errors_map import store_errors
+from bundler.store.error_translation import store_errors
 from bundler.store.file_records import FILES
-from bundler.store.records import FAILURES, RECORDS, KernelRecords, decode_failure
-from bundler.store.reports import PruneReport, StoreStats, TagInfo, VerifyReport
-from bundler.store.source import unit_payload
+from bundler.store.holders import GRACE, UNREAD_TAGS, Wish, choose
+from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
+from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
 
-# Another process may have found an object present and be about to name it in a manifest.
-SPARED_S = 24 * 3600.0
 READ_AT_ONCE = 64
-# Every kind of object, each before what it needs.
-KINDS = (layout.MANIFESTS, RECORDS, FILES, layout.DICTIONARIES, layout.UNITS)
+# Every kind of object; manifests and records, which name units, come before the units, and so do dictionaries.
+KINDS = (store_layout.MANIFESTS, RECORDS, FILES, store_layout.DICTIONARIES, store_layout.UNITS)
 _UNIT, _DICTIONARY, _RANKS = 1, 2, 3
+T = TypeVar("T")
 
 
 class Maintenance:
@@ -39,33 +46,35 @@ class Maintenance:
     def tags(self) -> Iterator[TagInfo]:
         """Yield every tag with what is in its bundle."""
         tagged = list(self._tagged())
-        manifests = sorted({manifest for _, manifest, _ in tagged if manifest is not None})
-        values: dict[str, bytes] = {}
+        wanted = {manifest for _, manifest, _ in tagged if manifest is not None}
         with store_errors(self._name):
-            for start in range(0, len(manifests), READ_AT_ONCE):
-                values |= self._backend.get(manifests[start : start + READ_AT_ONCE])
+            stats = [stat for stat in self._backend.list(store_layout.MANIFESTS) if stat.key in wanted]
+        # A tier may have what the listing, which asks the truth, does not know.
+        stats += [Stat(key, store_layout.BATCH_BYTES, 0.0) for key in sorted(wanted - {stat.key for stat in stats})]
+        infos = {key: self._tag_info(key, value) for key, value in self._read(stats)}
         for tag, manifest, why in tagged:
             if manifest is None:
                 yield TagInfo(tag, None, problem=why)
+            elif manifest in infos:
+                yield replace(infos[manifest], name=tag)
             else:
-                yield self._tag_info(tag, manifest, values.get(manifest))
+                digest = store_layout.digest_of_manifest(manifest)
+                yield TagInfo(tag, digest, problem=f"the manifest of {digest} is missing; push the bundle again")
 
-    def _tag_info(self, tag: str, manifest: str, value: bytes | None) -> TagInfo:
-        digest = layout.digest_of_manifest(manifest)
-        if value is None:
-            return TagInfo(tag, digest, problem=f"the manifest of {digest} is missing; push the bundle again")
+    def _tag_info(self, manifest: str, value: bytes) -> TagInfo:
+        digest = store_layout.digest_of_manifest(manifest)
         try:
-            content = checked(self._backend, self._name, manifest, value, partial(self._content, manifest), ())
+            content = self._checked(manifest, value, partial(self._content, manifest), ())
         except DAMAGED as error:
-            return TagInfo(tag, digest, problem=error.message)
+            return TagInfo("", digest, problem=error.message)
         targets = sorted({str(kernel.target) for kernel in content.kernels})
-        return TagInfo(tag, digest, len(content.kernels), tuple(targets), sum(size for _, size in content.blobs))
+        return TagInfo("", digest, len(content.kernels), tuple(targets), sum(size for _, size in content.blobs))
 
     def stats(self) -> StoreStats:
         """Count and add up."""
         with store_errors(self._name):
             manifests, records, files, dictionaries, units = [[*self._backend.list(prefix)] for prefix in KINDS]
-            tags, failures = (len([*self._backend.list_refs(prefix)]) for prefix in (layout.TAGS, FAILURES))
+            tags, failures = (len([*self._backend.list_refs(prefix)]) for prefix in (store_layout.TAGS, FAILURES))
         reached, _ = self._reached()
         return StoreStats(
             len(units), _bytes(units), len(manifests), _bytes(manifests), tags,
@@ -79,12 +88,11 @@ class Maintenance:
         tagged = list(self._tagged())
         damaged: dict[str, str] = {}
         sound: set[str] = set()
-        known: dict[str, layout.Unit] = {}
+        known: dict[str, store_layout.Unit] = {}
         needed: dict[str, list[str]] = {}
         for key, value in self._everything():
             try:
-                check = partial(self._check, key, known, needed)
-                checked(self._backend, self._name, key, value, check, DAMAGED if repair else ())
+                self._checked(key, value, partial(self._check, key, known, needed), DAMAGED if repair else ())
                 sound.add(key)
             except DAMAGED as error:
                 damaged[key] = error.message
@@ -115,38 +123,31 @@ class Maintenance:
                         unread[key] = error.message
         return unread
 
-    def prune(self, max_bytes: int | None, older_than_s: float | None, *, dry_run: bool) -> PruneReport:
+    def prune(self, wish: Wish, *, dry_run: bool) -> PruneReport:
         """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`."""
         with store_errors(self._name):
             now_s = self._backend.now_s()
             everything = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
         reached, unfollowed = self._reached()
-        compressed_with = self._dictionaries_needed([stat.key for stat in everything])
+        compressed_with = self._dictionaries_needed(everything)
         reached |= {compressed_with[key] for key in reached if key in compressed_with}
         loose = [s for s in everything if s.key not in reached]
-        needed = self._needed_by([s.key for s in loose if _names_units(s.key)])
+        needed = self._needed_by([s for s in loose if _names_units(s.key)])
         needed |= {s.key: [compressed_with[s.key]] for s in loose if s.key in compressed_with}
         used_s = _last_used_s(loose, needed)
         loose.sort(key=lambda s: (used_s[s.key], _rank(s.key), s.key))
+        tagged = [s for s in everything if s.key in reached]
         # A tag that cannot be read does not say what it reaches: then nothing is known to be loose.
-        old = [s for s in loose if not unfollowed and now_s - used_s[s.key] > SPARED_S]
-        kept_bytes = _bytes(everything)
-        removed: list[Stat] = []
-        for stat in old:
-            if (older_than_s is not None and now_s - used_s[stat.key] <= older_than_s) or (
-                max_bytes is not None and kept_bytes <= max_bytes
-            ):
-                break
-            removed.append(stat)
-            kept_bytes -= stat.size_bytes
+        choice = choose(tagged, loose, used_s, now_s, wish, blind=bool(unfollowed))
+        gone = {stat.key for stat in choice.removed}
         if not dry_run:
-            gone = self._remove([stat.key for stat in removed], needed, now_s - SPARED_S)
-            removed = [stat for stat in removed if stat.key in gone]
-            kept_bytes = _bytes(everything) - _bytes(removed)
+            gone = self._remove([stat.key for stat in choice.removed], needed, now_s - wish.grace_s)
+        removed = [stat for stat in choice.removed if stat.key in gone]
+        kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
         return PruneReport(
-            tuple(stat.key for stat in removed), _bytes(removed), kept_bytes,
-            _bytes([s for s in everything if s.key in reached]), len(loose) - len(old),
-            0 if max_bytes is None else max(0, kept_bytes - max_bytes), unfollowed,
+            tuple(stat.key for stat in removed), _bytes(removed), kept_bytes, _bytes(tagged),
+            sum(one.objects for one in held if one.by in {GRACE, UNREAD_TAGS}),
+            0 if wish.max_bytes is None else max(0, kept_bytes - wish.max_bytes), unfollowed, held, wish.grace_s,
         )  # fmt: skip
 
     def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float) -> set[str]:
@@ -162,30 +163,47 @@ class Maintenance:
     def _delete(self, keys: list[str], before_s: float) -> set[str]:
         gone: set[str] = set()
         with store_errors(self._name):
-            for start in range(0, len(keys), layout.BATCH_KEYS):
-                gone |= self._backend.delete(keys[start : start + layout.BATCH_KEYS], unmodified_since_s=before_s)
+            for batch in batches(keys, store_layout.BATCH_KEYS):
+                gone |= self._backend.delete(batch, unmodified_since_s=before_s)
         return gone
 
-    def _needed_by(self, keys: list[str]) -> dict[str, list[str]]:
+    def _needed_by(self, stats: list[Stat]) -> dict[str, list[str]]:
         """Return the units that each of these manifests and records names; one that cannot be read needs none."""
         needed = {}
-        for key, value in self._read(keys):
+        for key, value in self._read(stats):
             with contextlib.suppress(*DAMAGED):
                 needed[key] = [unit.key for unit in self._units(key, value)]
         return needed
 
-    def _dictionaries_needed(self, keys: list[str]) -> dict[str, str]:
+    def _dictionaries_needed(self, stats: list[Stat]) -> dict[str, str]:
         """Return the dictionary that each unit needs; only the units know, so where there are any, all are read."""
-        if not any(key.startswith(f"{layout.DICTIONARIES}/") for key in keys):
+        if not any(_rank(stat.key) == _DICTIONARY for stat in stats):
             return {}
-        heads = ((k, layout.dictionary_of(value)) for k, value in self._read([k for k in keys if _rank(k) == _UNIT]))
-        return {key: layout.dictionary_key(digest) for key, digest in heads if digest is not None}
+        heads = (
+            (k, store_layout.dictionary_of(v))
+            for k, v in self._read([s for s in stats if _rank(s.key) == _UNIT], whole=False)
+        )
+        return {key: store_layout.dictionary_key(digest) for key, digest in heads if digest is not None}
 
-    def _read(self, keys: list[str]) -> Iterator[tuple[str, bytes]]:
-        for start in range(0, len(keys), READ_AT_ONCE):
+    def _read(self, stats: list[Stat], *, whole: bool = True) -> Iterator[tuple[str, bytes]]:
+        """Yield what is there of these objects, a few at a time, each up to what its kind may have; or the heads of them alone."""
+        limits = bounds.of_keys([stat.key for stat in stats], self._limits)
+
+        def expected(stat: Stat) -> int:
+            return min(stat.size_bytes, limits[stat.key])
+
+        for batch in batches(stats, READ_AT_ONCE, store_layout.BATCH_BYTES, expected):
+            keys = [stat.key for stat in batch]
+            asked = {key: limits[key] for key in keys} if whole else bounds.of_heads(keys)
             with store_errors(self._name):
-                values = self._backend.get(keys[start : start + READ_AT_ONCE])
-            yield from values.items()
+                values = self._backend.get_within(asked)
+            for key in list(values):
+                yield key, values.pop(key)
+
+    def _checked(
+        self, key: str, value: bytes, check: Callable[[bytes], T], removable: tuple[type[BundlerError], ...]
+    ) -> T:
+        return checked(self._backend, self._name, key, value, check, removable)
 
     def _reached(self) -> tuple[set[str], tuple[tuple[str, str], ...]]:
         """Return every key that a tag reaches, and of which tags that is not known, and why."""
@@ -197,13 +215,13 @@ class Maintenance:
                 unfollowed.append((tag, why))
                 continue
             with store_errors(self._name):
-                value = self._backend.get([manifest]).get(manifest)
+                value = self._backend.get_within(bounds.of_keys([manifest], self._limits)).get(manifest)
             reached.add(manifest)
             if value is None:
                 unfollowed.append((tag, f"its manifest {manifest} is missing"))
                 continue
             try:
-                units = checked(self._backend, self._name, manifest, value, partial(self._units, manifest), ())
+                units = self._checked(manifest, value, partial(self._units, manifest), ())
                 reached |= {unit.key for unit in units}
             except DAMAGED as error:
                 unfollowed.append((tag, error.message))
@@ -216,55 +234,56 @@ class Maintenance:
     def _tagged_and_hinted(self) -> Iterator[tuple[str, str | None, str, list[str]]]:
         """Yield the same, and the keys of the dictionaries that the tag names."""
         with store_errors(self._name):
-            refs = {key: self._backend.read_ref(key) for key in sorted(self._backend.list_refs(layout.TAGS))}
+            refs = {key: self._backend.read_ref(key) for key in sorted(self._backend.list_refs(store_layout.TAGS))}
         for key, value in refs.items():
             if value is not None:
-                tag = key.removeprefix(f"{layout.TAGS}/")
-                hinted = [layout.dictionary_key(digest) for _, digest in layout.hints_of(value)]
+                tag = key.removeprefix(f"{store_layout.TAGS}/")
+                hinted = [store_layout.dictionary_key(digest) for _, digest in store_layout.hints_of(value)]
                 try:
-                    yield tag, layout.decode_tag(value, tag), "", hinted
+                    yield tag, store_layout.decode_tag(value, tag), "", hinted
                 except FormatError as error:
                     yield tag, None, error.message.removeprefix(f"tag {tag} "), hinted
 
     def _everything(self) -> Iterator[tuple[str, bytes]]:
         with store_errors(self._name):
-            keys = [stat.key for prefix in KINDS for stat in self._backend.list(prefix)]
-        yield from self._read(keys)
+            stats = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
+        yield from self._read(stats)
 
-    def _check(self, key: str, known: dict[str, layout.Unit], needed: dict[str, list[str]], value: bytes) -> None:
+    def _check(self, key: str, known: dict[str, store_layout.Unit], needed: dict[str, list[str]], value: bytes) -> None:
         """Check one object; what names units comes first and says what is in them, so that those are checked blob by blob."""
         if _names_units(key):
             units = {unit.key: unit for unit in self._units(key, value)}
             known.update(units)
             needed[key] = list(units)
-        elif key.startswith(f"{layout.DICTIONARIES}/"):
+        elif key.startswith(f"{store_layout.DICTIONARIES}/"):
             opened(key, value)
         else:
-            layout.check_seal(value, key)
+            unit = known.get(key)
+            store_layout.check_seal(value, key, None if unit is None else unit.size)
             if _rank(key) == _UNIT:
-                self._check_unit(key, known.get(key), value)
+                self._check_unit(key, unit, value)
 
-    def _check_unit(self, key: str, unit: layout.Unit | None, value: bytes) -> None:
-        digest = layout.dictionary_of(value)
+    def _check_unit(self, key: str, unit: store_layout.Unit | None, value: bytes) -> None:
+        digest = store_layout.dictionary_of(value)
         try:
             if unit is not None:
                 payload = unit_payload(value, key, unit.size, self._limits, self._dictionaries, self._name)
-                layout.split_unit(payload, unit)
+                store_layout.split_unit(payload, unit)
             elif digest is not None and self._dictionaries.get(digest) is None:
-                raise NotFound(f"{key} needs the dictionary {layout.dictionary_key(digest)}, which is missing")
+                raise NotFound(f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is missing")
         except NotFound as error:
             with store_errors(self._name):
-                there = digest is not None and self._backend.exists([layout.dictionary_key(digest)])
+                there = digest is not None and self._backend.exists([store_layout.dictionary_key(digest)])
             if not there:
                 raise FormatError(error.message, key=key) from error
 
-    def _units(self, key: str, value: bytes) -> list[layout.Unit]:
+    def _units(self, key: str, value: bytes) -> list[store_layout.Unit]:
         if _is_record(key):
             return self._records.units(key, value)
-        return list(layout.units_of(self._content(key, value)))
+        return list(store_layout.units_of(self._content(key, value)))
 
     def _content(self, manifest: str, value: bytes) -> Content:
-        content_bytes, _ = layout.decode_manifest(value, manifest, self._limits)
+        content_bytes, _ = store_layout.decode_manifest(value, manifest, self._limits)
         return Content.decode(content_bytes, self._limits)
 
     def _without_manifest(
@@ -286,7 +305,7 @@ class Maintenance:
             # A prune may have removed a manifest, and then its units, since we listed them.
             there = self._backend.exists([manifest for manifest, missing in lacking.items() if missing])
         return {
-            key: f"{len(lacking[key])} of {len(needed[key])} units missing or damaged, such as {lacking[key][0]}"
+            key: f"{len(lacking[key])} of {count(len(needed[key]), 'unit')} missing or damaged, such as {lacking[key][0]}"
             for key in there
         }
 
@@ -311,7 +330,7 @@ def _is_record(key: str) -> bool:
 
 
 def _names_units(key: str) -> bool:
-    return key.startswith((f"{layout.MANIFESTS}/", f"{RECORDS}/"))
+    return key.startswith((f"{store_layout.MANIFESTS}/", f"{RECORDS}/"))
 
 
 def _rank(key: str) -> int:
@@ -319,13 +338,17 @@ def _rank(key: str) -> int:
     if _names_units(key):
         return 0
     return (
-        _DICTIONARY if key.startswith(f"{layout.DICTIONARIES}/") else _UNIT if key.startswith(f"{layout.UNITS}/") else 0
+        _DICTIONARY
+        if key.startswith(f"{store_layout.DICTIONARIES}/")
+        else _UNIT
+        if key.startswith(f"{store_layout.UNITS}/")
+        else 0
     )
 
 
 def _called(key: str) -> str:
     """Return what a person calls a manifest or record."""
-    return key.removeprefix(f"{RECORDS}/") if _is_record(key) else layout.digest_of_manifest(key)
+    return key.removeprefix(f"{RECORDS}/") if _is_record(key) else store_layout.digest_of_manifest(key)
 
 
 def _bytes(stats: list[Stat]) -> int:

@@ -13,25 +13,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from triton import knobs
 from triton.runtime.cache import CacheManager, FileCacheManager
 
 from bundler.config import disabled, inner_manager
 from bundler.format import names
-from bundler.toolchain.libraries import LIBRARY_SUFFIXES, origin_here
-from bundler.toolchain.records import SpooledEvent
-from bundler.toolchain.spooling import kernel_record
+from bundler.format.bundle_file import read_regular
+from bundler.format.metadata import METADATA_BYTES
+from bundler.toolchain import compile_frames
+from bundler.toolchain.helper_libraries import origin_here
+from bundler.toolchain.keytext import source_text
+from bundler.toolchain.manager_environment import MANAGER_VARIABLE, named_manager, names_our_manager
+from bundler.toolchain.spool_manager import SINGLE_FILES, in_front_of, kernel_record
+from bundler.toolchain.spool_records import SpooledEvent
 
-_SINGLE_FILES = (*LIBRARY_SUFFIXES, names.AUTOTUNE_SUFFIX)
 # A restore may move a half-written directory aside while Triton writes into it.
 _PUT_ATTEMPTS = 3
 
@@ -50,15 +53,29 @@ class CacheCall:
         """The kernel's name, as far as its file name has it."""
         return self.filename.removesuffix(".json")
 
-    def record(self, *, cache_hit: bool, place: str | None = None) -> SpooledEvent:
-        """Return everything known of the kernel, read from Triton's `compile` call: only while that runs."""
+    def source(self) -> str | None:
+        """Return the text whose digest is a part of the key, read from Triton's `compile` call; None when that is not known."""
+        frame = compile_frames.find_compile()
+        return source_text(frame.src) if frame is not None else None
+
+    def record(self, *, cache_hit: bool, group: Mapping[str, str] | None = None) -> SpooledEvent:
+        """Return everything known of the kernel, read from Triton's `compile` call: only while that runs.
+
+        Args:
+            cache_hit: whether it was found.
+            group: its files by name, None where they are in `root`.
+        """
         spent_us = (time.monotonic_ns() - self.began_ns) // 1000
-        directory = place or os.path.join(self.root, self.key)
+        directory = os.path.dirname(group[self.filename]) if group else os.path.join(self.root, self.key)
         return kernel_record(self.key, self.filename, directory, spent_us, cache_hit=cache_hit)
 
 
 class Keeper(Protocol):
     """What a process does for all its managers; none of it fails because of a cache, unless strict mode asks for that."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether its session has ended."""
 
     def home(self, root: str) -> str:
         """Return where to write what belongs into `root`: that, or a directory of ours when it cannot be written."""
@@ -72,8 +89,8 @@ class Keeper(Protocol):
     def forced(self, call: CacheCall) -> None:
         """Hear of a kernel that Triton compiles whether it is there or not.  Raises what strict mode asks for."""
 
-    def compiled(self, call: CacheCall, record: SpooledEvent) -> None:
-        """Hear of a kernel that Triton compiled and stored."""
+    def compiled(self, call: CacheCall, group: Mapping[str, str]) -> None:
+        """Hear of a kernel that Triton compiled and stored, with the paths of its files by name; called while `compile` runs."""
 
     def abandoned(self, call: CacheCall) -> None:
         """Hear that a kernel that `fetch` did not have is not being compiled any more."""
@@ -83,9 +100,6 @@ class Keeper(Protocol):
 
     def made_file(self, key: str, filename: str, data: bytes, origin: str | None) -> None:
         """Hear of a tuning file or helper library that Triton made."""
-
-    def failed(self, error: Exception) -> None:
-        """Hear of a failure of ours that must not reach the program; raises it where strict mode asks for that."""
 
 
 class KeptCacheManager(CacheManager):  # type: ignore[misc]
@@ -97,7 +111,8 @@ class KeptCacheManager(CacheManager):  # type: ignore[misc]
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         # Before the other's: that may ask for the home of its directory.
-        self._kept_key, self._kept, self._missed = key, not (override or dump), cast("CacheCall | None", None)
+        self._kept_key, self._kept = key, not (override or dump)
+        self._missed: tuple[Keeper, CacheCall] | None = None
         more = {"override": True} if override else {"dump": True} if dump else {}
         super().__init__(key, **more)
 
@@ -116,7 +131,7 @@ class KeptCacheManager(CacheManager):  # type: ignore[misc]
         call = CacheCall(self._kept_key, filename, keeper.home(knobs.cache.dir), began_ns)
         if knobs.compilation.always_compile:
             keeper.forced(call)
-            self._missed = call
+            self._missed = keeper, call
             return group
         if group and filename in group:
             keeper.found(call)
@@ -125,28 +140,25 @@ class KeptCacheManager(CacheManager):  # type: ignore[misc]
             group = read_group(os.path.join(call.root, call.key), filename)
             if group is not None:
                 return group
-        self._missed = call
+        self._missed = keeper, call
         return None
 
     def put_group(self, filename: str, group: dict[str, str]) -> Any:
         """Complete a kernel as the other manager does, and tell the keeper."""
         result = super().put_group(filename, group)
-        call, self._missed = self._missed, None
-        if call is not None:
-            keeper = self._keeper()
-            try:
-                record = call.record(cache_hit=False, place=os.path.dirname(group[filename]))
-            except Exception as error:  # noqa: BLE001  # the seam: no failure of ours may reach a program that only compiles
-                keeper.failed(error)
-                keeper.abandoned(call)
-            else:
-                keeper.compiled(call, record)
+        missed, self._missed = self._missed, None
+        if missed is not None:
+            keeper, call = missed
+            if keeper.closed:
+                # Its session ended while Triton compiled: the one in force now can still publish.
+                keeper = self._keeper()
+            keeper.compiled(call, group)
         return result
 
     def get_file(self, filename: str) -> str | None:
         """Return a file's path: the other manager's, or fetched from the keeper when it is a file on its own."""
         path: str | None = super().get_file(filename)
-        if path is None and self._kept and filename.endswith(_SINGLE_FILES):
+        if path is None and self._kept and filename.endswith(SINGLE_FILES):
             data = self._keeper().fetch_file(self._kept_key, filename, origin_here())
             if data is not None:
                 path = super().put(data, filename, binary=True)
@@ -155,17 +167,18 @@ class KeptCacheManager(CacheManager):  # type: ignore[misc]
     def put(self, data: Any, filename: str, *args: Any, **kwargs: Any) -> str:
         """Store a file as the other manager does; a file on its own is complete with that, and the keeper told."""
         path: str = super().put(data, filename, *args, **kwargs)
-        if self._kept and filename.endswith(_SINGLE_FILES):
+        if self._kept and filename.endswith(SINGLE_FILES):
             raw = data if isinstance(data, bytes) else str(data).encode()
             self._keeper().made_file(self._kept_key, filename, raw, origin_here())
         return path
 
     def __del__(self) -> None:
         # A compile that failed: Triton tells nobody, but drops its manager.
-        call = self.__dict__.get("_missed")
-        if call is not None:
+        missed = self.__dict__.get("_missed")
+        if missed is not None:
+            keeper, call = missed
             with contextlib.suppress(Exception):  # the interpreter may be half gone
-                self._keeper().abandoned(call)
+                keeper.abandoned(call)
 
 
 class LazyFileManager(FileCacheManager):  # type: ignore[misc]
@@ -197,7 +210,8 @@ class LazyFileManager(FileCacheManager):  # type: ignore[misc]
             found: str | None = super().get_file(filename)
             return found
         paths = (os.path.join(directory, filename) for directory in self._places)
-        return next(filter(os.path.exists, paths), None)
+        # Triton would wait for whoever writes to a named pipe.
+        return next(filter(os.path.isfile, paths), None)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return a kernel's files by name when all are there."""
@@ -225,8 +239,8 @@ class LazyFileManager(FileCacheManager):  # type: ignore[misc]
 def read_group(directory: str, filename: str) -> dict[str, str] | None:
     """Return the files that a kernel's group file lists, by name; None unless all are there with something in them."""
     try:
-        with open(os.path.join(directory, names.GROUP_PREFIX + filename), encoding="utf-8") as file:
-            children = json.load(file)["child_paths"]
+        data = read_regular(os.path.join(directory, names.GROUP_PREFIX + filename), METADATA_BYTES)
+        children = json.loads(data.decode("utf-8"))["child_paths"]
         group = {str(name): os.fspath(path) for name, path in children.items()}
         whole = all(os.stat(path).st_size for path in group.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -251,30 +265,30 @@ def manager_class(keeper: Callable[[], Keeper]) -> type:
     return _combined(keeper, inner_manager())
 
 
-def manager_set_in_code() -> type | None:
-    """Return the manager that the program set as `triton.knobs.cache.manager_class`, which the environment does not change."""
-    found: type | None = vars(knobs.cache).get("manager_class")
-    return found
+def asked_for() -> bool:
+    """Whether this process was told to use a session's manager: by the environment, or by the program in Python."""
+    in_code = vars(knobs.cache).get("manager_class")
+    return names_our_manager() or (in_code is not None and issubclass(in_code, KeptCacheManager))
 
 
-def set_manager_in_code(manager: type | None) -> None:
-    """Set the manager as the program did; None for what the environment says."""
-    if manager is None:
-        vars(knobs.cache).pop("manager_class", None)
-        return
-    knobs.cache.manager_class = manager
+def named_by_environment() -> type:
+    """Return the manager that TRITON_CACHE_MANAGER names, or ours for none: in front of Triton's own it writes no needless directory.
+
+    Raises:
+        What Triton raises for a manager that cannot be imported.
+    """
+    name = os.environ.get(MANAGER_VARIABLE)
+    return LazyFileManager if name is None else named_manager(name)
 
 
 @functools.cache
 def manager_before(keeper: Callable[[], Keeper], inner: type) -> type:
     """Return the class in front of another manager."""
-    namespace = {"_keeper": staticmethod(keeper), "__module__": __name__, "__doc__": KeptCacheManager.__doc__}
-    return type("BundlerCacheManager", (KeptCacheManager, inner), namespace)
+    return in_front_of(KeptCacheManager, inner, "BundlerCacheManager", _keeper=staticmethod(keeper))
 
 
 @functools.cache
 def _combined(keeper: Callable[[], Keeper], inner: str | None) -> type:
     if inner is None:
         return manager_before(keeper, LazyFileManager)
-    module, _, attribute = inner.partition(":")
-    return manager_before(keeper, getattr(importlib.import_module(module), attribute))
+    return manager_before(keeper, named_manager(inner))

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from bundler.format.constant_values import Value
 from bundler.format.entries import Toolchain
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import Argument, LaunchFacts
-from bundler.format.values import Value
+from bundler.format.launch_spec import Argument, LaunchFacts
 from bundler.toolchain.encoding import encode_value, portable_value
 from bundler.toolchain.identity import installed_triton
 from bundler.toolchain.keytext import named_parts, recompute

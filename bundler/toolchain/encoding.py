@@ -9,9 +9,9 @@ import struct
 import sys
 from typing import Any
 
+from bundler.format.constant_values import Value, encode
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.sentinel import PLACEHOLDERS, TRITON_DIR
-from bundler.format.values import Value, encode
 from bundler.toolchain.identity import triton_dir
 
 TRITON_DIR_TEXT = PLACEHOLDERS[TRITON_DIR].decode()

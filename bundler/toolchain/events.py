@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One compiled or found kernel, as the listener and the search of loaded kernels report it."""
+"""`CompileEvent`: one kernel that was compiled or found, as the listener and the search of loaded kernels report it."""
 
 from __future__ import annotations
 

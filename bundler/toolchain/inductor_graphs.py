@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bundler.toolchain import inductor, inductor_tuned
-from bundler.toolchain.inductor_tuned import LoadedKernel, candidate_keys, device_of, identity_of
+from bundler.toolchain import inductor_caches, inductor_tuners
+from bundler.toolchain.inductor_tuners import LoadedKernel, candidate_keys, device_of, identity_of
 
 # The name of torch's class as it stands in the pickle of an entry that holds kernels.
 _MARK = b"TritonBundle"
 # What torch reads from each kernel: whether one that uses many registers is tried with smaller blocks when it is loaded, and whether
 # its configuration is refined when it is launched.  The mark that it was refined is lost whenever Triton pickles a configuration.
-_TUNES_ON = ("dynamic_scale_rblock", inductor_tuned.DESCENT)
+_TUNES_ON = ("dynamic_scale_rblock", inductor_tuners.DESCENT)
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _Rewriter(pickle.Pickler):
 
     def __init__(self, out: io.BytesIO, loaded: Mapping[tuple[int, str], LoadedKernel], done: Rewritten) -> None:
         super().__init__(out)
-        self._bundle: Any = inductor.find(inductor.BUNDLE_TYPE)
+        self._bundle: Any = inductor_caches.find(inductor_caches.BUNDLE_TYPE)
         self._loaded, self._done = loaded, done
         self.changed = False
 

@@ -7,11 +7,11 @@ import functools
 import logging
 from typing import Any
 
-from bundler.toolchain import inductor
-from bundler.toolchain.inductor_tuned import DESCENDED, DESCENT
+from bundler.toolchain import inductor_caches, instances
+from bundler.toolchain.inductor_tuners import DESCENDED, DESCENT
 
 # The last step of building a kernel in the process that launches it; also where a worker compiled it.
-METHOD = inductor.AUTOTUNER_TYPE + "._dynamic_scale_rblock"
+METHOD = inductor_caches.AUTOTUNER_TYPE + "._dynamic_scale_rblock"
 RESULTS = "torch._inductor.runtime.autotune_cache:AutotuneCache.create"
 READ = "torch._inductor.runtime.autotune_cache:AutotuneCache._read"
 _OURS = "_bundler_keeps_winner"
@@ -28,11 +28,12 @@ def keep_winners() -> tuple[str, ...]:
     Returns:
         The names of what this torch does not have; with any of them nothing was changed.
     """
-    missing = inductor.missing((METHOD, RESULTS, READ))
+    missing = inductor_caches.missing((METHOD, RESULTS, READ))
     if not missing:
-        kind, original = inductor.find(inductor.AUTOTUNER_TYPE), inductor.find(METHOD)
+        kind, original = inductor_caches.find(inductor_caches.AUTOTUNER_TYPE), inductor_caches.find(METHOD)
         if not hasattr(original, _OURS):
             setattr(kind, original.__name__, _unless_found(original))
+        instances.note_from_now_on()  # for `save`, later
     return missing
 
 
@@ -52,7 +53,7 @@ def _unless_found(original: Any) -> Any:
 def _mark(autotuner: Any) -> None:
     """Mark the one configuration that was found as what its record says."""
     try:
-        cache = inductor.find(RESULTS)(autotuner.inductor_meta, autotuner.filename, "")
+        cache = inductor_caches.find(RESULTS)(autotuner.inductor_meta, autotuner.filename, "")
         record = cache._read() if cache is not None else None  # noqa: SLF001  # torch has no other way
         found = record is not None and bool(record.get(DESCENDED))
     except (OSError, AttributeError, TypeError, ValueError) as error:

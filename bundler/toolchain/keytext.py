@@ -7,6 +7,7 @@ import functools
 import hashlib
 import logging
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -74,11 +75,18 @@ def location_text(directory: str) -> str:
     return _sha256(directory)[:16]
 
 
+def source_text(src: Any) -> str | None:
+    """Return the text that the part `source.text` is the digest of; None when there is none."""
+    text = getattr(src.fn, "src", None) if hasattr(src, "fn") else getattr(src, "src", None)
+    return text if isinstance(text, str) else None
+
+
 def _ast_parts(src: Any) -> Iterator[Part]:
     names = list(getattr(src.fn, "arg_names", ()))
     yield "source.name", str(src.name)
-    if isinstance(getattr(src.fn, "src", None), str):
-        yield "source.text", _sha256(src.fn.src)
+    text = source_text(src)
+    if text is not None:
+        yield "source.text", _sha256(text)
     if hasattr(src.fn, "starting_line_number"):
         yield "source.line", str(src.fn.starting_line_number)
     yield "source.hash", str(src.fn.cache_key)
@@ -126,7 +134,7 @@ def paths_count(options: Any) -> bool:
 def _file_digest(path: str) -> str:
     try:
         status = os.stat(path)
-        return _digest_of(path, status.st_size, status.st_mtime_ns)
+        return _digest_of(path, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else "unreadable"
     except OSError:
         return "unreadable"
 

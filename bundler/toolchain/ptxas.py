@@ -35,7 +35,7 @@ def ptxas_version(arch: int) -> str | None:
     program = _uses_blackwell(arch)
     if program is None:
         return None
-    for path in _candidates("ptxas-blackwell" if program else "ptxas"):
+    for path in candidates("ptxas-blackwell" if program else "ptxas"):
         try:
             status = os.stat(path)
         except OSError:
@@ -89,7 +89,7 @@ def _threshold_in(function: ast.FunctionDef) -> int | None:
     return None
 
 
-def _candidates(program: str) -> list[str]:
+def candidates(program: str) -> list[str]:
     """Return paths in the order in which Triton tries them: what the user set, then the one it was installed with."""
     name = program + (sysconfig.get_config_var("EXE") or "")
     default = os.path.join(triton_dir() or "", "backends", "nvidia", "bin", name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which targets this process can run kernels on, and which device the current thread would compile for."""
+"""Which targets this process can run kernels on, and for which device Triton would compile in the current thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from bundler.format.entries import Target
 from bundler.toolchain import probes
+from bundler.toolchain.declared_target import active_driver
 
 _LOG = logging.getLogger("bundler.toolchain")
 
@@ -39,8 +40,7 @@ def current_device() -> int | None:
     if cuda is not None:
         device: int = cuda.current_device()
         return device
-    config: Any = getattr(sys.modules.get("triton.runtime.driver"), "driver", None)
-    ask = getattr(getattr(config, "_active", None), "get_current_device", None)
+    ask = getattr(active_driver(), "get_current_device", None)
     if ask is None or str(getattr(ask, "__module__", "")).startswith("torch"):
         # The stock drivers ask torch, which would initialise CUDA here.
         return None

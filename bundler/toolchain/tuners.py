@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import gc
-import sys
+from bundler.toolchain import instances
 
 
 def tuners_not_saved() -> tuple[str, ...]:
     """Return the names of tuned kernels that were timed here and will be timed again: their configurations have a `pre_hook`.
 
-    Triton writes a result file only for configurations that it could write into one.  Empty when Triton is not imported.
+    Triton writes a result file only for configurations that it could write into one.  Empty when Triton is not imported.  Which tuners
+    are known, says `instances`.
     """
-    kind = getattr(sys.modules.get("triton.runtime.autotuner"), "Autotuner", None)
-    if kind is None:
-        return ()
-    tuners = [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    tuners = instances.instances(instances.TUNER)
     timed = [tuner for tuner in tuners if tuner.cache and any(config.pre_hook for config in tuner.configs)]
     return tuple(sorted({_name(tuner) for tuner in timed}))
 

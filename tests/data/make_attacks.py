@@ -3,7 +3,7 @@
 
     python tests/data/make_attacks.py   # the same bytes each time
 
-Each is an attack of tools/fuzz_hostile.py, one of each kind and each that ever did damage (`found`).  In the index:
+Each is an attack of tools/fuzz/hostile.py, one of each kind and each that ever did damage (`found`).  In the index:
 `outcome` is the class of the first error of opening, reading, verifying and merging with a sound bundle of the same keys, or
 `accepted`; `skipped` is part of the reason that restoring gives for leaving something out, with `trust`.
 """
@@ -132,12 +132,10 @@ ATTACKS = [
 
 def load_attacks():
     """Return name -> attack."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import fuzz_hostile
-    finally:
-        sys.path.remove(str(ROOT / "tools"))
-    return {attack.name: attack for attack in fuzz_hostile.every_attack()}
+    sys.path.append(str(ROOT))
+    from tools.fuzz import hostile
+
+    return {attack.name: attack for attack in hostile.every_attack()}
 
 
 def file_name(attack):

@@ -21,13 +21,13 @@ from pathlib import Path
 import msgpack
 
 from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.constant_values import Value, encode
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import Argument, LaunchFacts, LaunchSpec, TuningRecord
+from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, TuningRecord
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.sentinel import CACHE_DIR, TRITON_DIR, to_sentinels
-from bundler.format.values import Value, encode
 
 HERE = Path(__file__).parent / "v1.0"
 REAL_KERNELS = """\

@@ -12,9 +12,7 @@ import hypothesis
 import pytest
 
 # The contract asserts like a test, so its failures should be explained like a test's.
-pytest.register_assert_rewrite(
-    *(f"bundler.backends.testing_{part}" for part in ("hooks", "leases", "objects", "refs", "states"))
-)
+pytest.register_assert_rewrite("bundler.backends.testing")
 
 HERE = Path(__file__).parent
 
@@ -30,8 +28,14 @@ def _load(name, folder=HERE):
 
 
 disk = _load("disk")
-for _shared in ("redis_server", "redis_proxy"):
-    _load(_shared, HERE.parent)
+redis_server, redis_proxy = (_load(shared, HERE.parent) for shared in ("redis_server", "redis_proxy"))
+
+
+@pytest.fixture(params=redis_server.PARSERS)
+def parser(request, monkeypatch):
+    """Each parser of answers that redis-py has here; by name."""
+    redis_server.parse_with(request.param, monkeypatch)
+    return request.param
 
 
 @pytest.fixture

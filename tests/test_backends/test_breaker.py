@@ -10,9 +10,7 @@ import time
 
 import pytest
 
-from bundler.backends.base import Leasing
-from bundler.backends.breaker import FAILURES_IN_A_ROW, JITTER, Guarded, Patience
-from bundler.backends.errors import (
+from bundler.backends.backend_errors import (
     BackendDenied,
     BackendFull,
     BackendResting,
@@ -20,9 +18,13 @@ from bundler.backends.errors import (
     BackendUnavailable,
     InvalidKey,
 )
+from bundler.backends.breaker import FAILURES_IN_A_ROW, JITTER, Guarded, Patience
 from bundler.backends.memory import MemoryBackend
-from bundler.backends.tier import Rules, Tier
+from bundler.backends.read_only import ReadOnly
+from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.tiers import Tiers
+
+pytestmark = pytest.mark.serial
 
 OPERATIONS = 200
 QUICK = Patience(deadline_s=0.05, budget_s=0.2, probe_s=0.05)
@@ -185,12 +187,11 @@ def test_a_lease_that_comes_too_late_is_given_back():
 def test_leases_go_through():
     """A guarded store has the leases of the inner one; one without them says so."""
     guarded = Guarded(MemoryBackend())
-    assert isinstance(guarded, Leasing)
     lease = guarded.lease("k", 60)
     assert guarded.lease("k", 60) is None
     assert lease.renew(60)
     assert lease.release()
-    guarded.inner = object()
+    guarded.inner = ReadOnly(MemoryBackend())
     with pytest.raises(BackendDenied, match="no leases"):
         guarded.lease("k", 60)
 
@@ -230,7 +231,7 @@ class Spoken(MemoryBackend):
         super().__init__()
         self.port = port
 
-    def get(self, keys):
+    def get(self, keys, **how):
         try:
             with socket.create_connection(("127.0.0.1", self.port)) as connection:
                 connection.sendall(b"?")
@@ -238,7 +239,7 @@ class Spoken(MemoryBackend):
                     raise BackendUnavailable("hung up")
         except OSError as error:
             raise BackendUnavailable(str(error)) from error
-        return super().get(keys)
+        return super().get(keys, **how)
 
     exists = get
 
@@ -271,6 +272,23 @@ def refused():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
+
+
+def test_a_call_that_was_given_up_closes_what_it_opened():
+    """A call that overstays is left behind with its socket, and closes it when the store hangs up, after the test here."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    guarded = Guarded(Spoken(listening.getsockname()[1]), QUICK)
+    with pytest.raises(BackendTimeout):
+        guarded.get(["a"])
+    connection, _ = listening.accept()
+    (left,) = (thread for thread in threading.enumerate() if thread.name == "bundler-store")
+    assert left.is_alive()
+
+    def hang_up():
+        listening.close()
+        connection.close()
+
+    threading.Timer(0.2, hang_up).start()
 
 
 @pytest.mark.parametrize("place", ["black_hole", "refused"])

@@ -9,9 +9,13 @@ import hypothesis
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from bundler.backends.base import Backend, Leasing
+from bundler.backends.backend_errors import BackendDenied
+from bundler.backends.breaker import Guarded
 from bundler.backends.memory import MemoryBackend
+from bundler.backends.read_only import ReadOnly
+from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.testing import BackendContract, state_machine
+from bundler.backends.tiers import Tiers
 
 # Importing a name that is mapped to None is an ImportError, as if it were not installed.
 _WITHOUT = """
@@ -31,23 +35,40 @@ def test_the_contract_says_what_it_needs(missing):
     assert done.stdout.startswith(
         f"{missing} bundler.backends.testing needs pytest and hypothesis, and {missing} is not"
     )
-    assert "pip install 'triton-bundler[test]'" in done.stdout
+    assert "pip install 'triton-bundler[contract]'" in done.stdout
 
 
 def test_stores_do_not_import_the_contract():
     """Using a store loads neither the contract nor what it needs."""
     code = (
-        "import sys, bundler, bundler.backends.local, bundler.backends.memory, bundler.lifecycle.storing\n"
+        "import sys, bundler, bundler.backends.local, bundler.backends.memory, bundler.lifecycle.machine_store\n"
         "print([m for m in sys.modules if m.startswith(('bundler.backends.testing', 'pytest', 'hypothesis'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_leases_are_an_ability_that_can_be_asked_for():
-    """A store with leases is `Leasing`, one without is not."""
-    assert isinstance(MemoryBackend(), Leasing)
-    assert not issubclass(Backend, Leasing)
+def test_a_store_without_leases_refuses_them():
+    """A store that does not say how to take a lease denies it, also behind a guard and as a tier."""
+    plain = ReadOnly(MemoryBackend())
+    for store in (plain, Guarded(plain)):
+        with pytest.raises(BackendDenied, match="ReadOnly has no leases"):
+            store.lease("k", 60)
+
+
+def test_wrappers_pass_on_what_a_store_can_do():
+    """Whether a store can be changed, and compares digests, is asked of the store, through whatever wraps it."""
+    memory = MemoryBackend()
+    checking = Tiers([Tier("one", memory, Rules(is_sound=lambda key, value: True))])
+    plain = Tiers([Tier("one", ReadOnly(memory), Rules())])
+    assert [store.writable for store in (memory, Guarded(memory), ReadOnly(memory), Guarded(ReadOnly(memory)))] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert [store.verified for store in (memory, checking, plain, ReadOnly(checking), Guarded(checking))] == [
+        False, True, False, True, True,
+    ]  # fmt: skip
+    assert (checking.writable, plain.writable) == (True, False)
+    assert (memory.counters, [tier.name for tier in checking.counters]) == ((), ["one"])
 
 
 class Overwriting(MemoryBackend):

@@ -9,7 +9,7 @@ import filelock
 import pytest
 
 from bundler.backends import leases
-from bundler.backends.errors import BackendDenied, BackendFull
+from bundler.backends.backend_errors import BackendDenied, BackendFull
 
 
 @pytest.fixture

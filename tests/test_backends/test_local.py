@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from bundler.backends.files import GROUP, PRIVATE
+from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
 from bundler.backends.testing import BackendContract, state_machine
 
@@ -146,11 +146,11 @@ def test_reading_does_not_depend_on_the_local_clock(local, monkeypatch):
 
 def test_flushing_reaches_the_file_system(local, monkeypatch):
     """A flush syncs the file system that holds the directory."""
-    from bundler.backends import files
+    from bundler.backends import file_steps
 
     synced = []
-    real = files.sync
-    monkeypatch.setattr(files, "sync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    real = file_steps.sync
+    monkeypatch.setattr(file_steps, "sync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
     local.put({"a": b"1"})
     local.flush()
     assert synced == [local.root]

@@ -11,11 +11,11 @@ import time
 import disk
 import pytest
 
-from bundler.backends import files
+from bundler.backends import file_steps
 from bundler.backends import local as local_module
-from bundler.backends.errors import BackendError, BackendFull, BackendUnavailable
+from bundler.backends.backend_errors import BackendError, BackendFull, BackendUnavailable
 from bundler.backends.local import FULL_PAUSE_S, STALE_AFTER_S, LocalBackend
-from bundler.backends.testing_hooks import in_threads
+from bundler.backends.testing.contract_hooks import in_threads
 
 # The disk is full --------------------------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def warned(caplog):
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-@pytest.mark.parametrize("number", sorted(files.FULL))
+@pytest.mark.parametrize("number", sorted(file_steps.FULL))
 def test_a_full_disk_pauses_writing(local, root, failing, clock, warned, number):
     """After one failure writing stops for a while with one warning; then it is tried again."""
     local.put({"a": b"1"})
@@ -236,7 +236,7 @@ def test_a_lost_answer_to_a_link_is_no_lost_race(local, monkeypatch):
     assert (local.get(["a"]), local.read_ref("t")) == ({"a": b"1"}, b"1")
 
 
-@pytest.mark.parametrize("number", sorted(files.NO_LINKS))
+@pytest.mark.parametrize("number", sorted(file_steps.NO_LINKS))
 def test_file_systems_without_hard_links(local, root, failing, number):
     """Without hard links files are renamed into place, still whole, and what exists stays."""
     failing("link", number)
@@ -250,18 +250,18 @@ def test_file_systems_without_hard_links(local, root, failing, number):
     assert disk.temporaries(root) == []
 
 
-@pytest.mark.parametrize("number", sorted(files.PASSING))
+@pytest.mark.parametrize("number", sorted(file_steps.PASSING))
 def test_what_passes_is_asked_again(local, failing, number):
     """A stale handle or a busy file is read again, and given up after three attempts with a typed error."""
     local.put({"a": b"1"})
     local.swap_ref("t", None, b"2")
-    failing("open", number, where="data/", times=files.ATTEMPTS - 1)
+    failing("open", number, where="data/", times=file_steps.ATTEMPTS - 1)
     assert local.get(["a"]) == {"a": b"1"}
     left = failing("open", number, where="data/", times=10)
     with pytest.raises(BackendUnavailable, match=r"cannot read .*; check the file system"):
         local.get(["a"])
-    assert left == [10 - files.ATTEMPTS]
-    failing("open", number, where="+gen", times=files.ATTEMPTS - 1)
+    assert left == [10 - file_steps.ATTEMPTS]
+    failing("open", number, where="+gen", times=file_steps.ATTEMPTS - 1)
     assert local.read_ref("t") == b"2"
 
 
@@ -309,7 +309,7 @@ def test_a_listing_is_whole_or_an_error(local, monkeypatch, where):
         list(local.list() if where == "data" else local.list_refs())
 
 
-@pytest.mark.parametrize("number", sorted(files.LOST))
+@pytest.mark.parametrize("number", sorted(file_steps.LOST))
 def test_bytes_that_did_not_reach_the_disk_are_reported(local, monkeypatch, number):
     """A flush that lost data raises."""
 
@@ -321,9 +321,9 @@ def test_bytes_that_did_not_reach_the_disk_are_reported(local, monkeypatch, numb
             return -1
 
     local.put({"a": b"1"})
-    monkeypatch.setattr(files.ctypes, "CDLL", Library)
-    monkeypatch.setattr(files.ctypes, "get_errno", lambda: number)
-    with pytest.raises(BackendFull if number in files.FULL else BackendUnavailable, match="cannot flush"):
+    monkeypatch.setattr(file_steps.ctypes, "CDLL", Library)
+    monkeypatch.setattr(file_steps.ctypes, "get_errno", lambda: number)
+    with pytest.raises(BackendFull if number in file_steps.FULL else BackendUnavailable, match="cannot flush"):
         local.flush()
 
 
@@ -332,8 +332,8 @@ def test_systems_without_syncfs_flush_the_directory(local, monkeypatch, library)
     """Where a whole file system cannot be synced, at least the directory is."""
     synced = []
     local.put({"a": b"1"})
-    monkeypatch.setattr(files.ctypes, "CDLL", lambda *args, **kwargs: library())
-    monkeypatch.setattr(files.ctypes, "get_errno", lambda: errno.ENOSYS)
+    monkeypatch.setattr(file_steps.ctypes, "CDLL", lambda *args, **kwargs: library())
+    monkeypatch.setattr(file_steps.ctypes, "get_errno", lambda: errno.ENOSYS)
     monkeypatch.setattr(os, "fsync", synced.append)
     local.flush()
     assert len(synced) == 1

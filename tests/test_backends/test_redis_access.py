@@ -12,7 +12,7 @@ import redis
 import redis_proxy
 import redis_server
 
-from bundler.backends.errors import BackendDenied, BackendFull, BackendUnavailable, BadSettings
+from bundler.backends.backend_errors import BackendDenied, BackendFull, BackendUnavailable, BadSettings
 from bundler.backends.redis import RedisBackend
 
 PATIENT = {"timeout_s": 20, "connect_timeout_s": 20}

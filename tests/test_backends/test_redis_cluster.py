@@ -8,9 +8,8 @@ import pytest
 import redis_server
 from redis.crc import key_slot
 
-from bundler.backends import redis_cluster
-from bundler.backends.errors import BackendDenied, BackendUnavailable
-from bundler.backends.redis import RedisBackend
+from bundler.backends.backend_errors import BackendDenied, BackendUnavailable
+from bundler.backends.redis import RedisBackend, cluster_exchange
 
 PATIENT = {"timeout_s": 20, "connect_timeout_s": 20}
 
@@ -59,8 +58,8 @@ def test_keys_are_spread_and_any_node_finds_them(nodes, backend):
 def test_a_batch_is_one_turn_for_all_masters(nodes, backend, monkeypatch):
     """A batch goes to all masters at once, so that it costs one turn and not one for each."""
     turns = []
-    run = redis_cluster.run
-    monkeypatch.setattr(redis_cluster, "run", lambda work: turns.append(len(work)) or run(work))
+    run = cluster_exchange.run
+    monkeypatch.setattr(cluster_exchange, "run", lambda work, *rest: turns.append(len(work)) or run(work, *rest))
     items = {f"v1/u/{number}": b"%d" % number for number in range(300)}
     backend.put(items)
     assert backend.get(items) == items
@@ -103,14 +102,14 @@ def test_a_key_that_is_never_found_is_an_error(nodes, backend, monkeypatch):
     backend.put({"a": b"1"})
     asked = []
 
-    def lost(wanted):
+    def lost(wanted, most_bytes):
         asked.append(len(wanted))
         return [redis.exceptions.MovedError("1 127.0.0.1:1") for _ in wanted]
 
     monkeypatch.setattr(backend._link, "_asked", lost)
     with pytest.raises(BackendUnavailable):
         backend.get(["a"])
-    assert len(asked) == redis_cluster.REDIRECTS + 1
+    assert len(asked) == cluster_exchange.REDIRECTS + 1
 
 
 def test_threads_share_a_cluster(backend):
@@ -168,6 +167,7 @@ def test_a_cluster_that_nobody_has_put_together_is_unavailable():
             backend.get(["a"])
 
 
+@pytest.mark.serial
 def test_a_dead_master_is_an_error_and_the_others_work(nodes):
     """Keys of a killed master are unavailable within the limits; those of the others are there (the last test: it kills)."""
     with RedisBackend.from_url(redis_server.cluster_url(nodes), timeout_s=1) as backend:

@@ -16,12 +16,13 @@ import redis_proxy
 import redis_server
 from redis.retry import Retry
 
-from bundler.backends import redis_errors, redis_link
-from bundler.backends.errors import BackendDenied, BackendError, BackendFull, BackendTimeout, BackendUnavailable
-from bundler.backends.redis import RedisBackend
-from bundler.backends.redis_url import parse
-from bundler.backends.testing_hooks import in_threads
+from bundler.backends import redis_socket
+from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendTimeout, BackendUnavailable
+from bundler.backends.redis import RedisBackend, reply_errors, server_exchange
+from bundler.backends.redis.url_settings import parse
+from bundler.backends.testing.contract_hooks import in_threads
 
+pytestmark = pytest.mark.serial
 # A machine that does other things too is late by this much at most; far less than redis-py's own defaults would take.
 SLACK_S = 2.0
 CALLS = {
@@ -56,7 +57,7 @@ def admin(server):
 
 
 @pytest.fixture
-def proxied(server, admin):
+def proxied(server, admin, parser):
     """Return a function that opens a store through a proxy."""
     opened = []
 
@@ -86,7 +87,7 @@ def fails_within(call, backend, seconds):
 
 def test_every_timeout_and_retry_is_set():
     """Nothing about time and repetition is left to redis-py's defaults, which change from release to release."""
-    plain = redis_link.connection_arguments(parse("redis://u:p@h/2?timeout_s=3&connect_timeout_s=2", {}))
+    plain = server_exchange.connection_arguments(parse("redis://u:p@h/2?timeout_s=3&connect_timeout_s=2", {}))
     retry = plain.pop("retry")
     assert isinstance(retry, Retry)
     assert retry.get_retries() == 0 if hasattr(retry, "get_retries") else retry._retries == 0
@@ -95,7 +96,7 @@ def test_every_timeout_and_retry_is_set():
         "socket_read_size": 262144, "retry_on_timeout": False, "retry_on_error": [], "health_check_interval": 0,
         "socket_keepalive": True,
     }  # fmt: skip
-    defaults = redis_link.connection_arguments(parse("redis://h", {}))
+    defaults = server_exchange.connection_arguments(parse("redis://h", {}))
     assert (defaults["socket_timeout"], defaults["socket_connect_timeout"]) == (0.25, 0.25)
 
 
@@ -103,7 +104,7 @@ def test_every_timeout_and_retry_is_set():
 def test_connections_have_what_was_set(url):
     """The connections that are made have the limits, no retries, no greetings, and check certificates and names."""
     settings = parse(url, {"timeout_s": 3, "connect_timeout_s": 2})
-    connection = redis_link.Node(settings, settings.hosts[0] if settings.hosts else None)._made()
+    connection = server_exchange.Node(settings, settings.hosts[0] if settings.hosts else None)._made()
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (3, 2)
     assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
     assert (connection.protocol, connection.driver_info, connection.client_name) == (2, None, None)
@@ -126,7 +127,7 @@ def test_every_error_of_redis_py_has_a_meaning():
     theirs = {
         name for name, cls in vars(redis.exceptions).items() if isinstance(cls, type) and issubclass(cls, Exception)
     }
-    assert theirs - redis_errors._MEANINGS.keys() == set()
+    assert theirs - reply_errors._MEANINGS.keys() == set()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_every_error_of_redis_py_has_a_meaning():
 )  # fmt: skip
 def test_errors_mean_one_of_four_things(error, kind):
     """Full, denied, late or unavailable; the message names the server."""
-    found = redis_errors.meaning(error, "redis://h:1/")
+    found = reply_errors.meaning(error, "redis://h:1/")
     assert type(found) is kind
     assert str(found).startswith("redis://h:1/: ")
 
@@ -231,14 +232,14 @@ def test_a_slow_network_is_slow_and_no_error(proxied):
 
 def test_large_answers_have_more_time():
     """The limit grows with the bytes that came, and only with them."""
-    timed = redis_link._Timed(_Slow(60_000, 0.004), 0.05)
+    timed = redis_socket.Metered(_Slow(60_000, 0.004), 0.05)
     started = time.monotonic()
     received = 0
     while received < 1_200_000:
         received += timed.recv_into(None)
     # Twenty times 4 ms is more than the 50 ms that nothing at all may take.
     assert time.monotonic() - started > 0.05
-    stuck = redis_link._Timed(_Slow(1, 0.004), 0.05)
+    stuck = redis_socket.Metered(_Slow(1, 0.004), 0.05)
     with pytest.raises(TimeoutError):
         while True:
             stuck.recv_into(None)
@@ -256,6 +257,16 @@ class _Slow:
     def recv_into(self, buffer):
         time.sleep(self.pause_s)
         return self.count
+
+
+def test_a_connection_is_used_again_at_once(proxied, server):
+    """A hundred questions on one connection take what the network takes: looking whether it is quiet waits for nothing."""
+    proxy, backend = proxied(latency_s=0.01)
+    backend.put({"a": b"1"})
+    took_s = redis_proxy.took_s(lambda: [backend.get(["a"]) for _ in range(100)])
+    assert proxy.connections == 1
+    # 10 ms each, and as much again for a machine that does other things too; a wait would be 250 ms each.
+    assert 1.0 <= took_s < 2.0 + SLACK_S
 
 
 def test_a_reset_is_an_error_and_the_next_call_works(proxied):
@@ -298,7 +309,7 @@ def test_a_call_that_is_interrupted_leaves_no_answer_behind(server, admin):
         assert not connection.is_connected
 
 
-def test_a_dropped_idle_connection_is_noticed_before_it_is_used(server, admin):
+def test_a_dropped_idle_connection_is_noticed_before_it_is_used(server, admin, parser):
     """When the server closed our idle connections, or was restarted, the next call makes a new one and works."""
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1"})
@@ -306,28 +317,28 @@ def test_a_dropped_idle_connection_is_noticed_before_it_is_used(server, admin):
         assert backend.get(["a"]) == {"a": b"1"}
 
 
-def test_a_connection_that_was_idle_for_long_is_not_trusted(server, admin, monkeypatch):
+def test_a_connection_that_was_idle_for_long_is_not_trusted(server, admin, parser, monkeypatch):
     """What lay unused for longer than a firewall may remember is replaced."""
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1"})
         first = backend._link._node._idle[0][0]
         backend.get(["a"])
         assert backend._link._node._idle[0][0] is first
-        monkeypatch.setattr(redis_link, "IDLE_S", 0.0)
+        monkeypatch.setattr(server_exchange, "IDLE_S", 0.0)
         assert backend.get(["a"]) == {"a": b"1"}
         assert backend._link._node._idle[0][0] is not first
 
 
-def test_few_connections_are_kept(server, admin):
+def test_few_connections_are_kept(server, admin, parser):
     """Many threads have a connection each while they need it; a handful stays."""
     with RedisBackend.from_url(server.url(), timeout_s=20, connect_timeout_s=20) as backend:
         backend.put({"a": b"1"})
         in_threads([lambda: [backend.get(["a"]) for _ in range(5)]] * 32)
-        assert 1 <= len(backend._link._node._idle) <= redis_link.KEPT_CONNECTIONS
+        assert 1 <= len(backend._link._node._idle) <= server_exchange.KEPT_CONNECTIONS
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_has_connections_of_its_own(server, admin):
+def test_a_forked_child_has_connections_of_its_own(server, admin, parser):
     """Parent and child use one store at once after a fork with an open connection, and neither gets the other's answers."""
     with RedisBackend.from_url(server.url(), timeout_s=20, connect_timeout_s=20) as backend:
         backend.put({f"k{number}": b"%d" % number for number in range(100)})

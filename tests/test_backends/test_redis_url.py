@@ -9,9 +9,9 @@ import traceback
 
 import pytest
 
-from bundler.backends.errors import BackendError, BadSettings, MissingExtra
+from bundler.backends.backend_errors import BackendError, BadSettings, MissingExtra
 from bundler.backends.redis import SCHEMES, RedisBackend, shown
-from bundler.backends.redis_url import Settings, parse
+from bundler.backends.redis.url_settings import RedisSettings, parse
 
 SECRET = "s3cret"
 
@@ -41,7 +41,7 @@ SECRET = "s3cret"
 )  # fmt: skip
 def test_what_urls_mean(url, fields):
     """Each part of a URL is one setting, and everything else has its default."""
-    assert parse(url, {}) == Settings(**fields)
+    assert parse(url, {}) == RedisSettings(**fields)
 
 
 def test_options_are_settings_too_and_win(tmp_path):
@@ -51,7 +51,7 @@ def test_options_are_settings_too_and_win(tmp_path):
         "redis://u:p@h/1?namespace=a",
         {"namespace": "b", "db": 2, "ttl_s": 70.5, "password": "q", "user": None, "timeout_s": "3"},
     )
-    assert found == Settings((("h", 6379),), db=2, user="u", password="q", namespace="b", ttl_s=70.5, timeout_s=3)
+    assert found == RedisSettings((("h", 6379),), db=2, user="u", password="q", namespace="b", ttl_s=70.5, timeout_s=3)
     by_file = parse(f"redis://h?password_file={tmp_path / 'pw'}", {})
     assert (by_file.password, by_file.secret()) == (None, SECRET)
     (tmp_path / "pw").write_text("changed")
@@ -201,7 +201,8 @@ def test_without_redis_py_the_import_names_the_extra():
     """Importing the module needs nothing; asking for the store without redis-py is a typed error that says what to install."""
     done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == (
-        "BackendError True redis a Redis store needs redis-py; pip install 'triton-bundler[redis]'"
+        "BackendError True redis a Redis store needs redis-py; pip install '.[redis]' in a checkout "
+        "(pip install 'triton-bundler[redis]' once it is on an index)"
     )
     assert issubclass(MissingExtra, BackendError)
     with pytest.raises(AttributeError, match="no attribute 'Other'"):

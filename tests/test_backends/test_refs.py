@@ -6,7 +6,7 @@ import threading
 import disk
 import pytest
 
-from bundler.backends import files, refs
+from bundler.backends import file_steps, refs
 from bundler.backends.local import LocalBackend
 
 MANY = refs.KEPT_NUMBERS + refs.HISTORY + 10
@@ -109,7 +109,7 @@ def test_readers_do_not_see_a_number_that_counts_for_nothing(local, root, hasty)
     early = Sleeper(root, "before", b"100")
     create = early.backend._create
     taken, go_on = threading.Event(), threading.Event()
-    real = files.create
+    real = file_steps.create
 
     add(local, 20)
 
@@ -121,7 +121,7 @@ def test_readers_do_not_see_a_number_that_counts_for_nothing(local, root, hasty)
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "create", create_and_wait)
+        patch.setattr(file_steps, "create", create_and_wait)
         early.awake.set()
         assert taken.wait(60)
         assert 4 in disk.generations(root, "t")
@@ -163,15 +163,15 @@ def test_reading_survives_the_cleaning_of_what_it_was_about_to_read(local, root,
     """A reader whose file is cleaned away between the listing and the reading looks again."""
     add(local, 3)
     reader = LocalBackend(str(root))
-    real, turns = files.read, []
+    real, turns = file_steps.read, []
 
-    def read(path):
+    def read(path, *limit):
         if not turns:
             turns.append(path)
             add(local, 20)
-        return real(path)
+        return real(path, *limit)
 
-    monkeypatch.setattr(files, "read", read)
+    monkeypatch.setattr(file_steps, "read", read)
     assert reader.read_ref("t") == b"23"
 
 
@@ -179,15 +179,15 @@ def test_taking_effect_survives_the_cleaning_of_what_it_was_about_to_read(root, 
     """A writer whose successor's file is cleaned away while it looks, looks again."""
     sleeper = Sleeper(root, "after", b"1")
     add(local, 2)
-    real, turns = files.read, []
+    real, turns = file_steps.read, []
 
-    def read(path):
+    def read(path, *limit):
         if threading.current_thread() is sleeper and not turns:
             turns.append(path)
             add(local, 20)
-        return real(path)
+        return real(path, *limit)
 
-    monkeypatch.setattr(files, "read", read)
+    monkeypatch.setattr(file_steps, "read", read)
     assert sleeper.wake() is True
     assert turns
     assert number(local) == 23

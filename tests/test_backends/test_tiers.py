@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from bundler.backends.errors import BackendDenied, BackendFull, BackendTimeout, BackendUnavailable, InvalidKey
-from bundler.backends.flights import FLIGHT_S, SLOTS, Flights, landing_order
+from bundler.backends.backend_errors import BackendDenied, BackendFull, BackendTimeout, BackendUnavailable, InvalidKey
+from bundler.backends.host_fetch import FLIGHT_S, SLOTS, Flights, landing_order
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
-from bundler.backends.readonly import ReadOnly
-from bundler.backends.tier import Rules, Tier
+from bundler.backends.read_only import ReadOnly
+from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.tiers import Tiers
 
 
@@ -29,9 +29,9 @@ class Far(MemoryBackend):
         if self.error is not None:
             raise self.error
 
-    def get(self, keys):
+    def get(self, keys, **how):
         self._noted("get", sorted(keys))
-        return super().get(keys)
+        return super().get(keys, **how)
 
     def put(self, items):
         self._noted("put", sorted(items))
@@ -212,7 +212,7 @@ def test_damage_on_the_way_is_asked_for_once_more():
     """A value that was damaged once on its way here does not lose its place."""
     far = Far(A)
     answers = [{"a": b"xxx"}]
-    far.get = lambda keys, get=far.get: answers.pop() if answers else get(keys)
+    far.get = lambda keys, get=far.get, **how: answers.pop() if answers else get(keys, **how)
     assert tiers(Near(), far).get(["a"]) == A
     assert far.asked("delete") == []
 
@@ -401,7 +401,7 @@ def test_threads_that_want_the_same_fetch_it_once():
     items = {f"k{number}": f"k{number}".encode() * 100 for number in range(50)}
     near, far = MemoryBackend(), Far(items)
     slow = threading.Event()
-    far.get = lambda keys, get=far.get: (slow.wait(0.2), get(keys))[1]
+    far.get = lambda keys, get=far.get, **how: (slow.wait(0.2), get(keys, **how))[1]
     results = []
     start = threading.Barrier(8)
 
@@ -450,7 +450,7 @@ def test_a_flight_that_brings_nothing_ends_the_wait():
 
 def test_a_killed_fetcher_is_not_waited_for_for_ever(monkeypatch):
     """A lease that nobody gives back costs the others the time of one flight, no more."""
-    monkeypatch.setattr("bundler.backends.flights.FLIGHT_S", 0.2)
+    monkeypatch.setattr("bundler.backends.host_fetch.FLIGHT_S", 0.2)
     near, far = MemoryBackend(), Far(A)
     for slot in range(SLOTS):
         assert near.lease(f"flight/{slot:02x}", 600)

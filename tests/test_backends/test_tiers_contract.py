@@ -8,8 +8,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from bundler.backends.breaker import Guarded
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
+from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.testing import BackendContract, state_machine
-from bundler.backends.tier import Rules, Tier
 from bundler.backends.tiers import Tiers
 
 
@@ -37,6 +37,7 @@ class TestTiers(BackendContract):
         self.far._objects[key] = (data, self.far.now_s())
 
 
+@pytest.mark.serial  # half a second for each operation
 class TestGuarded(BackendContract):
     """A directory behind a deadline and a breaker."""
 

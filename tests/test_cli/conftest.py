@@ -86,28 +86,26 @@ def command():
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory):
+def program(made_once):
     """A program that knows nothing of us: `program.py KERNEL TARGET...` compiles."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    path = tmp_path_factory.mktemp("program") / "program.py"
-    path.write_text(PROGRAM)
-    return path
+    return made_once("program", lambda folder: (folder / "program.py").write_text(PROGRAM)) / "program.py"
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory, program):
+def cache(made_once, program):
     """A Triton cache directory with two kernels for two targets, filled by Triton alone; do not write to it."""
-    directory = tmp_path_factory.mktemp("filled") / "cache"
-    env = clean_environment(TRITON_CACHE_DIR=str(directory))
-    for name in ("gelu", "row_sum"):
-        subprocess.run([sys.executable, program, name, *TARGETS], env=env, check=True, stdout=subprocess.DEVNULL)
-    return directory
+
+    def fill(folder):
+        env = clean_environment(TRITON_CACHE_DIR=str(folder / "cache"))
+        for name in ("gelu", "row_sum"):
+            subprocess.run([sys.executable, program, name, *TARGETS], env=env, check=True, stdout=subprocess.DEVNULL)
+
+    return made_once("filled", fill) / "cache"
 
 
 @pytest.fixture(scope="session")
-def packed(cache, tmp_path_factory):
+def packed(cache, made_once):
     """The bundle of `cache`; do not write to it."""
-    path = tmp_path_factory.mktemp("packed") / "packed.tbundle"
-    bundler.pack(cache).save(path)
-    return path
+    return made_once("packed", lambda folder: bundler.pack(cache).save(folder / "packed.tbundle")) / "packed.tbundle"

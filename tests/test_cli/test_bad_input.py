@@ -66,9 +66,9 @@ BAD = (
 )
 
 
-def one_error(result):
+def one_error(result, status=1):
     """Assert that a result is a problem told in one line, and return the line."""
-    assert result.exit_code == 1
+    assert result.exit_code == status
     lines = result.stderr.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["error"], result.stderr
     assert result.stdout == ""
@@ -131,7 +131,8 @@ def test_a_bad_place_is_one_error(cli, packed, cache, tmp_path, words, expected)
     """A directory that is not there, empty or a file, and an output that cannot be written, are one error line each."""
     empty = tmp_path / "empty"
     empty.mkdir()
-    line = one_error(cli(*(word.format(tmp=tmp_path, good=packed, cache=cache, empty=empty) for word in words)))
+    status = 127 if expected == "no such program" else 1
+    line = one_error(cli(*(word.format(tmp=tmp_path, good=packed, cache=cache, empty=empty) for word in words)), status)
     assert expected in line
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bundler.compile import importing
+import bundler
+from bundler.compile import module_import
 from bundler.errors import StoreFull
 from bundler.format.bundle import Bundle
-from bundler.store.records import KernelRecords
+from bundler.store.kernel_records import KernelRecords
 
 pytest.importorskip("triton")
 BUILD_FILE = Path(__file__).parents[2] / "examples" / "build.toml"
@@ -75,7 +77,7 @@ def forgotten_modules(monkeypatch):
     """The modules that a test builds are gone after it."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    importing.forget()
+    module_import.forget()
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +92,6 @@ def fleet(tmp_path_factory):
 
 def examples():
     """The examples, as the package carries them."""
-    import bundler
-
     return os.path.join(os.path.dirname(bundler.__file__), "cli", "demo_kernels.py")
 
 
@@ -153,15 +153,148 @@ def module(tmp_path):
     return tmp_path / "mixed_kernels.py"
 
 
-def test_a_kernel_that_does_not_compile_is_listed_with_its_line_and_the_rest_is_kept(cli, module, tmp_path):
-    """One mistake does not cost the others: they are in the bundle, the mistake is told with file and line, the status is 1."""
+def test_a_kernel_that_does_not_compile_is_listed_with_its_line_and_nothing_is_written(cli, module, tmp_path):
+    """Without --keep-going the mistake is told with file and line, the status is 1, and the bundle of before stays."""
+    (tmp_path / "b.tbundle").write_bytes(b"what was there")
     result = cli("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle", "--jobs", 1)
     assert result.exit_code == 1
     line = MODULE.splitlines().index("    tl.store(x, undefined_name)") + 1
     assert f"mixed_kernels.py:{line}: bad for cuda:90" in result.stderr
     assert "undefined_name is not defined" in result.stderr
-    with Bundle.load(tmp_path / "b.tbundle") as bundle:
+    assert f"{tmp_path}/b.tbundle was not written: bad for cuda:90 could not be built; --keep-going" in result.stderr
+    assert (tmp_path / "b.tbundle").read_bytes() == b"what was there"
+
+
+def test_with_keep_going_the_rest_is_written_and_what_is_missing_is_told(cli, module, tmp_path):
+    """One mistake does not cost the others then: they are in the bundle and under the tag, and the status is 1 all the same."""
+    store = f"file://{tmp_path}/store"
+    words = ("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle", "--jobs", 1, "--keep-going")
+    result = cli(*words, "--store", store, "--tag", "t")
+    assert (
+        result.exit_code,
+        f"{tmp_path}/b.tbundle lacks what could not be built: bad for cuda:90" in result.stderr,
+    ) == (1, True)
+    with Bundle.load(tmp_path / "b.tbundle") as bundle, bundler.open_store(store) as opened:
         assert [kernel.name for kernel in bundle.kernels] == ["good"]
+        assert [(tag.name, tag.digest) for tag in opened.tags()] == [("t", bundle.digest)]
+
+
+@pytest.mark.parametrize("keep_going", [(), ("--keep-going",)])
+def test_a_build_of_nothing_costs_neither_bundle_nor_tag(cli, cli_json, module, tmp_path, keep_going):
+    """Where a module cannot be imported, what was written and published before stays, with --keep-going too; no object claims a file."""
+    (tmp_path / "broken_module.py").write_text("import no_such_thing_here\n")
+    module.write_text(MODULE.replace("undefined_name", "2.0"))
+    output, store = tmp_path / "b.tbundle", f"file://{tmp_path}/store"
+    there = ("--target", "cuda:90", "-o", output, "--jobs", 1, "--store", store, "--tag", "t")
+    assert cli("build", module, *there).exit_code == 0
+    before = output.read_bytes()
+    result = cli("build", tmp_path / "broken_module.py", *there, *keep_going)
+    assert (result.exit_code, output.read_bytes()) == (1, before)
+    assert "broken_module.py:1: broken_module for cuda:90: cannot be imported" in result.stderr
+    assert "b.tbundle was not written and tag t not set" in result.stderr
+    status, told = cli_json("build", tmp_path / "broken_module.py", *there, *keep_going)
+    assert (status, told["path"], told["digest"], told["pushed"], len(told["failures"])) == (1, None, None, None, 1)
+    with bundler.open_store(store) as opened:
+        assert [tag.kernels for tag in opened.tags()] == [2]
+
+
+def test_a_module_that_fails_stops_the_others_unless_told_to_keep_going(cli, module, tmp_path):
+    """What cannot be planned is told before anything is compiled; with --keep-going the other module is built."""
+    (tmp_path / "broken_module.py").write_text("import no_such_thing_here\n")
+    module.write_text(MODULE.replace("undefined_name", "2.0"))
+    words = (
+        "build",
+        module,
+        tmp_path / "broken_module.py",
+        "--target",
+        "cuda:90",
+        "-o",
+        tmp_path / "b.tbundle",
+        "--jobs",
+        1,
+    )
+    assert (cli(*words).exit_code, (tmp_path / "b.tbundle").exists()) == (1, False)
+    assert cli(*words, "--keep-going").exit_code == 1
+    with Bundle.load(tmp_path / "b.tbundle") as bundle:
+        assert len(bundle.kernels) == 2
+
+
+def test_a_build_for_a_target_that_nobody_declares_is_an_error(cli, module, tmp_path):
+    """Kernels for other targets alone are nothing to build, and nothing to check: status 1, no file."""
+    module.write_text(MODULE.replace("undefined_name", "2.0").replace('16"}}', '16"}, "targets": ["hip:gfx942"]}'))
+    words = ("build", module, "--target", "cuda:90")
+    (tmp_path / "store").mkdir(mode=0o700)
+    for more in (("-o", tmp_path / "b.tbundle"), ("--check", "--store", f"file://{tmp_path}/store")):
+        result = cli(*words, *more)
+        assert (result.exit_code, "no kernel is declared for cuda:90" in result.stderr) == (1, True)
+    assert not (tmp_path / "b.tbundle").exists()
+
+
+def test_without_a_target_every_kernel_has_to_name_its_own(cli, module, tmp_path):
+    """One kernel's targets are not taken for another: a usage error that names the kernel, until each names its own."""
+    both = MODULE.replace("undefined_name", "2.0")
+    one = both.replace('"*fp32:16"}}', '"*fp32:16"}, "targets": ["cuda:90"]}', 1)
+    module.write_text(one)
+    words = ("build", module, "-o", tmp_path / "b.tbundle", "--jobs", 1)
+    refused = cli(*words)
+    assert (refused.exit_code, "no target for bad of" in refused.stderr, "--target" in refused.stderr) == (
+        2,
+        True,
+        True,
+    )
+    assert not (tmp_path / "b.tbundle").exists()
+    module_import.forget()
+    module.write_text(
+        one.replace(
+            '"kernel": bad, "signature": {"x": "*fp32:16"}',
+            '"kernel": bad, "signature": {"x": "*fp32:16"}, "targets": ["hip:gfx942"]',
+        )
+    )
+    assert cli(*words).exit_code == 0
+    with Bundle.load(tmp_path / "b.tbundle") as bundle:
+        assert [(str(kernel.target), kernel.name) for kernel in bundle.kernels] == [
+            ("cuda:90", "good"),
+            ("hip:gfx942", "bad"),
+        ]
+
+
+def test_a_build_file_without_targets_is_a_usage_error_unless_each_kernel_has_its_own(cli, module, tmp_path):
+    """As for modules, and the kernel is named."""
+    module.write_text(MODULE.replace("undefined_name", "2.0"))
+    spec = tmp_path / "build.toml"
+    kernel = '[[kernel]]\nmodule = "mixed_kernels.py"\nfunction = "%s"\nsignature = { x = "*fp32:16" }\n'
+    spec.write_text(kernel % "good" + 'targets = ["cuda:90"]\n' + kernel % "bad")
+    result = cli("build", "--spec", spec, "-o", tmp_path / "b.tbundle")
+    assert (result.exit_code, "no target for bad" in result.stderr) == (2, True)
+
+
+def test_an_argument_that_a_kernel_has_not_is_named(cli, module, tmp_path):
+    """A name that is spelled wrongly is told, with those that there are."""
+    module.write_text(MODULE.replace('{"x": "*fp32:16"}', '{"xx": "*fp32:16"}', 1))
+    result = cli("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle")
+    assert "good for cuda:90: cannot be specialized: it has no argument xx; its arguments are x" in result.stderr
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_ptxas_says_is_told(cli, cli_json, module, tmp_path, jobs):
+    """The line in which ptxas says what is wrong is the message; --json has its whole text, and nothing else on standard output."""
+    module.write_text(MODULE.replace("undefined_name", "2.0"))
+    words = ("build", module, "--target", "cuda:999", "-o", tmp_path / "b.tbundle", "--jobs", jobs)
+    assert re.search(r"good for cuda:999: .* fatal: Value 'sm_999a?' is not defined", cli(*words).stderr)
+    status, told = cli_json(*words)
+    assert status == 1
+    for failure in told["failures"]:
+        assert re.search(r"fatal: Value 'sm_999a?' is not defined", failure["reason"])
+        assert re.search(r"fatal +: Value 'sm_999a?' is not defined", failure["words"])
+        assert "Repro command: " in failure["words"]
+
+
+def test_what_a_module_prints_is_no_part_of_the_object(cli_json, module, tmp_path):
+    """With --json, what an imported module prints goes to standard error."""
+    module.write_text("print('hello from the module')\n" + MODULE.replace("undefined_name", "2.0"))
+    status, told = cli_json("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle", "--jobs", 1)
+    assert (status, told["counts"]["kernels"]) == (0, 2)
 
 
 def test_a_store_is_asked_first_and_filled(cli, module, tmp_path):
@@ -275,6 +408,8 @@ def test_a_recording_is_built_for_another_target_from_the_command(fleet, cli, tm
         (("build", "k.py", "--check"), "give --store"),
         (("build", "k.py", "--spec", "s", "-o", "b"), "--spec names the modules"),
         (("build", "k.py", "-o", "b", "--tag", "t"), "--tag is for what is sent"),
+        (("build", "--from", "a", "k.py", "-o", "b"), "--from needs --target"),
+        (("build", "k.py", "--check", "--store", "memory:", "--keep-going"), "--keep-going is about what is written"),
         (("build", "k.py", "-o", "b", "--target", "sm_90"), "not a target"),
         (("build", "k.py", "-o", "b", "--jobs", "0"), "--jobs"),
     ],

@@ -4,6 +4,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ def _kernels(program):
     """Skip where there is no Triton."""
 
 
+@pytest.mark.release
 def test_demo_recompiles_nothing(command, tmp_path):
     """Demo compiles for both targets, ends with the line that counts zero, and leaves no files."""
     done = command("demo", env={"TMPDIR": str(tmp_path)})
@@ -27,6 +29,7 @@ def test_demo_recompiles_nothing(command, tmp_path):
     for target in ("cuda:90", "hip:gfx942"):
         assert len(re.findall(rf"^\w+_kernel +{target} .* ms +[\d.]+ ms$", done.stdout, re.MULTILINE)) >= 6
     assert "asked to assemble 0 times" in done.stdout
+    assert "deleted demo.tbundle and the restored directory; --keep-dir keeps them" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,6 +51,17 @@ def test_demo_json(command, tmp_path):
     assert set(told["kernels"][0]) == {"key", "name", "target", "binary_bytes", "compile_ms", "hit_ms"}
     with bundler.Bundle.load(f"{told['directory']}/demo.tbundle") as bundle:
         assert bundle.digest == told["digest"]
+
+
+def test_demo_says_where_it_keeps_its_bundle(cli, tmp_path, monkeypatch):
+    """With --keep-dir the place that is named holds the bundle, also after a failure."""
+    done = cli("demo", "--keep-dir", "--target", "hip:gfx942")
+    place = re.search(r"^kept demo.tbundle and the restored directory in (.+)$", done.stdout, re.MULTILINE)[1]
+    assert (Path(place) / "demo.tbundle").is_file()
+    monkeypatch.setattr(demo_module.PtxasWatch, "calls", lambda self: (0, 0))
+    failed = cli("demo", "--keep-dir", "--target", "cuda:90")
+    place = re.search(r"^kept in (.+)$", failed.stdout, re.MULTILINE)[1]
+    assert (failed.exit_code, (Path(place) / "demo.tbundle").is_file()) == (1, True)
 
 
 def without(prefix):
@@ -95,3 +109,9 @@ def test_demo_of_a_target_that_the_compiler_refuses(cli):
     result = cli("demo", "--target", "hip:gfx000")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: compiling for hip:gfx000 failed with status ")
+
+
+def test_demo_tells_what_ptxas_says(cli):
+    """What ptxas says is the error, not the command that would say it again."""
+    result = cli("demo", "--target", "cuda:999")
+    assert re.search(r"failed with status 1: ptxas\S* fatal: Value 'sm_999a?' is not defined", result.stderr)

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from bundler.cli import checks
+from bundler.cli import doctor_checks
 
 pytestmark = pytest.mark.toolchain
 
@@ -74,7 +74,7 @@ def test_doctor_finds_an_empty_setting(found, monkeypatch):
 
 def test_doctor_without_triton(found, monkeypatch):
     """Without Triton doctor warns and says how to get it, and exits with 0."""
-    monkeypatch.setattr(checks.identity, "triton_dir", lambda: None)
+    monkeypatch.setattr(doctor_checks.identity, "triton_dir", lambda: None)
     status, findings = found()
     assert (status, findings["Triton"]["status"]) == (0, "warning")
     assert "triton-bundler[triton]" in findings["Triton"]["fix"]
@@ -82,7 +82,7 @@ def test_doctor_without_triton(found, monkeypatch):
 
 def test_doctor_finds_a_broken_triton(found, program, monkeypatch):
     """A Triton that cannot be imported is a problem, told with its own words."""
-    monkeypatch.setattr(checks, "_IMPORT_TRITON", "raise ImportError('libtriton.so: no such file')")
+    monkeypatch.setattr(doctor_checks, "_IMPORT_TRITON", "raise ImportError('libtriton.so: no such file')")
     status, findings = found()
     assert (status, findings["Triton"]["status"]) == (1, "problem")
     assert "libtriton.so: no such file" in findings["Triton"]["value"]
@@ -103,7 +103,7 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
 @pytest.mark.parametrize(("kind", "value"), [(object, "compiled extension"), (None, "ctypes, since")])
 def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
     """Doctor says how kernels are launched; without the extension it says how to get it, and that is no problem."""
-    monkeypatch.setattr(checks.launchers, "compiled_type", lambda: kind)
+    monkeypatch.setattr(doctor_checks.launchers, "compiled_type", lambda: kind)
     status, findings = found()
     path = findings["launch path"]
     assert (status, path["status"], path["value"].startswith(value)) == (0, "ok", True)

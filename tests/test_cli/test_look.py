@@ -61,9 +61,9 @@ def test_inspect_json(cli_json, packed):
     kernel = told["kernels"][0]
     assert set(kernel) == {
         "key", "name", "target", "warps", "shared_bytes", "binary_bytes", "ir_bytes", "facts", "static_only", "devices",
-        "compile_ms", "toolchain", "files",
+        "compile_ms", "toolchain", "files", "stages", "constants", "signature", "attributes", "options",
     }  # fmt: skip
-    assert (kernel["warps"], kernel["facts"]) == (4, False)
+    assert (kernel["warps"], kernel["stages"], kernel["facts"], kernel["constants"]) == (4, 3, False, None)
     assert {file["kind"] for file in kernel["files"]} >= {"cubin", "json", "ptx"}
 
 
@@ -127,6 +127,21 @@ def test_verify_compares_metadata_with_the_manifest(cli_json, packed, tmp_path, 
     status, told = cli_json("verify", path)
     assert (status, told["ok"], len(told["problems"])) == (1, False, 1)
     assert told["problems"][0]["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "said", [{"name": {"a": 1}}, {"name": [2**70]}, {"target": {"backend": [], "arch": {}}}, {"target": 3}]
+)
+def test_verify_takes_metadata_that_says_anything(cli_json, tmp_path, said):
+    """Whatever stands in a kernel's metadata, verify lists it as a problem."""
+    from tools.fuzz import container as fuzz_container
+
+    made = fuzz_container.draft()
+    made.kernels[0].file("json").data = json.dumps(fuzz_container.metadata("one") | said).encode()
+    (tmp_path / "b.tbundle").write_bytes(made.join())
+    status, told = cli_json("verify", tmp_path / "b.tbundle")
+    assert (status, told["ok"]) == (1, False)
+    assert made.kernels[0].key in {problem["name"] for problem in told["problems"]}
 
 
 def test_verify_compares_the_release(cli_json, packed, tmp_path):

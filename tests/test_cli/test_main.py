@@ -12,7 +12,7 @@ import bundler
 from bundler.cli.app import app
 
 COMMANDS = [
-    "demo", "run", "build", "tune", "pack", "restore", "inspect", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
+    "demo", "run", "build", "tune", "pack", "restore", "inspect", "extract", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
     "explain", "doctor",
 ]  # fmt: skip
 
@@ -54,6 +54,7 @@ def test_a_missing_extra_is_one_sentence(library):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.serial
 def test_help_is_light():
     """Help imports neither Triton, torch nor redis, and is there at once."""
     code = """

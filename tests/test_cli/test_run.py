@@ -19,6 +19,14 @@ import subprocess, sys
 subprocess.run([sys.executable, sys.argv[1], "gelu", "cuda:90"], check=True)
 subprocess.run([sys.executable, sys.argv[1], "row_sum", "hip:gfx942"], check=True)
 """
+COMPILE_AND_WAIT = """
+import pathlib, runpy, sys, time
+program, ready = sys.argv[1:]
+sys.argv = [program, "gelu", "cuda:90"]
+runpy.run_path(program)
+pathlib.Path(ready).touch()
+time.sleep(60)
+"""
 WAIT = """
 import pathlib, signal, sys, time
 def stop(number, frame):
@@ -76,6 +84,48 @@ def test_run_ends_as_the_shell_does_after_a_signal(command, tmp_path):
     """A command that a signal ends gives 128 and the signal's number."""
     done = command("run", "-o", tmp_path / "b.tbundle", "--", "sh", "-c", "kill -9 $$")
     assert done.returncode == 137
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "status"),
+    [(None, 0, 127), ("", 0o644, 126), ("\0garbage", 0o755, 126), ("#!/nowhere/interpreter\n", 0o755, 127)],
+)
+def test_run_ends_as_the_shell_does_when_it_cannot_start_a_program(command, tmp_path, content, mode, status):
+    """A program that is not there gives 127, one that cannot be executed 126; nothing is written."""
+    program = tmp_path / "program"
+    if content is not None:
+        program.write_text(content)
+        program.chmod(mode)
+    done = command("run", "-o", tmp_path / "b.tbundle", "--", program)
+    assert (done.returncode, len(done.stderr.splitlines()), done.stderr.startswith("error: cannot run ")) == (
+        status, 1, True,
+    )  # fmt: skip
+    assert not (tmp_path / "b.tbundle").exists()
+
+
+def test_run_of_a_name_that_is_on_no_path(command, tmp_path):
+    """A name that PATH does not have gives 127, also as JSON."""
+    done = command("run", "--json", "-o", tmp_path / "b", "--", "no-such-program")
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (127, "not-found")
+
+
+def test_run_keeps_what_was_recorded_before_ctrl_c(program, tmp_path):
+    """Ctrl-C ends a program that does not expect it, and run with 130; what the program compiled before is written."""
+    ready, script = tmp_path / "ready", tmp_path / "stopped.py"
+    script.write_text(COMPILE_AND_WAIT)
+    words = ["run", "-o", str(tmp_path / "b"), "--", sys.executable, str(script), str(program), str(ready)]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "bundler", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        deadline = time.monotonic() + 100
+        while not ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(child.pid, signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert kernels(tmp_path / "b") == {("gelu_kernel", "cuda:90")}
+    (summary,) = [line for line in err.splitlines() if line.startswith("recorded ")]
+    assert summary.startswith(f"recorded 1 kernel in 1 process: 1 compile, 0 hits; wrote {tmp_path}/b: ")
 
 
 def test_run_without_kernels_writes_nothing(command, tmp_path):

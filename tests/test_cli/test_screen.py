@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands print: numbers and reasons for people, plain text in a pipe, tables that fit."""
 
+import ast
 import dataclasses
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
+import time
 import warnings
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import bundler
-from bundler.cli import words
-from bundler.cli.screen import Column, Screen, warnings_on
+from bundler.cli import wording
+from bundler.cli.terminal import Column, Screen, warnings_on
 from bundler.errors import BundlerError, BundlerWarning
-from bundler.format.manifest import Content
+from bundler.format.bundle import MemoryBlobs
+from bundler.format.manifest import Content, Observed
 
 COLUMNS = (Column("name", shrinks=True), Column("wide", needs=60), Column("size", numeric=True))
 
@@ -50,19 +55,19 @@ def in_terminal(*line, **environment):
 )  # fmt: skip
 def test_sizes(number, text):
     """Sizes have three digits and a unit."""
-    assert words.size(number) == text
+    assert wording.size(number) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (4.21, "4.2 s"), (185, "3 min 5 s")])
 def test_durations(seconds, text):
     """Durations have the unit that fits."""
-    assert words.duration(seconds) == text
+    assert wording.duration(seconds) == text
 
 
 def test_reasons_are_grouped():
     """Each reason stands once, the most frequent first, with examples by name."""
     reasons = [("A", "old"), ("B", "old"), ("C", "old"), ("D", "new")]
-    assert words.grouped(reasons, {"A": "gelu", "B": "matmul"}) == [(3, "old", "gelu, matmul, …"), (1, "new", "D")]
+    assert wording.grouped(reasons, {"A": "gelu", "B": "matmul"}) == [(3, "old", "gelu, matmul, …"), (1, "new", "D")]
 
 
 def test_names_cannot_command_the_terminal():
@@ -83,16 +88,33 @@ def test_a_bracket_is_no_markup():
 
 
 def test_tables_fit_narrow_terminals():
-    """A narrow terminal gets fewer columns and cut names, and no line is longer than it."""
+    """A narrow terminal gets fewer columns and cut names, no row is longer than it, and what is hidden is named."""
     row = ("a_kernel_with_a_rather_long_name_that_does_not_fit", "value", "12 KB")
     narrow, wide = screen(40), screen(100)
     for one in (narrow, wide):
         one.table(COLUMNS, [row])
-    lines = narrow.out.file.getvalue().splitlines()
+    *lines, last = narrow.out.file.getvalue().splitlines()
+    assert last == "1 column hidden: wide; widen the terminal or use --json"
     assert max(map(len, lines)) <= 40
     assert lines[-1].endswith("12 KB")
     assert "value" not in lines[-1]
     assert row[0] in wide.out.file.getvalue()
+    assert "hidden" not in wide.out.file.getvalue()
+
+
+def test_no_column_is_hidden_where_all_fit():
+    """A column that needs a wide terminal is shown in a narrow one that has room for it."""
+    out = screen(40)
+    out.table(COLUMNS, [("short", "value", "12 KB")])
+    assert "value" in out.out.file.getvalue()
+    assert "hidden" not in out.out.file.getvalue()
+
+
+def test_a_text_keeps_its_lines_and_tabs():
+    """A text of many lines is printed as it is, but for what could command the terminal."""
+    out = screen()
+    out.text("a\tb\r\n\n  c\x1b[2J\x85d\x0be\n")
+    assert out.out.file.getvalue() == "a\tb\n\n  c\\x1b[2J\\x85d\\x0be\n"
 
 
 def test_lines_of_tables_end_where_the_text_ends():
@@ -137,8 +159,52 @@ def test_a_terminal_gets_a_progress_bar(packed, tmp_path):
     )
     status, written = in_terminal(*line)
     assert status == 0
-    assert f"restoring {packed}"[:20] in written
+    assert f"restoring {packed}"[:16] in written
+    assert re.search(r"[\d.]+/[\d.]+ [kM]B", written), "no bytes of so many, with a unit"
     assert "4 of 4 kernels in place" in written
+    status, written = in_terminal(*line, "--no-progress")
+    assert (status, "restoring" in written, "4 of 4 kernels in place" in written) == (0, False, True)
+
+
+def test_a_transfer_shows_rate_and_time_left():
+    """A bar of bytes counts what was read, in bytes, with rate and time left."""
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    out = Screen(err=console)
+    with out.transfer("sending", 8_000_000) as bar:
+        for _ in range(4):
+            bar.read(b"x" * 1_000_000)
+            time.sleep(0.15)
+    assert "4.0/8.0 MB" in console.file.getvalue()
+    assert re.search(r"[\d.]+ MB/s\S* \S*0:00:0\d", console.file.getvalue())
+
+
+def test_quiet_leaves_errors(cli, tmp_path):
+    """With --quiet, before the command or after it, nothing is printed but errors."""
+    made = tmp_path / "made.tbundle"
+    bundler.Bundle(Content(), Observed(), MemoryBlobs({})).save(made)
+    for line in (("--quiet", "inspect", made), ("inspect", made, "-q")):
+        result = cli(*line)
+        assert (result.exit_code, result.output) == (0, "")
+    result = cli("inspect", tmp_path / "nothing", "--quiet")
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (1, "", 1)
+
+
+def test_verbose_shows_the_log(cli, tmp_path):
+    """With --verbose, before the command or after it, what the package logs is on standard error, and only then."""
+    made, url = tmp_path / "made.tbundle", f"file://{tmp_path}/store"
+    bundler.Bundle(Content(), Observed(), MemoryBlobs({})).save(made)
+    assert cli("push", made, "--store", url, "--tag", "t", "--allow-empty").stderr == ""
+    (manifest,) = [path for path in (tmp_path / "store" / "data").rglob("*") if path.is_file()]
+    for line in (("--verbose", "push"), ("push", "-v"), ("push",)):
+        manifest.write_bytes(b"damaged")
+        result = cli(*line, made, "--store", url, "--tag", "t", "--mode", "replace", "--allow-empty")
+        assert result.exit_code == 0
+        assert ("bundler.store: WARNING: " in result.stderr) == (len(line) == 2)
+
+
+def test_quiet_and_verbose_are_opposites(cli, tmp_path):
+    """Both at once is a usage error."""
+    assert cli("-q", "inspect", tmp_path, "-v").exit_code == 2
 
 
 @pytest.mark.toolchain
@@ -174,3 +240,31 @@ def test_names_that_a_terminal_cannot_write(command, tmp_path):
     done = command("inspect", tmp_path / "jürgen", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 1
     assert "j\\xfcrgen" in done.stderr
+
+
+# Messages of what no command calls, and those whose case a command rules out before.
+_FOR_PYTHON = ("expected one of: a kernel's key, name=..., last=True",)
+_ARGUMENT = re.compile(r"\b[a-z_]+=(?:'|True|False|None|\.\.\.)|\bcache_dir\b|(?<!--)\bmode replace\b|\bLimits with\b")
+_ROOMS = ("format", "store", "lifecycle", "compile", "integrations")
+
+
+def messages(folder):
+    """Yield each text in the sources of a folder that is no docstring and has more than one word."""
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bodies = [node.body for node in ast.walk(tree) if hasattr(node, "body") and isinstance(node.body, list)]
+        docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
+            if isinstance(text, str) and " " in text.strip():
+                yield text
+
+
+def test_messages_of_the_library_become_the_commands():
+    """Each message of the library that names an argument of Python's is said as the option; there are such messages."""
+    package = Path(bundler.__file__).parent
+    named = [text for room in _ROOMS for text in messages(package / room) if _ARGUMENT.search(text)]
+    shown = [text for text in named if text not in _FOR_PYTHON]
+    assert len(shown) > 5
+    assert [text for text in shown if _ARGUMENT.search(wording.in_command_words(text))] == []
+    assert wording.in_command_words("a kernel x='y' with mode=1") == "a kernel x='y' with mode=1"

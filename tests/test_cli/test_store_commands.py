@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -15,13 +16,13 @@ import pytest
 from rich.progress import Progress
 
 import bundler
-from bundler.backends import files, refs
+from bundler.backends import file_steps, refs
 from bundler.cli import quantities
 from bundler.cli.demo_processes import PtxasWatch
-from bundler.cli.move import count_files
-from bundler.cli.screen import Bar
+from bundler.cli.pack import count_bytes
+from bundler.cli.terminal import Bar
 from bundler.errors import BundlerError
-from bundler.store.layout import units_of
+from bundler.store.store_layout import units_of
 
 pytestmark = pytest.mark.toolchain
 KERNELS = Path(bundler.__file__).parent / "cli" / "demo_kernels.py"
@@ -212,7 +213,7 @@ def test_push_modes(cli, cli_json, halves, url):
     first, second = halves
     options = ("--store", url, "--tag", "demo")
     assert cli("push", first, *options).exit_code == 0
-    assert "use mode='merge' or 'replace'" in one_error(cli("push", second, *options, "--mode", "create"))
+    assert "use --mode merge or --mode replace" in one_error(cli("push", second, *options, "--mode", "create"))
     assert cli("push", first, *options, "--mode", "create").exit_code == 0
     assert cli("push", second, *options).exit_code == 0
     assert cli_json("tags", "--store", url)[1]["tags"][0]["kernels"] == 4
@@ -271,13 +272,13 @@ def test_a_progress_bar_does_not_make_a_bundle_writable(newer):
 
 
 def test_a_bar_ends_where_it_should(packed, url, tmp_path):
-    """A push and a restore read as many files as the bar was told to expect."""
+    """A push and a restore read as many bytes as the bar was told to expect."""
 
     class Watched:
-        reads = 0
+        read = 0
 
-        def update(self, task, advance, description):
-            self.reads += advance
+        def update(self, task, advance):
+            self.read += advance
 
     with bundler.Bundle.load(packed) as bundle, bundler.open_store(url) as store:
         for use in (
@@ -285,8 +286,8 @@ def test_a_bar_ends_where_it_should(packed, url, tmp_path):
             lambda watched: bundler.restore(watched, tmp_path / "c", only="all"),
         ):
             watched = Watched()
-            use(Bar(watched).watching(bundle))
-            assert watched.reads == count_files(bundle)
+            use(Bar(watched, of_bytes=True).watching(bundle))
+            assert watched.read == count_bytes(bundle) > 200_000
 
 
 # tags, stats, verify --------------------------------------------------------------------------------------------------
@@ -377,9 +378,46 @@ def test_prune_spares_what_was_used_lately(cli, cli_json, halves, pushed):
     cli("push", halves[0], "--store", pushed, "--tag", "demo", "--mode", "replace")
     result = cli("prune", "--store", pushed)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[0] == "spared 5 objects used in the last 24 hours"
-    assert result.stdout.splitlines()[-1] == "removed nothing"
-    assert cli_json("prune", "--store", pushed)[1]["spared"] == 5
+    told = cli_json("prune", "--store", pushed)[1]
+    held = {one["by"]: (one["objects"], one["size_bytes"]) for one in told["held"]}
+    assert held == {"tags": (5, told["tagged_bytes"]), "grace": (5, told["kept_bytes"] - told["tagged_bytes"])}
+    size = bundler.cli.wording.size
+    assert result.stdout.splitlines() == [
+        f"kept {size(told['kept_bytes'])}",
+        f"  tags reach {size(held['tags'][1])} in 5 objects",
+        f"  --grace of 24 h spares {size(held['grace'][1])} in 5 objects",
+        "removed nothing",
+    ]
+    assert (told["spared"], told["grace_s"]) == (5, 86400)
+
+
+@pytest.mark.parametrize("grace", ["0", "0s"])
+def test_prune_frees_space_at_once(cli, cli_json, halves, pushed, grace):
+    """With --grace 0 what no tag reaches goes now, and what tags reach stays whole."""
+    cli("push", halves[0], "--store", pushed, "--tag", "demo", "--mode", "replace")
+    status, told = cli_json("prune", "--store", pushed, "--grace", grace)
+    assert (status, len(told["removed"]), told["kept_bytes"]) == (0, 5, told["tagged_bytes"])
+    assert [one["by"] for one in told["held"]] == ["tags"]
+    assert cli("verify", "--store", pushed).exit_code == 0
+    cli("tags", "--store", pushed, "--delete", "demo")
+    assert cli_json("prune", "--store", pushed, "--grace", grace, "--max-bytes", "0")[1]["kept_bytes"] == 0
+
+
+@pytest.mark.parametrize("grace", ["-1", "soon", "", "1x", "inf"])
+def test_a_grace_that_is_no_time_is_refused(cli, pushed, grace):
+    """A grace is a number of seconds or a duration; anything else is a usage error."""
+    result = cli("prune", "--store", pushed, "--grace", grace)
+    assert (result.exit_code, "--grace" in result.stderr) == (2, True)
+
+
+def test_prune_names_the_grace_and_not_only_tags(cli, halves, pushed):
+    """Over --max-bytes, the error says how much tags hold and how much the grace, and how to shorten it."""
+    cli("push", halves[0], "--store", pushed, "--tag", "demo", "--mode", "replace")
+    error = one_error(cli("prune", "--store", pushed, "--max-bytes", "1KB"))
+    assert re.search(
+        r"because tags reach \S+ \S+ in 5 objects and --grace of 24 h spares \S+ \S+ in 5 objects; ", error
+    )
+    assert "with a shorter --grace" in error
 
 
 def test_prune_removes_what_no_tag_reaches(cli, cli_json, loose, tmp_path):
@@ -392,7 +430,7 @@ def test_prune_removes_what_no_tag_reaches(cli, cli_json, loose, tmp_path):
     } == {name: facts for name, facts in before.items() if "/tmp" not in name.removeprefix(str(tmp_path))}
     assert cli("prune", "--store", loose, "--dry-run").stdout.splitlines()[-1].startswith("would remove 5 objects, ")
     result = cli("prune", "--store", loose)
-    assert result.stdout.splitlines()[-1] == f"removed 5 objects, {bundler.cli.words.size(would['removed_bytes'])}"
+    assert result.stdout.splitlines()[-1] == f"removed 5 objects, {bundler.cli.wording.size(would['removed_bytes'])}"
     assert len(objects(tmp_path)) == 5
     assert cli("verify", "--store", loose).exit_code == 0
     assert cli("restore", "--tag", "demo", "--store", loose, "--only", "all").exit_code == 0
@@ -590,7 +628,7 @@ def test_a_wrong_name_is_one_error(cli, packed, pushed, tmp_path, words, expecte
         ("http://host/0", "expected file:///absolute/path"),
         ("file:relative", "expected file:///absolute/path"),
         ("file://elsewhere/tmp/x", "expected file:///absolute/path"),
-        ("{tmp}/store", "expected file:///absolute/path"),
+        ("{good}", "is not a directory"),
         ("", "expected file:///absolute/path"),
         ("file://{tmp}/store?mode=public", "expected ?mode=private or ?mode=group"),
         ("file://{good}", "is not a directory"),
@@ -731,10 +769,10 @@ def test_a_full_disk_where_the_bundle_goes(cli, packed, pushed, tmp_path, monkey
 def test_a_store_that_fails_is_one_error(cli, pushed, monkeypatch):
     """An input or output error of the disk is one error line that names the store."""
 
-    def broken(path):
+    def broken(path, *limit):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(files, "read", broken)
+    monkeypatch.setattr(file_steps, "read", broken)
     for words in (("tags",), ("restore", "--tag", "demo"), ("verify",), ("stats",), ("prune",)):
         assert one_error(cli(*words, "--store", pushed)).startswith(f"error: {pushed}: "), words
 

@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """`triton-bundler tune`: the winners of tuners listed, taken out, put in and compared."""
 
+import dataclasses
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
 
+import bundler
 from bundler.format.bundle import Bundle, MemoryBlobs
-from bundler.format.launch import TuningRecord
+from bundler.format.candidate_timings import Timing, Tuning, id_of
+from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.format.tuning import Timing, Tuning, id_of
-from bundler.lifecycle.tuning import TuningFolder, with_tunings
+from bundler.lifecycle.tuning_directory import TuningFolder, with_tunings
 from bundler.runtime import Config, LookupTable
-from bundler.runtime.tuning.winners import named_of
+from bundler.runtime.tuning.tuning_winners import named_of
 
 PARTS = {"source": "ab", "arguments": "1024", "device": "H200", "toolchain": "triton 3.7.1"}
 TRITON = {"key": [64, "fp32"], "configs_timings": [
     [{"kwargs": {"BLOCK": 64}, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None}, [0.5, 0.4, 0.6]],
     [{"kwargs": {"BLOCK": 32}, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None}, [float("inf")] * 3],
 ]}  # fmt: skip
+KEY = "C" * 52
+INDUCTOR = {
+    "XBLOCK": 512, "num_warps": 8, "num_stages": 1, "configs_hash": "ab" * 32, "found_by_coordesc": False, "time_taken_ms": 33,
+    "triton_cache_hash": "D" * 52,
+}  # fmt: skip
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "inductor-transformer-h200.tar.xz"
 
 
 def made(kernel, block, *, tried=(64, 128), **parts):
@@ -106,6 +115,96 @@ def test_tritons_files_are_read_and_written(cli, bundle, tmp_path):
     assert times == [[0.5] * 3, [float("inf")] * 3]
     path = next(path for path in told["files"] if path.endswith("add.autotune.json"))
     assert json.loads(cli("tune", "show", path, "--json").stdout)["records"][0]["config"]["kwargs"] == {"BLOCK": 64}
+
+
+@pytest.fixture
+def inductor(tmp_path):
+    """An Inductor cache with one kernel and three result files: of that kernel, of another one, and none."""
+    cache = tmp_path / "torchinductor"
+    for name, document in {"aa/1": INDUCTOR | {"triton_cache_hash": KEY}, "bb/2": INDUCTOR | {"found_by_coordesc": True},
+                           "cc/3": {"XBLOCK": 4}}.items():  # fmt: skip
+        path = cache / f"{name}.best_config"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(document))
+    kernel = cache / "triton" / "0" / KEY
+    kernel.mkdir(parents=True)
+    for name in ("__grp__triton_poi_fused_0.json", "triton_poi_fused_0.json"):
+        (kernel / name).write_text("{}")
+    return cache
+
+
+def test_results_of_inductors_tuner_are_listed(cli, inductor):
+    """Kernel by name where it is beside them, config and how it was found; what is no result file is left out with the reason."""
+    done = cli("tune", "show", inductor)
+    assert done.exit_code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["2", "triton_poi_fused_0"]
+    assert "XBLOCK=512, num_warps=8, num_stages=1" in done.stdout
+    assert "inductor, coordinate descent" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 records, tuned in 66 ms"
+    assert done.stderr.startswith("warning: left out cc/3.best_config: not a result file of Inductor's tuner: ")
+    told = json.loads(cli("tune", "show", inductor, "--kernel", KEY[:6], "--json").stdout)["records"]
+    assert [(r["kernel"], r["config"]["kwargs"], r["time_ns"], dict(r["parts"])["file"]) for r in told] == [
+        ("triton_poi_fused_0", {"XBLOCK": 512}, None, "aa/1.best_config"),
+    ]
+    assert "aa/1.best_config" in cli("tune", "show", inductor / "aa" / "1.best_config", "--all").stdout
+    assert cli("tune", "diff", "--exit-code", inductor, inductor).exit_code == 0
+
+
+def test_results_of_inductors_tuner_are_no_records(cli, inductor, tmp_path):
+    """They can be neither imported nor exported, and the error says where torch finds them."""
+    path = inductor / "aa" / "1.best_config"
+    done = cli("tune", "import", path, "-o", tmp_path / "o.tbundle")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {path} is of Inductor's tuner, which says neither for which kernel")
+    assert "pack the cache directory" in done.stderr
+    done = cli("tune", "export", inductor, "-o", tmp_path / "t.json")
+    assert (done.exit_code, "its 2 files of Inductor's tuner are for torch" in done.stderr) == (1, True)
+    done = cli("tune", "show", inductor / "cc" / "3.best_config")
+    assert (done.exit_code, "not a result file of Inductor's tuner" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "null", '{"num_warps": "4", "num_stages": 1}', '{"num_warps": 4}', "[" * 100_000,
+             '{"num_warps": 4, "num_stages": 1, "time_taken_ms": []}', '{"num_warps": 4, "num_stages": 1, "extra_options": 3}',
+             '{"num_warps": 4, "num_stages": 1, "time_taken_ms": Infinity}'],
+)  # fmt: skip
+def test_what_is_no_result_of_inductors_tuner_is_told(cli, tmp_path, text):
+    """One error line that names the file, whatever is in it."""
+    path = tmp_path / "x.best_config"
+    path.write_text(text)
+    done = cli("tune", "show", path)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith(f"error: {tmp_path.name}/x.best_config: not a result file of Inductor's tuner: ")
+
+
+def test_a_bundle_of_a_real_inductor_cache_lists_its_winners(cli, tmp_path):
+    """Each of the fifteen result files, by the name of its kernel, and what it chose."""
+    if not CORPUS.is_file():
+        pytest.skip(f"the archive of real caches is not here: {CORPUS.name} beside the checkout's parent")
+    with tarfile.open(CORPUS) as tar:
+        tar.extractall(tmp_path, filter="data")
+    with bundler.pack(tmp_path / "ind") as packed:
+        packed.save(tmp_path / "b.tbundle")
+    told = json.loads(cli("tune", "show", tmp_path / "b.tbundle", "--json").stdout)["records"]
+    assert len(told) == 15
+    assert all(record["kernel"].startswith("triton_poi_fused_") for record in told)
+    assert {(r["config"]["kwargs"]["XBLOCK"], r["config"]["num_warps"]) for r in told} == {(512, 8), (1024, 4)}
+    assert told == json.loads(cli("tune", "show", tmp_path / "ind", "--json").stdout)["records"]
+
+
+def test_kernels_are_chosen_by_prefix(cli, bundle):
+    """--kernel takes the beginning of a name, or of the key of the kernel that won; what matches nothing is an error."""
+    record, tuning = made("matmul_kernel", 128)
+    won = dataclasses.replace(tuning, timings=tuple(dataclasses.replace(t, key=KEY) for t in tuning.timings))
+    path = bundle("a", (record, won), made("add", 128))
+    for wanted in ("mat", "matmul_kernel", "*mul*", KEY[:8]):
+        told = json.loads(cli("tune", "show", path, "--kernel", wanted, "--json").stdout)["records"]
+        assert [record["kernel"] for record in told] == ["matmul_kernel"]
+    done = cli("tune", "show", path, "--kernel", "div")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        f"error: no kernel in {path} matches 'div'; it has add, matmul_kernel\n",
+    )
 
 
 def test_winners_alone_make_a_smaller_bundle(cli, bundle, tmp_path):

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from bundler.compile.job import Compiled, Job, SourceRef
+from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.format.entries import Target
 
 HERE = Path(__file__).parent
@@ -98,6 +98,12 @@ def fail(_cache_dir, *words):
     raise ValueError(" ".join(words))
 
 
+def refuse(_cache_dir, bytes_="0"):
+    """Fail as LLVM does: what is wrong goes to the process's standard error, past Python."""
+    os.write(2, b"error: invalid instruction\n" + b"x" * int(bytes_) + b"  this is none\n")
+    raise RuntimeError("PassManager::run failed")
+
+
 def copy(cache_dir, built, key):
     """Take a kernel that was compiled before."""
     shutil.copytree(os.path.join(built, key), os.path.join(cache_dir, key))
@@ -117,7 +123,7 @@ COMMANDS = {
     "path": lambda *_: os.pathsep.join(sys.path), "crash": crash, "exit": lambda _, status: os._exit(int(status)),
     "kill": lambda *_: os.kill(os.getpid(), signal.SIGKILL), "once_fatal": once_fatal, "eat": eat, "fail": fail,
     "leave": lambda *_: sys.exit(3), "with_child": with_child, "rendezvous": rendezvous, "copy": copy,
-    "close_everything": close_everything, "large": lambda _, bytes_: "x" * int(bytes_),
+    "close_everything": close_everything, "refuse": refuse, "large": lambda _, bytes_: "x" * int(bytes_),
     "say": lambda _, number, bytes_: print(number * int(bytes_)),
     "interrupt": lambda *_: os.kill(os.getpid(), signal.SIGINT),
 }  # fmt: skip
@@ -130,6 +136,10 @@ def poison_workers():
 
 def hang():
     time.sleep(300)
+
+
+def start_slowly():
+    time.sleep(3.0)
 
 
 def fail_to_start():

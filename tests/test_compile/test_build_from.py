@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.compile import retargeting
-from bundler.compile.building import build
-from bundler.compile.planning import Plan
-from bundler.compile.retargeting import Retarget, why_not_from_ir
+from bundler.compile import retargeted_kernels
+from bundler.compile.build_plan import Plan
+from bundler.compile.bundle_build import build
+from bundler.compile.retargeted_kernels import Retarget, why_not_from_ir
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
 
@@ -26,7 +26,7 @@ def recorded(tmp_path_factory):
     """Kernels for sm_90 whose source is in no module that anybody names."""
     folder = tmp_path_factory.mktemp("special")
     program = (
-        "import sys\nfrom bundler.compile.building import build\nfrom bundler.compile.planning import Plan\n"
+        "import sys\nfrom bundler.compile.bundle_build import build\nfrom bundler.compile.build_plan import Plan\n"
         "from bundler.format.entries import Target\nplan = Plan()\n"
         "plan.add_modules([sys.argv[1]], [Target.parse('cuda:90')])\nbuilt = build(plan, 1)\n"
         "assert built.failures == (), built.failures\nbuilt.bundle.save(sys.argv[2])\n"
@@ -89,7 +89,7 @@ def test_a_kernel_from_its_ir_is_for_static_launch_only_and_says_so(recorded):
 
 def test_ir_that_crashes_the_compiler_costs_its_own_kernel(recorded, monkeypatch):
     """IR is compiled in a worker, even when one process is asked for: what ends it is told, and the other kernels are built."""
-    monkeypatch.setattr(retargeting, "why_not_from_ir", lambda *_: None)
+    monkeypatch.setattr(retargeted_kernels, "why_not_from_ir", lambda *_: None)
     other = retargeted(recorded.select(names="narrow"), CUDA100)
     plan = retargeted(recorded.select(names="descriptor"), GFX)
     plan.jobs.update(other.jobs)

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 import bundler
-from bundler.compile import importing, specfile
+from bundler.compile import build_file, module_import
+from bundler.compile.build_plan import Plan
 from bundler.compile.declarations import Declaration, declarations_of
-from bundler.compile.planning import Plan
 from bundler.errors import ConfigError, NotFound
 from bundler.format.entries import Target
-from bundler.toolchain.arguments import StandInTensor, same_type, stand_in
+from bundler.toolchain.imagined_arguments import StandInTensor, same_type, stand_in
 
 MODULE = """
 import triton
@@ -56,7 +56,7 @@ def plan(monkeypatch):
     def make(what, *texts):
         made, targets = Plan(), [Target.parse(text) for text in texts]
         if str(what).endswith(".toml"):
-            listed, named = specfile.read(what)
+            listed, named = build_file.read(what)
             made.add_listed(listed, targets or named)
         else:
             made.add_modules([str(what)], targets)
@@ -64,7 +64,7 @@ def plan(monkeypatch):
         return list(made.jobs.values()), made.failures
 
     yield make
-    importing.forget()
+    module_import.forget()
     for name in ("k", "helper_of_k"):
         assert name in before or name not in sys.modules
 
@@ -233,7 +233,7 @@ def test_a_mistake_in_a_build_file_is_told_with_its_place(tmp_path, text, words)
     path = tmp_path / "build.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words) as caught:
-        specfile.read(path)
+        build_file.read(path)
     assert str(path) in str(caught.value)
 
 

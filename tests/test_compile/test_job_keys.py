@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.compile.job import Compiled, Job, SourceRef
+from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.errors import FormatError
+from bundler.format.constant_values import Value
 from bundler.format.entries import Target, Toolchain
-from bundler.format.values import Value
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
@@ -27,8 +27,8 @@ _BUILD = """
 import sys, types
 sys.modules["torch"] = torch = types.ModuleType("torch")  # Triton would import the real one, which takes seconds
 torch.Tensor = type("Tensor", (), {})
-from bundler.compile.building import build
-from bundler.compile.planning import Plan
+from bundler.compile.bundle_build import build
+from bundler.compile.build_plan import Plan
 from bundler.format.entries import Target
 plan = Plan()
 plan.add_modules([sys.argv[1]], [Target.parse(text) for text in sys.argv[3:]])
@@ -50,9 +50,9 @@ import sys, types
 sys.modules["torch"] = torch = types.ModuleType("torch")  # Triton would import the real one, which takes seconds
 torch.Tensor = type("Tensor", (), {})
 from bundler import Bundle
-from bundler.compile.building import build
-from bundler.compile.planning import Plan
-from bundler.compile.retargeting import Retarget
+from bundler.compile.bundle_build import build
+from bundler.compile.build_plan import Plan
+from bundler.compile.retargeted_kernels import Retarget
 from bundler.format.entries import Target
 plan = Plan()
 Retarget(plan, Bundle.load(sys.argv[1]), sys.argv[3:4]).add([Target.parse(text) for text in sys.argv[4:]])
@@ -104,6 +104,7 @@ def built(tmp_path_factory):
     return path
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_jit_on_each_target_finds_every_kernel_that_was_built(built, tmp_path):
     """A JIT that calls the kernels on sm_90, sm_100 and gfx942 finds each of them and compiles none.
@@ -131,6 +132,7 @@ def test_a_kernel_is_published_under_each_key_that_the_order_of_hashing_gives(bu
     assert built.with_suffix(".notes").read_text() == str(told)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_recording_for_one_target_gives_the_keys_of_another(tmp_path):
     """What a JIT on sm_80 compiled, built for sm_90 from the recording and the source, is what a JIT on sm_90 asks for."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from bundler.compile.modules import SourceModule, source_module
+from bundler.compile.source_modules import SourceModule, source_module
 from bundler.errors import CompileFailed, ConfigError, DigestMismatch, LimitExceeded, NotFound, StoreUnavailable
 
 TEXT = "imports = globals().get('imports', 0) + 1\n\n\ndef double(x):\n    return 2 * x\n"
@@ -111,8 +111,18 @@ def test_a_link_is_not_followed(folder, tmp_path):
     module = source_module(TEXT, folder)
     os.rename(module.path, tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", module.path)
-    with pytest.raises(StoreUnavailable, match="symbolic links"):
+    with pytest.raises(StoreUnavailable, match="symbolic link"):
         module.load()
+
+
+def test_a_pipe_is_not_waited_for(folder):
+    """A named pipe in the file's place is an error, and making the module again puts the file there."""
+    module = source_module(TEXT, folder)
+    os.unlink(module.path)
+    os.mkfifo(module.path)
+    with pytest.raises(StoreUnavailable, match="a named pipe, expected a file; remove it"):
+        module.load()
+    assert source_module(TEXT, folder).load() is not None
 
 
 def test_a_directory_that_others_may_write_to_is_refused(folder):
@@ -194,7 +204,7 @@ def test_a_forked_child_can_import_while_a_thread_of_its_parent_does(folder):
 
 _KEYS = """
 import sys
-from bundler.compile.modules import source_module
+from bundler.compile.source_modules import source_module
 module = source_module(open(sys.argv[1]).read(), sys.argv[2]).load()
 print(module.outer.cache_key, module.recursive.cache_key, module.outer.starting_line_number, module.outer.fn.__code__.co_filename)
 """

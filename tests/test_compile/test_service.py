@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from service_work import HERE, job, until
 
-from bundler.compile.job import SourceRef
+from bundler.compile.compile_job import SourceRef
 from bundler.compile.service import CompileService
 from bundler.errors import CompileFailed, ConfigError, LimitExceeded
 

@@ -30,7 +30,7 @@ def wrong(a, n, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
 """
 _BUILD = """
 import json, os, sys
-from bundler.compile.job import Job, SourceRef
+from bundler.compile.compile_job import Job, SourceRef
 from bundler.compile.service import CompileService
 from bundler.errors import BundlerError
 from bundler.format.entries import Target
@@ -119,6 +119,7 @@ def test_two_processes_compile_each_kernel_once(built):
     assert two["here"]
 
 
+@pytest.mark.release
 def test_workers_and_one_process_give_the_same_keys(built):
     """What workers compiled is what a compile in this process asks for: it finds all of it."""
     (one, two), calls, alone, calls_after = built
@@ -133,6 +134,7 @@ def test_the_program_itself_does_not_import_triton(built):
     assert one["threads"] == two["threads"] == [1]
 
 
+@pytest.mark.release
 def test_each_compile_is_timed_by_stage(built):
     """The timing of a compile names the compiler's stages."""
     (one, two), _, _, _ = built

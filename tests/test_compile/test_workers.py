@@ -14,7 +14,7 @@ import pytest
 from service_work import HERE, is_alive, job, until
 
 import bundler
-from bundler.compile import crew, pool
+from bundler.compile import worker_pool, worker_processes
 from bundler.errors import CompileFailed, CompileTimeout, WorkerDied
 
 # Longer than a lease lasts.
@@ -214,6 +214,11 @@ def test_warm_quiet_and_awake(service):
     assert {server_of(worker) for worker in one.processes()} == {server}
 
 
+def test_a_start_that_takes_longer_than_the_idle_time_is_waited_for(service):
+    """The idle time begins when the workers stand ready, so that warming up does not end itself."""
+    assert service(idle_s=2.0, preload="service_work:start_slowly").warm_up(RESULT_S)
+
+
 def test_a_quiesced_service_finishes_what_it_has(service):
     """Quiesce waits for jobs, running and queued, and ends workers as they run out of them."""
     one = service(1)
@@ -267,7 +272,7 @@ def test_a_server_of_another_release_is_refused(service, monkeypatch):
 
 def test_a_server_that_never_gets_ready_is_given_up(service, monkeypatch):
     """A start that hangs ends with an error."""
-    monkeypatch.setattr(pool, "START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(worker_pool, "START_TIMEOUT_S", 0.5)
     with pytest.raises(WorkerDied, match=r"not started within 0\.5 s"):
         said(service(preload="service_work:hang").submit(job("echo x")))
 
@@ -277,7 +282,7 @@ def test_output_of_workers_is_bounded(service):
     one = service(1)
     for number in range(5):
         said(one.submit(job(f"say {number} 700000")))
-    (worker,) = one._pool._crew.workers.values()
+    (worker,) = one._pool._processes.workers.values()
     assert os.fstat(worker.output.fileno()).st_size <= 1_400_002
 
 
@@ -293,9 +298,10 @@ def test_a_lost_lease_delays_nobody_for_long(service):
     assert (said(first), said(second)) == ("a", "a")
 
 
+@pytest.mark.serial
 def test_leases_are_renewed(service, monkeypatch, starts):
     """A compile that takes longer than a lease lasts keeps it."""
-    monkeypatch.setattr("bundler.compile.leasing.LEASE_S", 0.3)
+    monkeypatch.setattr("bundler.compile.task_leases.LEASE_S", 0.3)
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)
@@ -308,7 +314,7 @@ def test_leases_are_renewed(service, monkeypatch, starts):
 
 def test_a_dead_holder_of_a_lease_is_forgotten(service, monkeypatch, starts):
     """Who holds a lease and is gone delays the others by no more than the lease."""
-    monkeypatch.setattr("bundler.compile.leasing.LEASE_S", 0.3)
+    monkeypatch.setattr("bundler.compile.task_leases.LEASE_S", 0.3)
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)
@@ -348,6 +354,29 @@ def test_a_job_sent_early_to_a_worker_that_dies_is_not_blamed(service):
 def test_workers_that_die_before_they_begin_end_the_attempts(service):
     """Where every worker dies at once, the job fails after a few, instead of never."""
     one = service(1)
-    one._pool._plan = crew.Plan("service_work:perform", "service_work:poison_workers", one.cache_dir, 0)
+    one._pool._plan = worker_processes.WorkerPlan(
+        "service_work:perform", "service_work:poison_workers", one.cache_dir, 0
+    )
     with pytest.raises(WorkerDied, match="workers died before they began"):
         said(one.submit(job("echo x")))
+
+
+def test_what_is_printed_while_a_job_fails_is_in_its_error(service):
+    """What LLVM and MLIR tell standard error alone becomes the reason; nothing that an earlier job printed does."""
+    one = service(1)
+    said(one.submit(job("say x 10")))
+    with pytest.raises(CompileFailed) as caught:
+        said(one.submit(job("refuse")))
+    error = caught.value
+    assert error.printed == "error: invalid instruction\n  this is none"
+    assert error.reason == "RuntimeError: PassManager::run failed: error: invalid instruction"
+    assert str(error) == f"refuse: {error.reason}"
+
+
+def test_a_long_text_of_a_compiler_keeps_beginning_and_end(service):
+    """A fact holds a megabyte: more than that loses its middle, and says how much."""
+    with pytest.raises(CompileFailed) as caught:
+        said(service(1).submit(job(f"refuse {3 << 20}")))
+    printed = caught.value.printed
+    assert (printed[:26], printed[-12:]) == ("error: invalid instruction", "this is none")
+    assert (len(printed) <= 1 << 20, "x\n... 2097258 bytes ...\nx" in printed) == (True, True)

@@ -12,7 +12,7 @@ import zstandard
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
-from bundler.format.launch import LaunchFacts, LaunchSpec
+from bundler.format.launch_spec import LaunchFacts, LaunchSpec
 from bundler.format.manifest import Content, Observed
 
 CUDA, HIP = Target("cuda", "90", 32), Target("hip", "gfx942", 64)

@@ -5,13 +5,13 @@ import string
 
 from hypothesis import strategies as st
 
+from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import Argument, LaunchFacts, LaunchSpec, TuningRecord
+from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, TuningRecord
 from bundler.format.manifest import Observation, Observed
 from bundler.format.sentinel import Span
-from bundler.format.values import Value
 
 NAME_CHARACTERS = string.ascii_letters + string.digits + "._@-"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

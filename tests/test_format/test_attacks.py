@@ -38,17 +38,13 @@ def make_attacks():
 
 
 @pytest.fixture(scope="module")
-def judged():
+def judged(run_tool):
     """Attack -> (class of the first error, or `accepted`; seconds of a processor), from a process with limited memory.
 
     It also restores each in every way, and ends when a file outside the target is touched, a temporary name stays or a
     kernel is not whole.
     """
-    path = os.pathsep.join([str(Path(bundler.__file__).parents[1]), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-P", str(ROOT / "tools" / "fuzz_bundle.py"), *(str(ATTACKS / e["file"]) for e in INDEX)],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
+    done = run_tool("fuzz bundle", *(ATTACKS / entry["file"] for entry in INDEX))
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-3000:]
     rows = map(str.split, done.stdout.splitlines())
     return {name: (outcome, float(seconds)) for name, outcome, seconds in rows}

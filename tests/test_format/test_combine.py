@@ -8,12 +8,12 @@ import pytest
 
 from bundler.errors import ConfigError, FormatError, MergeConflict, NotFound, UnsupportedVersion
 from bundler.format.bundle import Bundle
-from bundler.format.combine import diff, merge, metadata_identity
+from bundler.format.bundle_union import diff, merge, metadata_identity
+from bundler.format.constant_values import encode
 from bundler.format.entries import Toolchain
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import TuningRecord
+from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Observation, Observed, merge_observed
-from bundler.format.values import encode
 
 
 def keys(bundle):

@@ -204,7 +204,7 @@ def test_sections_over_the_header_are_refused(parts):
 @pytest.mark.parametrize("tail", [b"\0", b"\n", b"PK\x05\x06" + b"\0" * 18])
 def test_trailing_bytes_are_refused(parts, tail):
     """Bytes after the table are refused, saying how many."""
-    refused(parts.join(tail=tail), FormatError, f"{len(tail)} bytes after the end")
+    refused(parts.join(tail=tail), FormatError, f"{len(tail)} byte{'s' if len(tail) > 1 else ''} after the end")
 
 
 def test_a_table_over_the_limit_is_refused_before_it_is_read(parts):

@@ -3,17 +3,12 @@
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import bundler
 from bundler.errors import BundlerError, DigestMismatch, FormatError, TruncatedBundle
 from bundler.format.bundle import Bundle
 
-FUZZER = Path(__file__).resolve().parents[2] / "tools" / "fuzz_bundle.py"
 MUTATIONS = 3000
 
 
@@ -93,17 +88,14 @@ def test_swapped_and_doubled_blocks_are_noticed(small, outcome):
             assert outcome(data[:start] + middle + data[start + 2 * size :]) is not None
 
 
-def test_mutations_give_only_typed_errors_within_bounds(tmp_path):
+@pytest.mark.slow
+def test_mutations_give_only_typed_errors_within_bounds(run_tool, tmp_path):
     """Thousands of bundles, damaged or made by an attacker, with checksums made right, give only typed errors.
 
     The fuzzer reads, merges and restores them in processes whose memory and time are limited, and tells when a promise does
     not hold.
     """
-    path = os.pathsep.join([str(Path(bundler.__file__).parents[1]), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-P", str(FUZZER), "--count", str(MUTATIONS), "--seed", "3", "--keep", str(tmp_path)],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
+    done = run_tool("fuzz bundle", "--count", MUTATIONS, "--seed", 3, "--keep", tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     outcomes = {
         name: int(count.replace(",", ""))

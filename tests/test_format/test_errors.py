@@ -13,7 +13,7 @@ import bundler
 from bundler import errors
 from bundler.errors import BundlerError, NotFound
 from bundler.format.bundle import Bundle
-from bundler.format.file import typed
+from bundler.format.bundle_file import typed
 
 CLASSES = [
     cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, BundlerError)

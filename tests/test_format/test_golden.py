@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from bundler.format.bundle import Bundle
-from bundler.format.launch import LaunchFacts
+from bundler.format.launch_spec import LaunchFacts
 from bundler.format.manifest import Content, Observed, content_digest
 
 ROOT = Path(__file__).parents[2]

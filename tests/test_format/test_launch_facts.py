@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import FormatError
-from bundler.format import launch, wire
-from bundler.format.launch import Argument, LaunchFacts
-from bundler.format.values import encode
+from bundler.format import launch_spec, wire
+from bundler.format.constant_values import encode
+from bundler.format.launch_spec import Argument, LaunchFacts
 
 
 def facts(number):
@@ -40,7 +40,7 @@ def test_damaged_facts_come_to_the_same_either_way(at, inserted, dropped):
     data = WHOLE[:at] + inserted + WHOLE[at + dropped :]
     quick = outcome(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch.wire, "split", lambda data, members: None)
+        patch.setattr(launch_spec.wire, "split", lambda data, members: None)
         slow = outcome(data)
     assert quick == slow if not isinstance(slow, str) else isinstance(quick, str)
 

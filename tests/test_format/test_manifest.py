@@ -11,14 +11,14 @@ import pytest
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded, NotFound, UnsafeName
 from bundler.format import wire
 from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.constant_values import Value
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.entries import Artifact, Target
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import LaunchFacts, LaunchSpec
+from bundler.format.launch_spec import LaunchFacts, LaunchSpec
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observed
 from bundler.format.names import check_file_name, check_kernel_key, check_relative_path, is_kernel_key, is_key_of
-from bundler.format.values import Value
 
 KERNELS, TUNING, HELPERS, OPAQUE, RECORDS = 2, 3, 4, 5, 6
 KEY, NAME, TARGET, FILES, SPEC = range(5)

@@ -229,7 +229,7 @@ def test_an_unreadable_file_is_access_denied(saved, monkeypatch):
     def refuse(*args, **more):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("bundler.format.file.os.open", refuse)
+    monkeypatch.setattr("bundler.format.bundle_file.os.open", refuse)
     with pytest.raises(
         AccessDenied, match=r"cannot open .*b\.tbundle: Permission denied; check its owner and permissions"
     ):
@@ -244,7 +244,7 @@ def test_a_disk_that_fails_is_a_typed_error(saved, monkeypatch):
             raise OSError(5, "Input/output error")
 
         with monkeypatch.context() as patch:
-            patch.setattr("bundler.format.file.os.pread", fail)
+            patch.setattr("bundler.format.bundle_file.os.pread", fail)
             with pytest.raises(BundlerError, match=r"cannot read .*b\.tbundle: Input/output error"):
                 bundle.read(bundle.kernels[0].binary)
 
@@ -252,7 +252,7 @@ def test_a_disk_that_fails_is_a_typed_error(saved, monkeypatch):
 def test_short_reads_are_read_on(build, saved, monkeypatch):
     """A file system that gives fewer bytes than asked for is asked again."""
     pread = os.pread
-    monkeypatch.setattr("bundler.format.file.os.pread", lambda fd, size, offset: pread(fd, min(size, 7), offset))
+    monkeypatch.setattr("bundler.format.bundle_file.os.pread", lambda fd, size, offset: pread(fd, min(size, 7), offset))
     with Bundle.load(saved) as bundle:
         assert build.read_all(bundle) == build.read_all(build.several())
 

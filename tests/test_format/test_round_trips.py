@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.constant_values import Value, encode
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import LaunchFacts, LaunchSpec, TuningRecord
+from bundler.format.launch_spec import LaunchFacts, LaunchSpec, TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.format.values import Value, encode
 from bundler.format.wire import pack, unpack
 
 PLAIN = st.recursive(

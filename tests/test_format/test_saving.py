@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bundler.errors import AccessDenied, BundlerError, NotFound, StoreFull
-from bundler.format import file as file_module
+from bundler.format import bundle_file as file_module
 from bundler.format.bundle import Bundle
-from bundler.format.file import replacing
+from bundler.format.bundle_file import replace_file
 
 
 @pytest.fixture
@@ -263,8 +263,11 @@ def test_readers_see_the_old_or_the_new_file(tmp_path):
     """While a file is being written, what was there is what readers find."""
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    with replacing(path) as out:
+
+    def write(out):
         out.write(b"new")
         out.flush()
         assert path.read_bytes() == b"old"
+
+    replace_file(path, write)
     assert path.read_bytes() == b"new"

@@ -9,9 +9,7 @@ import pytest
 import bundler
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format.bundle import Bundle, MemoryBlobs
-from bundler.format.launch import TuningRecord
-from bundler.format.manifest import Content, Observed, merge_observed
-from bundler.format.tuning import (
+from bundler.format.candidate_timings import (
     MAX_FILE_BYTES,
     Timing,
     Tuning,
@@ -23,7 +21,9 @@ from bundler.format.tuning import (
     time_of,
     to_file,
 )
-from bundler.format.values import encode
+from bundler.format.constant_values import encode
+from bundler.format.launch_spec import TuningRecord
+from bundler.format.manifest import Content, Observed, merge_observed
 
 GOLDEN = Path(__file__).parents[1] / "data" / "v1.1" / "tuned.tbundle"
 PARTS = (("source", "ab"), ("arguments", "1024"), ("device", "H200"))

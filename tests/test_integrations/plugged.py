@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs whose Triton goes through our cache manager, by environment alone; nothing here uses the code under test."""
 
-import importlib.util
 import json
 import os
 import shlex
@@ -9,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tools.shared import measurement
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "examples" / "kernels.py"
@@ -32,14 +33,6 @@ def compile_one(name):
 def say(what):
     print(json.dumps(what), flush=True)
 """
-
-
-def load(path, name):
-    """Import a file under a name of its own."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def environment(store, cache, **more):
@@ -70,7 +63,7 @@ def run(code, env, *args, kernels=KERNELS, status=0):
 def refusing(folder):
     """Return an environment in which ptxas answers --version and nothing else, and the file that notes the rest."""
     folder.mkdir(parents=True, exist_ok=True)
-    return load(ROOT / "tools" / "measuring.py", "measuring").refusing_ptxas(folder)
+    return measurement.refusing_ptxas(folder)
 
 
 def until(happened, what):

@@ -49,10 +49,16 @@ _WRONG = {
     ),
     "wrong tag": ("file://{tmp}/s", {"TRITON_BUNDLER_TAG": "no tag"}, "not a tag: 'no tag'"),
     "two managers": ("file://{tmp}/s", {"TRITON_REMOTE_CACHE_BACKEND": "a:B"}, "TRITON_REMOTE_CACHE_BACKEND is set"),
+    "unknown setting": (
+        "file://{tmp}/s",
+        {"TRITON_BUNDLER_STROE": "x"},
+        "TRITON_BUNDLER_STROE (did you mean TRITON_BUNDLER_STORE?) is no setting",
+    ),
     "no bundle": ("file://{tmp}/s2", {"TRITON_BUNDLER_REGISTERED": "/proc/version"}, "/proc/version"),
 }
 
 
+@pytest.mark.slow
 def test_the_program_is_told_once_and_goes_on(tmp_path):
     """Whatever is wrong, both kernels are compiled, with one warning that names it."""
     cases = [

@@ -17,6 +17,7 @@ say(heard)
 """
 
 
+@pytest.mark.release
 def test_a_second_process_compiles_nothing(any_store_url, tmp_path):
     """examples/kernels.py runs again with an empty Triton cache and a ptxas that refuses: every kernel is a hit."""
     refusing, log = plugged.refusing(tmp_path / "bin")
@@ -36,6 +37,11 @@ def test_a_second_process_compiles_nothing(any_store_url, tmp_path):
         done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=plugged.PATIENCE_S)
         assert done.returncode == 0, done.stderr
         reports.append(json.loads(report.read_text()))
+        numbers = [reports[-1][name] for name in ("hits", "misses", "compiles", "seconds_saved")]
+        summary = "triton-bundler: hits {}, misses {}, compiles {}, seconds saved {:.1f}".format(*numbers)
+        # Triton 3.9 gives a warning of its own, for its users.
+        ours = [line for line in done.stderr.splitlines() if "bundler" in line and "site-packages/triton" not in line]
+        assert ours == [f"{summary}; report in {report}"]
     assert not log.exists(), log.read_text()
     cold, warm = reports
     assert (cold["hits"], cold["compiles"], cold["published"], cold["errors"]) == (0, 11, 11, {})

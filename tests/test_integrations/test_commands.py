@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -40,16 +41,28 @@ def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=plugged.PATIENCE_S)
     assert (done.returncode, bundle.exists()) == (0, True), done.stderr
     assert "softmax_kernel: never recorded" in command("explain", "--last", env=settings)
+    who = r"process \d+, started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: "
+    assert re.match(who + "0 hits, 1 compile\n", command("explain", "--last", env=settings))
     if importlib.util.find_spec("torch") is not None:
         assert "hold $CXX (here c++-9)" in command("explain", "--last", env=settings | {"CXX": "c++-9"})
     (row,) = json.loads(command("explain", "--name", "soft*", "--json", env=settings))["kernels"]
     assert (row["name"], row["status"], row["there_now"]) == ("softmax_kernel", "never recorded", True)
+    assert f" by process {row['pid']}\n" in command("explain", row["key"], env=settings)
     here = {"TRITON_BUNDLER_LOCAL": settings["TRITON_BUNDLER_LOCAL"]}
     (same,) = json.loads(command("explain", row["key"][:9], "--store", store_url, "--json", env=here))["kernels"]
     assert same == row
     command("explain", "--last", "--name", "x", env=settings, status=2)
     told = json.loads(command("explain", "--last", "--json", env=here, status=1))
-    assert "no store to compare with" in told["error"]["message"]
+    assert told["error"]["message"] == "no store to compare with; give --store, or set TRITON_BUNDLER_STORE"
+    # A run that finds everything is the latest then, and nobody's kernels are shown for its own.
+    again = subprocess.run(program, capture_output=True, text=True, env=env, timeout=plugged.PATIENCE_S)
+    assert again.returncode == 0, again.stderr
+    said = command("explain", "--last", env=settings)
+    assert re.match(who + "1 hit, nothing was compiled\n", said)
+    assert "softmax" not in said
+    latest = json.loads(command("explain", "--last", "--json", env=settings))
+    assert (latest["kernels"], latest["run"]["hits"], latest["run"]["compiles"]) == ([], 1, 0)
+    assert latest["run"]["pid"] != row["pid"]
     checks = json.loads(command("doctor", "--json", env=settings))["checks"]
     found = {check["what"]: (check["status"], check["value"]) for check in checks}
     assert found["cache manager"][0] == "ok"
@@ -67,7 +80,7 @@ def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
     assert (manager[0], store[0]) == ("problem", "problem")
     assert "No module named bundler" in manager[2]
     monkeypatch.setenv("TRITON_BUNDLER_MODE", "both")
-    ((status, what, value, _),) = plug_checks.plug_checks()
+    (_, (status, what, value, _)) = plug_checks.plug_checks()
     assert (status, what) == ("problem", "settings")
     assert "TRITON_BUNDLER_MODE" in value
     monkeypatch.setenv("TRITON_BUNDLER_MODE", "read")
@@ -76,3 +89,73 @@ def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
     (manager, store) = plug_checks.plug_checks()
     assert (manager[:2], store[0]) == (("warning", "cache manager"), "ok")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize(
+    ("manager", "why", "fix"),
+    [
+        (
+            "bundler.integrations.triton:BundlerCacheManger",
+            "has no attribute 'BundlerCacheManger'",
+            f"did you mean {plugged.MANAGER}?",
+        ),
+        (
+            "bundlr.integrations.triton:BundlerCacheManager",
+            "No module named 'bundlr'",
+            f"did you mean {plugged.MANAGER}?",
+        ),
+        ("bundler.integrations.triton", "not of the form module:Class", f"did you mean {plugged.MANAGER}?"),
+        (
+            "json:JSONDecoder",
+            "it is not a CacheManager",
+            "correct it, or unset TRITON_CACHE_MANAGER: Triton fails with it",
+        ),
+    ],
+)
+def test_doctor_imports_the_class_that_is_named(monkeypatch, manager, why, fix):
+    """A manager that Triton could not use is a problem, with the import's own words and what was meant; Triton's own class is fine."""
+    from bundler.cli import plug_checks
+
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", manager)
+    ((status, what, value, said),) = plug_checks.plug_checks()
+    assert (status, what, said) == ("problem", "cache manager", fix)
+    assert manager in value
+    assert why in value
+
+
+@pytest.mark.toolchain
+def test_doctor_takes_another_manager(monkeypatch):
+    """A manager of somebody else's that Triton can use is fine."""
+    from bundler.cli import plug_checks
+
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:FileCacheManager")
+    ((status, _, value, _),) = plug_checks.plug_checks()
+    assert (status, value) == ("ok", "triton.runtime.cache:FileCacheManager, found by child processes")
+
+
+def test_doctor_names_unknown_variables(monkeypatch):
+    """A variable that nobody reads is a problem, with the right one that is nearest; those that we set ourselves are known."""
+    from bundler.cli import doctor_checks, plug_checks
+
+    monkeypatch.setenv("TRITON_BUNDLER_STROE", "file:///a")
+    monkeypatch.setenv("TRITON_BUNDLER_XQ", "1")
+    monkeypatch.setenv("TRITON_BUNDLER_INNER", "a:B")
+    found = list(plug_checks.plug_checks())
+    assert [(status, value.split()[0]) for status, _, value, _ in found] == [
+        ("problem", "TRITON_BUNDLER_STROE"), ("problem", "TRITON_BUNDLER_XQ"),
+    ]  # fmt: skip
+    assert found[0][3] == "did you mean TRITON_BUNDLER_STORE?"
+    assert found[1][3].endswith("/docs/api.md")
+    assert "TRITON_BUNDLER_STROE" not in str([finding.value for finding in doctor_checks._settings()])
+
+
+def test_doctor_warns_of_a_distribution_called_bundler(monkeypatch):
+    """Another distribution that brings a package of our name is a problem; ours alone is none."""
+    from bundler.cli import doctor_checks
+
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"bundler": ["triton-bundler"]})
+    assert [finding.status for finding in doctor_checks._package_name()] == ["ok"]
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"bundler": ["bundler", "triton-bundler"]})
+    (finding,) = doctor_checks._package_name()
+    assert (finding.status, finding.fix) == ("problem", "pip uninstall bundler, then install triton-bundler again")

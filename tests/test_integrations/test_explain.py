@@ -2,12 +2,19 @@
 """`explain` names what differs from the nearest recorded kernel, and strict mode says so before anything is compiled."""
 
 import dataclasses
+import json
+import os
 
 import plugged
 import pytest
 
 import bundler
 from bundler.format.manifest import Content
+from bundler.integrations import process_notes, source_texts
+from bundler.integrations.explanations import latest_run
+from bundler.integrations.key_comparison import Difference, split_items
+from bundler.integrations.process_notes import ProcessNote, of_one_run, read_processes
+from bundler.integrations.user_directories import LocalDirectory
 
 pytestmark = pytest.mark.toolchain
 
@@ -76,8 +83,6 @@ def variants(tmp_path):
 
 
 def compile_variants(wanted, env, **more):
-    import json
-
     return plugged.run(_COMPILE, env, json.dumps(wanted), **more)
 
 
@@ -89,6 +94,7 @@ def env(store_url, tmp_path, monkeypatch):
     return plugged.environment(store_url, tmp_path / "cache", TRITON_DEFAULT_FP_FUSION="1")
 
 
+@pytest.mark.release
 def test_each_planted_difference_is_named(env, variants, tmp_path, monkeypatch):
     """Of nine compiles that differ in one thing from a recorded kernel each is explained by that; on another device nothing differs."""
     plain = variants.pop("plain")
@@ -106,6 +112,14 @@ def test_each_planted_difference_is_named(env, variants, tmp_path, monkeypatch):
     (local,) = bundler.explain(keys["constants"][:20])
     assert str(local.differences[0]) == "constants: BLOCK=128 here, BLOCK=64 there"
     assert local.sentence.endswith(f"(nearest recorded kernel: {recorded['plain']})")
+    assert str(found[keys["alignment"]].differences[0]) == "alignment: nothing here, x=[['tt.divisibility', 16]] there"
+    changed = found[keys["source"]].source_diff.splitlines()
+    assert changed[:2] == ["--- add, recorded", "+++ add, here"]
+    assert [line for line in changed[2:] if line[0] in "+-"] == [
+        "-    tl.store(out + i, scaled(tl.load(x + i, mask=i < n)), mask=i < n)",
+        "+    tl.store(out + i, 3 + scaled(tl.load(x + i, mask=i < n)), mask=i < n)",
+    ]
+    assert {name for name, key in keys.items() if found[key].source_diff is not None} == {"source"}
     assert local.there_now
     # To a host that never compiled it, it is just there.
     monkeypatch.setenv("TRITON_BUNDLER_LOCAL", str(tmp_path / "another host"))
@@ -138,3 +152,98 @@ def test_another_compiler_is_named(env, variants, store_url):
             (found,) = bundler.explain(last=True)
             assert [difference.what for difference in found.differences] == [what]
             assert found.nearest == "A" * 52
+
+
+@pytest.mark.parametrize(("text", "items"), [
+    ("", [""]),
+    ("x: *fp32, n: i32", ["x: *fp32", "n: i32"]),
+    ("dst_ptr=[['tt.divisibility', 16]], n=[['tt.divisibility', 16]]", ["dst_ptr=[['tt.divisibility', 16]]", "n=[['tt.divisibility', 16]]"]),
+    ("shape: (i32, (i32, i64)), d: tensordesc<fp16[64, 64]>", ["shape: (i32, (i32, i64))", "d: tensordesc<fp16[64, 64]>"]),
+    ("a='x, [', b=\"it's, \\\", \", c={'k': 1, 'l': 2}", ["a='x, ['", "b=\"it's, \\\", \"", "c={'k': 1, 'l': 2}"]),
+])  # fmt: skip
+def test_a_list_is_split_at_its_own_commas(text, items):
+    """A comma inside brackets or quotes ends no item."""
+    assert split_items(text) == items
+
+
+def test_what_is_shown_of_a_list_is_whole():
+    """Of many items those are shown that there is room for, none cut, and how many more there are."""
+    items = [f"pointer_{number}=[['tt.divisibility', 16]]" for number in range(6)]
+    told = str(Difference("alignment", "nothing", ", ".join(items)))
+    assert told == f"alignment: {', '.join(items[:4])} and 2 more here, nothing there"
+
+
+def test_the_latest_process_compiled_nothing(env, variants):
+    """After a run that found everything `last` is that run, and no older one's kernels; a run after it that compiles is seen again."""
+    plain, other = variants["plain"], variants["constants"]
+    for wanted, hits, compiles in (([plain], 0, 1), ([plain], 1, 0), ([plain, other], 1, 1)):
+        said, _ = plugged.run(_COMPILE + "\nsay(os.getpid())\n", env, json.dumps(wanted))
+        run = latest_run()
+        assert [(process.pid, process.hits, process.compiled) for process in run.processes] == [(said, hits, compiles)]
+        assert [(found.pid, found.name) for found in bundler.explain(last=True)] == [(said, "add")] * compiles
+        assert run.hits == hits
+
+
+def note(pid, began_ns, *lineage):
+    return ProcessNote(pid, began_ns, lineage)
+
+
+def test_processes_of_one_run():
+    """A run is the latest process with its forks, and with what a noted process of it started; other children of a shell are others."""
+    before = note(10, 1, "10", "shell")
+    worker, fork = note(21, 3, "21", "20", "shell"), note(22, 3, "21", "20", "shell")
+    parent = note(20, 5, "20", "shell")
+    assert of_one_run([before, worker, fork, parent]) == (worker, fork, parent)
+    assert of_one_run([before, worker, fork]) == (worker, fork)
+    assert of_one_run([parent, before]) == (parent,)
+    assert of_one_run([note(7, 1), note(8, 2), note(9, 2)]) == (note(8, 2), note(9, 2))
+    assert of_one_run([]) == ()
+
+
+def test_a_fork_is_of_the_run_of_its_parent():
+    """A process and its fork have one lineage, which the program that started them has not."""
+    mine = process_notes.this_process(1).lineage
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, "\n".join(process_notes.this_process(1).lineage).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as file:
+        os.close(write)
+        assert tuple(file.read().split("\n")) == mine
+    assert len(mine) == len(set(mine)) > 1
+
+
+def test_notes_are_bounded_and_damage_is_left_out(tmp_path, monkeypatch):
+    """The oldest notes and sources go; one that is none is no process, and a damaged source is none."""
+    for module in (process_notes, source_texts):
+        monkeypatch.setattr(module, "KEPT", 3)
+    local = LocalDirectory(str(tmp_path), pytest.fail)
+    for number in range(1, 6):
+        note(number, number).write(local)
+    process_notes.sweep_processes(local)
+    assert [process.pid for process in read_processes(local)] == [3, 4, 5]
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"pid": "1", "began_ns": 1, "lineage": []}',
+        '{"pid": 1, "began_ns": 1, "lineage": [1]}',
+        "[" * 9999,
+    ):
+        (tmp_path / "processes" / "9-9.json").write_text(text)
+        assert [process.pid for process in read_processes(local)] == [3, 4, 5]
+    digests = []
+    for number in range(5):
+        texts = source_texts.SourceTexts(local)
+        texts.add(f"def f{number}(): pass")
+        texts.write()
+        (digest,) = texts._written
+        os.utime(tmp_path / "kernel-sources" / digest, (number, number))
+        digests.append(digest)
+    known = [source_texts.read_source(local, digest) is not None for digest in digests]
+    assert known == [False, True, True, True, True]
+    (tmp_path / "kernel-sources" / digests[4]).write_text("def other(): pass")
+    assert source_texts.read_source(local, digests[4]) is None
+    assert source_texts.read_source(local, "../processes/9-9.json") is None

@@ -25,6 +25,7 @@ NOTHING = {"compiles": 0, "measured": 0}
 LIMIT_S = 300
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(find_spec("torch") is None, reason="needs torch, which is not installed"),
     pytest.mark.timeout(2 * LIMIT_S),
 ]

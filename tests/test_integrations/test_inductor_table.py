@@ -1,25 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of tools/gpu_torch_compile.py: medians beside targets, and a miss is a miss."""
+"""The table of `python -m tools.gpu torch-compile`: medians beside targets, and a miss is a miss."""
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.gpu import torch_table
+
 SECONDS = {"cold": 250.0, "warm": 14.0, "mega-cache": 50.0, "moved": 20.0, "ours": 8.0, "ours-winners": 8.0}
 BYTES = {"ours": 4_000_000, "ours-winners": 1_000_000, "mega-cache": 120_000_000}
 
 
-@pytest.fixture
-def write(monkeypatch):
-    """The function that makes the table; the programs in tools/ find each other by path."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    return importlib.import_module("gpu_torch_table").write
-
-
-def table(write, folder, **changed):
+def table(folder, **changed):
     """Write samples of max-autotune, with changes to those of `ours`, and make the table; (status, rows by work)."""
     samples = folder / "samples"
     samples.mkdir(parents=True)
@@ -33,15 +25,15 @@ def table(write, folder, **changed):
             }  # fmt: skip
             sample |= changed if variant == "ours" else {}
             (samples / f"max-autotune.{variant}.{number}.json").write_text(json.dumps(sample))
-    status = write([samples], folder)
+    status = torch_table.write([samples], folder)
     result = json.loads((folder / "gpu-torch-compile.json").read_text())
     assert len(result["samples"]) == 3 * len(SECONDS)
     return status, {row["work"]: row for row in result["rows"]}
 
 
-def test_medians_and_ratios_stand_beside_their_targets(write, tmp_path):
+def test_medians_and_ratios_stand_beside_their_targets(tmp_path):
     """Times are medians of the samples, and each promise is a row with its bound."""
-    status, rows = table(write, tmp_path)
+    status, rows = table(tmp_path)
     assert status == 0
     assert rows["max-autotune, ours: load and first iteration"]["figure"] == SECONDS["ours"] + 1
     assert rows["max-autotune: ours, load and first iteration"]["most"] == 10
@@ -59,8 +51,8 @@ def test_medians_and_ratios_stand_beside_their_targets(write, tmp_path):
         ({"error": "no"}, "max-autotune: samples that failed"),
     ],
 )
-def test_a_missed_target_fails(write, tmp_path, changed, missed):
+def test_a_missed_target_fails(tmp_path, changed, missed):
     """One compile, another loss, too much time or a sample that failed: the row is not ok, and the status says so."""
-    status, rows = table(write, tmp_path, **changed)
+    status, rows = table(tmp_path, **changed)
     assert status == 1
     assert not rows[missed]["ok"]

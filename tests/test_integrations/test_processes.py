@@ -47,6 +47,7 @@ def test_children_of_every_kind_publish_what_they_compile(store_url, tmp_path, r
     assert recorded(store_url) == ["gelu_kernel", "layer_norm_kernel", "row_sum_kernel", "softmax_kernel"]
 
 
+@pytest.mark.serial
 def test_a_signal_loses_nothing_that_is_two_seconds_old(any_store_url, tmp_path, recorded):
     """Processes that are killed, in either way, two seconds after a compile leave the kernel in the store."""
     signals = {"gelu": signal.SIGTERM, "softmax": signal.SIGKILL}
@@ -90,6 +91,7 @@ say([[type(error).__name__, "too large a block" in str(error)] for error in erro
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_that_does_not_compile_fails_in_each_process_and_delays_none(store_url, tmp_path):
     """Four processes that ask for a kernel with a failing static_assert, twice each, all see Triton's own error."""
     (tmp_path / "refused.py").write_text(_REFUSED)

@@ -2,14 +2,16 @@
 """A job of many ranks: each has a session of its own, and together they compile once, push one tag, and fetch once a host."""
 
 import plugged
+import pytest
 import redis_server
+
+pytestmark = pytest.mark.slow
 
 RANKS = 4
 OWN = ("softmax", "gelu", "row_sum", "histogram")
 
 _RANK = """
 import bundler
-
 with bundler.open_store(*os.environ["URLS"].split()) as store:
     with bundler.session(store, tag="job") as session:
         for name in ("layer_norm", os.environ["OWN"]):

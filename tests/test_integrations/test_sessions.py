@@ -2,11 +2,16 @@
 """`session`, `install` and `register`: the same in code, with counters, and everything given back at the end."""
 
 import dataclasses
+import warnings
 
 import plugged
 import pytest
 
 import bundler
+from bundler.format.bundle import MemoryBlobs
+from bundler.format.manifest import Content, Observed
+from bundler.integrations.kernel_lookup import Registered
+from bundler.integrations.lookup_engine import Engine, Options
 
 _SESSION = """
 import dataclasses
@@ -38,16 +43,41 @@ def plain(tmp_path, number, **more):
 @pytest.mark.toolchain
 def test_a_session_fetches_its_tag_and_adds_to_it(store_url, tmp_path):
     """A first run makes the tag; a second one finds its kernels without asking the store, and adds what it compiled besides."""
-    first, _ = plugged.run(_SESSION, plain(tmp_path, 1), store_url, "", "softmax", "gelu")
+    first, told = plugged.run(_SESSION, plain(tmp_path, 1), store_url, "", "softmax", "gelu")
+    assert f"tag 'demo/all' is not in {store_url} yet: this session makes it at its end\n" in told
     assert (first["found"], first["compiles"], first["published"], first["errors"]) == ({}, 2, 2, {})
     assert first["tags"] == [["demo/all", 2]]
-    second, _ = plugged.run(_SESSION, plain(tmp_path, 2), store_url, "softmax,gelu", "row_sum")
+    second, told = plugged.run(_SESSION, plain(tmp_path, 2), store_url, "softmax,gelu", "row_sum")
+    assert "demo/all" not in told
     assert (second["found"], second["misses"], second["compiles"]) == ({"tag": 2}, 1, 1)
     assert second["seconds_saved"] == pytest.approx(first["compile_seconds"])
     assert second["tags"] == [["demo/all", 3]]
     with bundler.open_store(store_url) as store, store.pull("demo/all") as bundle:
         assert sorted(kernel.name for kernel in bundle.kernels) == ["gelu_kernel", "row_sum_kernel", "softmax_kernel"]
         assert all(kernel.require_parts().proven and kernel.launch.facts for kernel in bundle.kernels)
+
+
+@pytest.mark.parametrize(("options", "then"), [
+    ({}, "this session makes it at its end"), ({"mode": "write"}, "this session makes it at its end"),
+    ({"mode": "read"}, "nothing is fetched"), ({"push": None}, "nothing is fetched"),
+])  # fmt: skip
+def test_a_tag_that_is_not_there_is_said(tmp_path, monkeypatch, options, then):
+    """A session that finds no such tag says so once, with those that are called almost so, and it is never an error."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    with bundler.open_store("memory:") as store:
+        store.push(bundler.Bundle(Content(), Observed(), MemoryBlobs({})), "llama3/h200", allow_empty=True)
+        engine = Engine(store, Options(tag="lama3/h200", local=str(tmp_path), **options), Registered())
+        with pytest.warns(bundler.BundlerWarning) as warned:
+            engine.start()
+        assert [str(warning.message) for warning in warned] == [
+            f"tag 'lama3/h200' is not in {store.name} yet: {then}; did you mean 'llama3/h200'?"
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            engine.start()
+            with warnings.catch_warnings(record=True) as none:
+                Engine(store, Options(tag="llama3/h200", local=str(tmp_path), **options), Registered()).start()
+    assert (none, engine.tally.snapshot().errors) == ([], {})
 
 
 _INSTALL = """
@@ -98,6 +128,98 @@ def test_install_reaches_children_and_leaves_everybody_else_working(store_url, t
     # The child filled the directory that this process uses too.
     assert answer == [{"triton": 1}, 1, 2, [["softmax_kernel", False]]]
     assert recorded(store_url) == ["gelu_kernel", "softmax_kernel"]
+
+
+_OVERLAPPING = """
+import subprocess
+import bundler
+
+def compile_in_child(name):
+    code = "import importlib.util, sys; spec = importlib.util.spec_from_file_location('kernels', sys.argv[1]); " \\
+           "kernels = sys.modules['kernels'] = importlib.util.module_from_spec(spec); spec.loader.exec_module(kernels); " \\
+           f"kernels.compile_one({name!r}, 'cuda:90')"
+    subprocess.run([sys.executable, "-P", "-c", code, sys.argv[1]], check=True)
+
+before = dict(os.environ)
+first = bundler.install(sys.argv[2])
+compile_one("gelu")
+second = bundler.install(sys.argv[3])
+compile_one("softmax")
+first.close()
+compile_one("row_sum")
+compile_in_child("layer_norm")
+assert os.environ["TRITON_BUNDLER_STORE"] == sys.argv[3]
+second.close()
+assert dict(os.environ) == before
+assert "manager_class" not in vars(knobs.cache)
+compile_one("cumsum")
+say([first.counters.compiles, second.counters.compiles])
+"""
+
+
+@pytest.mark.toolchain
+def test_sessions_that_overlap_lose_nothing(tmp_path, recorded):
+    """The first of two sessions ends first: what each compiled is in its store, the other goes on, here and in children, and
+    in the end everything is given back.
+    """
+    stores = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
+    answer, err = plugged.run(_OVERLAPPING, plain(tmp_path, 1), *stores)
+    assert answer == [1, 2]
+    assert "BundlerWarning" not in err
+    assert [recorded(url) for url in stores] == [
+        ["gelu_kernel"],
+        ["layer_norm_kernel", "row_sum_kernel", "softmax_kernel"],
+    ]
+
+
+_ENDING = """
+import bundler
+from triton.runtime.cache import FileCacheManager
+
+class Ending(FileCacheManager):
+    # The manager behind ours: closes the sessions that it is told to, while Triton compiles.
+    to_close = []
+    def put(self, *args, **kwargs):
+        while Ending.to_close:
+            Ending.to_close.pop().close()
+        return super().put(*args, **kwargs)
+
+knobs.cache.manager_class = Ending
+outer = bundler.install(sys.argv[2])
+inner = bundler.install(sys.argv[3])
+Ending.to_close = [inner]
+compile_one("gelu")
+Ending.to_close = [outer]
+compile_one("softmax")
+assert knobs.cache.manager_class is Ending
+say([inner.counters.compiles, outer.counters.compiles])
+"""
+
+
+@pytest.mark.toolchain
+def test_a_session_that_ends_during_a_compile(tmp_path, recorded):
+    """Its kernel is published by the session that goes on; with none left, the compile ends as without us, and nobody is warned."""
+    stores = [f"file://{tmp_path}/{name}" for name in ("outer", "inner")]
+    answer, err = plugged.run(_ENDING, plain(tmp_path, 1), *stores)
+    assert answer == [0, 1]
+    assert "BundlerWarning" not in err
+    with bundler.open_store(stores[0]) as store:
+        assert [kernel.name for kernel in store.kernel_records().recorded(10)] == ["gelu_kernel"]
+
+
+def test_a_manager_in_the_environment_stays_behind_a_session_without_urls(tmp_path, monkeypatch):
+    """A store in memory, which children cannot open, is put in front of the manager that the environment names."""
+    pytest.importorskip("triton")
+    from triton import knobs
+    from triton.runtime.cache import RemoteCacheManager
+
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:RemoteCacheManager")
+    first, second = bundler.install("memory:"), bundler.install("memory:")
+    first.close()
+    assert issubclass(knobs.cache.manager_class, RemoteCacheManager)
+    assert knobs.cache.manager_class is not RemoteCacheManager
+    second.close()
+    assert knobs.cache.manager_class is RemoteCacheManager
 
 
 _REGISTER = """

@@ -31,6 +31,28 @@ def test_a_wrong_value_is_named(name, value, monkeypatch):
         config.settings()
 
 
+def test_unknown_variables_are_named_with_the_nearest(monkeypatch):
+    """A misspelled variable is named with the right one, one like no other alone; settings, and what we set ourselves, are known."""
+    assert config.unknown_words() is None
+    for name in [setting.name for setting in config.SETTINGS] + ["SPOOL", "SPOOL_INNER", "INNER", "REGISTERED"]:
+        monkeypatch.setenv(config.PREFIX + name, "x")
+    assert config.unknown_variables() == {}
+    for name in ("STORES", "store", "PASSWORDFILE", "TIMEOUT"):
+        monkeypatch.setenv(config.PREFIX + name, "")
+    assert config.unknown_variables() == {
+        "TRITON_BUNDLER_PASSWORDFILE": "TRITON_BUNDLER_PASSWORD_FILE", "TRITON_BUNDLER_STORES": "TRITON_BUNDLER_STORE",
+        "TRITON_BUNDLER_TIMEOUT": "TRITON_BUNDLER_TIMEOUT_S", "TRITON_BUNDLER_store": "TRITON_BUNDLER_STORE",
+    }  # fmt: skip
+    for name in ("STORES", "store", "PASSWORDFILE", "TIMEOUT"):
+        monkeypatch.delenv(config.PREFIX + name)
+    monkeypatch.setenv("TRITON_BUNDLER_XQ", "1")
+    assert config.unknown_words() == "TRITON_BUNDLER_XQ is no setting of triton-bundler and changes nothing"
+    monkeypatch.setenv("TRITON_BUNDLER_STROE", "1")
+    assert config.unknown_words() == (
+        "TRITON_BUNDLER_STROE (did you mean TRITON_BUNDLER_STORE?), TRITON_BUNDLER_XQ are no settings of triton-bundler and change nothing"
+    )
+
+
 def test_what_is_set_is_read(monkeypatch):
     """Stores are blank-separated; what is only for servers is kept apart."""
     monkeypatch.setenv("TRITON_BUNDLER_STORE", "file:///a  redis://b ")

@@ -13,7 +13,7 @@ from bundler.format.bundle import MemoryBlobs
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, HelperLibrary
 from bundler.format.manifest import Content, Observed
-from bundler.toolchain import identity, libraries
+from bundler.toolchain import helper_libraries, identity
 from bundler.toolchain.events import kernel_key
 
 pytestmark = pytest.mark.toolchain
@@ -36,6 +36,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.release
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc to build a library with")
 def test_a_library_is_built_once_and_loaded_only_with_trust(store_url, tmp_path):
     """Without a compiler, with another include directory, it is found by what it is built of; without trust it is not."""
@@ -80,6 +81,7 @@ say([len(timed), timed[-1] is hooked, best])
 """
 
 
+@pytest.mark.release
 def test_results_of_the_tuner_travel(store_url, tmp_path):
     """A second process does not time again, though a timing is Infinity; that Triton writes none with a pre_hook is reported."""
     answers = []
@@ -152,13 +154,13 @@ def test_a_restored_library_is_found_where_the_program_file_is_missing(key_by_tr
     monkeypatch.setenv("PATH", str(tmp_path))
     without = key_by_triton()
     assert with_file != without
-    assert libraries.other_keys(with_file, filename, release) == {without}
-    assert libraries.other_keys(without, filename, release) == {with_file}
-    assert libraries.other_keys("A" * 52, filename, "1.0") == frozenset()
-    assert libraries.other_keys(with_file, "other.so", release) == frozenset()
+    assert helper_libraries.other_keys(with_file, filename, release) == {without}
+    assert helper_libraries.other_keys(without, filename, release) == {with_file}
+    assert helper_libraries.other_keys("A" * 52, filename, "1.0") == frozenset()
+    assert helper_libraries.other_keys(with_file, "other.so", release) == frozenset()
     library = Artifact(filename, digest_text(sha256(b"library")), len(b"library"))
     entry = HelperLibrary(f"{with_file}/{filename}", library, identity.machine())
     with bundler.Bundle(Content.of([entry]), Observed({}), MemoryBlobs({sha256(b"library"): b"library"})) as bundle:
         report = bundler.restore(bundle, tmp_path / "cache", trust="code")
-    keys = {with_file, *libraries.other_keys(with_file, filename, None)}
+    keys = {with_file, *helper_libraries.other_keys(with_file, filename, None)}
     assert set(report.companions) == {f"{key}/{filename}" for key in keys}

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict mode: after the warm-up a compile is an error that says what was recorded instead, or one line in the log."""
+"""Strict mode: after the warm-up a compile is an error that says what was recorded instead, or one warning."""
+
+import json
+import re
+from types import SimpleNamespace
 
 import plugged
 import pytest
 
-_STRICT = """
-import logging
 import bundler
 
-lines = []
-class Lines(logging.Handler):
-    def emit(self, record):
-        lines.append(record.getMessage())
-logging.getLogger("bundler.integrations").addHandler(Lines())
+_STRICT = """
+import warnings
+import bundler
 
 def gelu(**constants):
     kernels.RECIPES["gelu"].constants.update(constants)
@@ -21,39 +21,60 @@ def gelu(**constants):
 with bundler.session(sys.argv[2], tag="warm") as session:
     compile_one("gelu")
     session.arm_strict("warn")
-    for _ in range(2):
-        gelu(BLOCK=256)
-        knobs.cache.dir = knobs.cache.dir + "x"  # looked up anew, and found
-    said = [line for line in lines if "would be compiled" in line]
+    for action, block in (("default", 256), ("error", 128)):
+        warnings.resetwarnings()
+        warnings.simplefilter(action)
+        for _ in range(2):
+            gelu(BLOCK=block)
+            knobs.cache.dir = knobs.cache.dir + "x"  # looked up anew, and found
     session.arm_strict("error")
-    before = session.counters.compiles
+    before = session.counters
     try:
         gelu(BLOCK=512)
     except bundler.errors.StrictModeViolation as error:
         violation = [str(error), error.key, error.name, error.nearest, list(error.differences)]
     after = session.counters
     gelu(BLOCK=1024)  # what was recorded is found as before
-say([said, violation, before, after.compiles, after.misses, os.listdir(os.environ["TRITON_CACHE_DIR"]).count(violation[1])])
+say([before.strict_warnings, violation, before.compiles, after.compiles, after.misses, os.listdir(os.environ["TRITON_CACHE_DIR"]).count(violation[1])])
 """
 
 
 @pytest.mark.toolchain
 def test_a_compile_after_the_warm_up_is_an_error_that_names_the_nearest_kernel(store_url, tmp_path):
-    """`error` raises before anything is compiled and says what differs; `warn` says so once for each kernel; both name the kernel."""
+    """`error` raises before anything is compiled; `warn` says it once for each kernel on standard error, in the counters and the
+    report, and breaks no program, also where warnings are errors; both name the kernel and what differs.
+    """
+    report = tmp_path / "report.json"
     env = plugged.environment(
-        None, tmp_path / "cache", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_LOCAL=tmp_path / "local"
-    )
-    (said, violation, before, after, misses, directories), _ = plugged.run(_STRICT, env, store_url)
+        None, tmp_path / "cache", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_LOCAL=tmp_path / "local",
+        TRITON_BUNDLER_REPORT=report,
+    )  # fmt: skip
+    (warned, violation, before, after, misses, directories), err = plugged.run(_STRICT, env, store_url)
+    first_run, *said = re.findall(r"BundlerWarning: (.*)", err)
+    assert first_run.startswith("tag 'warm' is not in ")
+    assert len(said) == 2
+    for sentence, block in zip(said, (256, 128), strict=True):
+        assert sentence.startswith("gelu_kernel (")
+        assert f"constants: BLOCK={block} here, BLOCK=" in sentence
+        assert sentence.endswith("record it in a warm-up")
+    assert (warned, json.loads(report.read_text())["strict_warnings"]) == (2, 2)
     message, key, name, nearest, differences = violation
-    assert len(said) == 1
-    assert "gelu_kernel" in said[0]
-    assert "constants: BLOCK=256 here, BLOCK=1024 there" in said[0]
-    assert (before, after, misses, directories) == (2, 2, 3, 0)
+    assert (before, after, misses, directories) == (3, 3, 4, 0)
     assert name == "gelu_kernel"
     assert len(differences) == 1
     assert differences[0].startswith("constants: BLOCK=512 here")
     for part in (f"gelu_kernel ({key}) for cuda:90 would be compiled", "x_ptr: *fp32", nearest, differences[0]):
         assert part in message
+
+
+def test_what_strict_mode_cannot_tell_breaks_no_program(tmp_path):
+    """In mode `warn` a kernel that cannot be described is compiled, with one warning and a number."""
+    with bundler.install("memory:") as session:
+        session.arm_strict("warn")
+        call = SimpleNamespace(key="A" * 52, name="gelu", record=lambda **_: 1 / 0, source=lambda: None)
+        with pytest.warns(bundler.BundlerWarning, match="cannot tell what gelu is: division by zero"):
+            assert session._engine.fetch(call) is False
+        assert session.counters.errors == {"ZeroDivisionError": 1}
 
 
 _ARMED = """

@@ -33,6 +33,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_torchs_compile_workers_publish_what_they_compile(store_url, tmp_path, recorded):
     """A worker of torch's own pool is shut down at once; the store has what it compiled."""
     (tmp_path / "torch_work.py").write_text(_WORK)

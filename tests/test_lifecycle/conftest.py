@@ -40,11 +40,11 @@ def kernels(cache):
 @pytest.fixture(autouse=True)
 def only_this_tests_kernels(monkeypatch, tmp_path):
     """Kernels that other tests left in the JIT's memory are none of this test's."""
-    from bundler.toolchain import loaded
+    from bundler.toolchain import loaded_kernels
 
-    everything = loaded.loaded_kernels
+    everything = loaded_kernels.loaded_kernels
     monkeypatch.setattr(
-        loaded, "loaded_kernels", lambda: (e for e in everything() if e.directory.startswith(str(tmp_path)))
+        loaded_kernels, "loaded_kernels", lambda: (e for e in everything() if e.directory.startswith(str(tmp_path)))
     )
 
 
@@ -53,7 +53,7 @@ def nobody_listens():
     """Nothing of ours hangs on Triton's listener before and after the test."""
     from triton import knobs
 
-    from bundler.toolchain.listening import listening
+    from bundler.toolchain.compile_listener import listening
 
     assert knobs.compilation.listener is None
     yield

@@ -41,7 +41,7 @@ def main():
     sys.path.insert(0, builders)
     import builders as build
 
-    from bundler.store.records import KernelRecords
+    from bundler.store.kernel_records import KernelRecords
 
     ask = KernelRecords.failure
 

@@ -9,7 +9,7 @@ import workshop
 
 import bundler
 from bundler.errors import BundlerWarning, ConfigError, DigestMismatch, NotFound
-from bundler.format.bundle import Bundle
+from bundler.format.bundle import BlobSource, Bundle
 from bundler.format.manifest import Content, Observation, Observed
 
 
@@ -29,10 +29,8 @@ def state(directory):
     return found
 
 
-class Counted:
+class Counted(BlobSource):
     """A source of blobs that counts what it is asked for, and may damage it."""
-
-    waits = False
 
     def __init__(self, blobs, error=None):
         self.blobs, self.error, self.read = blobs, error, []

@@ -15,19 +15,18 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.backends.base import Leasing
-from bundler.backends.errors import BackendUnavailable
+from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.memory import MemoryBackend
 from bundler.errors import BundlerWarning, CompileFailed, ConfigError, NotFound, UnsafeName
 from bundler.lifecycle.compiled_once import (
     BLIND_LEASE_S,
     LEAST_BLIND_LEASE_S,
-    Hit,
+    AlreadyThere,
     Turn,
     Turns,
 )
-from bundler.lifecycle.storing import Store
-from bundler.store.records import KernelRecords
+from bundler.lifecycle.machine_store import Store
+from bundler.store.kernel_records import KernelRecords
 
 HERE = Path(__file__).parent
 BUILDERS = HERE.parent / "test_format"
@@ -158,7 +157,7 @@ def test_begin_gives_a_turn_then_a_hit(store):
     assert turn.holds
     assert turn.publish(one()).how == "compiled"
     hit = once.begin(KEY)
-    assert isinstance(hit, Hit)
+    assert isinstance(hit, AlreadyThere)
     assert files(hit.bundle) == files(one())
 
 
@@ -245,9 +244,9 @@ class Failing(MemoryBackend):
         if name in self.broken or "all" in self.broken:
             raise BackendUnavailable(f"no {name}")
 
-    def get(self, keys):
+    def get(self, keys, **how):
         self._may("get")
-        return super().get(keys)
+        return super().get(keys, **how)
 
     def put(self, items):
         self._may("put")
@@ -276,13 +275,12 @@ def test_a_store_that_cannot_be_used_is_done_without(broken):
 
 def test_a_store_without_leases_is_done_without():
     """Where nobody can be told to wait, each compiles, and the first result is still everybody's."""
-    from bundler.backends.readonly import ReadOnly
+    from bundler.backends.read_only import ReadOnly
 
     class Plain(ReadOnly):
         def put(self, items):
             return self.inner.put(items)
 
-    assert not isinstance(Plain(MemoryBackend()), Leasing)
     with Store(Plain(MemoryBackend()), "plain") as store:
         with pytest.warns(BundlerWarning, match="no leases"):
             assert bundler.compile_once(store, KEY, one).how == "compiled"
@@ -395,6 +393,7 @@ def test_a_holder_that_wakes_late_changes_nothing(crew):
     assert crew.compiles() == 2
 
 
+@pytest.mark.serial
 def test_a_renewed_lease_outlasts_a_long_compile(small):
     """While a holder lives, nobody takes its place, however long it compiles."""
     holder, waiter = small.start("pause", lease_s=0.5), small.start(lease_s=0.5)
@@ -438,6 +437,7 @@ def test_a_failed_compile_is_told_to_those_who_wait(crew):
     assert crew.answer(after)[0] == "compiled"
 
 
+@pytest.mark.serial
 def test_an_old_failure_is_not_told(store):
     """Who begins to wait after a failure was told waits for the compile that runs now, not for that one."""
     records = store.kernel_records()
@@ -452,6 +452,7 @@ def test_an_old_failure_is_not_told(store):
     assert results[0].how == "compiled"
 
 
+@pytest.mark.serial
 def test_a_told_failure_can_be_pickled_and_says_what_the_compiler_said(store):
     """The error is typed, and holds the message as a fact."""
     import pickle
@@ -508,9 +509,9 @@ def test_records_are_read_in_batches(store):
     calls = []
 
     class Counting(MemoryBackend):
-        def get(self, keys):
+        def get(self, keys, **how):
             calls.append("get")
-            return store._backend.get(keys)
+            return store._backend.get(keys, **how)
 
         def touch(self, keys):
             calls.append("touch")
@@ -556,9 +557,9 @@ def test_a_damaged_kernel_is_a_miss_and_can_be_published_anew(store, kind, harm)
 def test_a_record_of_a_newer_version_is_left_alone(store):
     """What we cannot read is a miss for us, and stays for those who can."""
     from bundler.format import wire
-    from bundler.store import layout
+    from bundler.store import store_layout
 
-    store._backend.put({f"v1/k/{KEY}": layout.seal(wire.pack([2, b"", b""]))})
+    store._backend.put({f"v1/k/{KEY}": store_layout.seal(wire.pack([2, b"", b""]))})
     assert store.kernel_records().look_up([KEY]).missing == (KEY,)
     assert bundler.compile_once(store, KEY, one).how == "compiled"
     assert store._backend.exists([f"v1/k/{KEY}"])

@@ -12,7 +12,7 @@ import sys
 import pytest
 import workshop
 
-TOOLS = workshop.ROOT / "tools"
+SHIM = workshop.ROOT / "tools" / "crash" / "shim.c"
 COMPILERS = ("cc", "gcc", "clang")
 
 pytestmark = [
@@ -51,10 +51,10 @@ os.rename, os.link = rename, link
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
     """The compiled shim."""
-    built = tmp_path_factory.mktemp("shim") / "crash_shim.so"
+    built = tmp_path_factory.mktemp("shim") / "shim.so"
     compiler = next(filter(None, map(shutil.which, COMPILERS)))
     warnings = ["-Wall", "-Wextra", "-Werror"]
-    subprocess.run([compiler, *warnings, "-shared", "-fPIC", "-O1", "-o", built, TOOLS / "crash_shim.c"], check=True)
+    subprocess.run([compiler, *warnings, "-shared", "-fPIC", "-O1", "-o", built, SHIM], check=True)
     return built
 
 
@@ -76,14 +76,16 @@ def write_under(shim, tmp_path):
     return run
 
 
-def matrix(tmp_path, *arguments, **environment):
-    """Run the tool; returns its status, its errors and its result file."""
-    done = subprocess.run(
-        [sys.executable, "-P", str(TOOLS / "crash_matrix.py"), "--results", str(tmp_path), *map(str, arguments)],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
-    result = tmp_path / "crash-matrix.json"
-    return done.returncode, done.stderr, json.loads(result.read_text()) if result.exists() else {}
+@pytest.fixture
+def matrix(run_tool, tmp_path):
+    """Return a function that runs the tool and returns its status, its errors and its result file."""
+
+    def run(*arguments, first=""):
+        done = run_tool("crash matrix", "--results", tmp_path, *arguments, first=first)
+        result = tmp_path / "crash-matrix.json"
+        return done.returncode, done.stderr, json.loads(result.read_text()) if result.exists() else {}
+
+    return run
 
 
 def test_the_shim_counts_the_calls_that_change_files(write_under):
@@ -127,23 +129,25 @@ def test_the_shim_refuses_the_named_call(write_under, fault, at, said, hits):
     assert sum(call.startswith("* ") for call in calls) == hits
 
 
+@pytest.mark.slow
 @needs_triton
-def test_a_sample_of_the_crash_matrix_finds_nothing(tmp_path):
+def test_a_sample_of_the_crash_matrix_finds_nothing(matrix):
     """Sixty seeded cells, of every entry point and fault: nothing partial, no wrong byte, only typed errors, and the next run
     completes and sweeps; slow, since it compiles kernels and runs each cell three times.
     """
-    status, errors, result = matrix(tmp_path, "--sample", 60, "--seed", 4)
+    status, errors, result = matrix("--sample", 60, "--seed", 4)
     assert (status, errors) == (0, "")
     assert (result["runs"], result["problems"]) == (60, 0)
     assert {row["entry"] for row in result["rows"]} == {"restore", "save", "put", "push", "tag", "prune"}
     assert sum(result["lookups_by_triton"].values()) > 0
 
 
+@pytest.mark.slow
 @needs_triton
-def test_the_crash_matrix_can_fail(tmp_path):
+def test_the_crash_matrix_can_fail(matrix, tmp_path):
     """Where publishing is not one step, the matrix reports partial kernels and objects, and the status is 1."""
     (tmp_path / "sitecustomize.py").write_text(_TORN_PACKAGE)
     cells = ("--sample", 40, "--seed", 3, "--cases", "restore/absent,put/absent")
-    status, errors, result = matrix(tmp_path, *cells, PYTHONPATH=str(tmp_path))
+    status, errors, result = matrix(*cells, first=tmp_path)
     assert status == 1, errors
     assert {row["entry"] for row in result["rows"] if row["partial"]} == {"restore", "put"}

@@ -39,6 +39,7 @@ def record(cache, path, device="none", targets=workshop.TARGETS, kernels=worksho
     return workshop.answer(_RECORD, kernels, path, device, *targets, env={"TRITON_CACHE_DIR": cache, **(env or {})})
 
 
+@pytest.mark.release
 def test_a_compile_and_a_hit_give_one_digest(tmp_path):
     """Recorded twice, first as compiles, then as hits, the digest is the same."""
     first = record(tmp_path / "cache", tmp_path / "1")
@@ -150,6 +151,7 @@ def test_two_checkouts_at_two_prefixes_are_variants(two_bundles, tmp_path):
     assert [k.launch for k in one.kernels] == [k.launch for k in two.kernels]
 
 
+@pytest.mark.release
 def test_the_merged_bundle_hits_in_both_places(two_bundles, places, tmp_path):
     """The union of two checkouts' bundles, for both vendors, is all a process of either place needs."""
     merged = bundler.merge(two_bundles)

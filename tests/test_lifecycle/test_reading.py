@@ -9,13 +9,13 @@ import workshop
 
 import bundler
 from bundler.format.limits import Limits
-from bundler.lifecycle import reading
+from bundler.lifecycle import kernel_directory
 
 
 def reason(directory, limits=None):
     """Why a kernel directory is rejected."""
-    found = reading.read_kernel(str(directory), limits or Limits())
-    assert isinstance(found, reading.Rejected), "accepted"
+    found = kernel_directory.read_kernel(str(directory), limits or Limits())
+    assert isinstance(found, kernel_directory.Rejected), "accepted"
     return found.reason
 
 
@@ -88,33 +88,33 @@ def test_an_input_output_error_rejects_the_kernel(planted, key, monkeypatch):
 
 def test_a_file_that_vanishes_while_being_read_rejects_the_kernel(planted, key, monkeypatch):
     """A kernel that loses a file between the listing and the reading is left out, also when we try again."""
-    real = reading.read_file
+    real = kernel_directory.read_file
 
     def vanishing(directory, name, limits):
         if name.endswith(".llir"):
             os.unlink(os.path.join(directory, name))
         return real(directory, name, limits)
 
-    monkeypatch.setattr(reading, "read_file", vanishing)
+    monkeypatch.setattr(kernel_directory, "read_file", vanishing)
     assert "gelu_kernel.llir" in reason(planted / key)
 
 
 def test_a_directory_that_vanishes_while_being_read_is_missing(planted, key, monkeypatch):
     """A kernel whose whole directory goes while we read is reported as gone."""
-    real = reading.read_file
+    real = kernel_directory.read_file
 
     def vanishing(directory, name, limits):
         shutil.rmtree(directory, ignore_errors=True)
         return real(directory, name, limits)
 
-    monkeypatch.setattr(reading, "read_file", vanishing)
-    found = reading.read_kernel(str(planted / key))
-    assert found == reading.Rejected("the directory is gone", missing=True)
+    monkeypatch.setattr(kernel_directory, "read_file", vanishing)
+    found = kernel_directory.read_kernel(str(planted / key))
+    assert found == kernel_directory.Rejected("the directory is gone", missing=True)
 
 
 def rewritten(planted, key, times, monkeypatch):
     """Let another process replace the binary so many times while we read, each time with other bytes of equal size."""
-    real, seen = reading.read_file, []
+    real, seen = kernel_directory.read_file, []
 
     def changing(directory, name, limits):
         data = real(directory, name, limits)
@@ -126,13 +126,13 @@ def rewritten(planted, key, times, monkeypatch):
             new.replace(binary)
         return data
 
-    monkeypatch.setattr(reading, "read_file", changing)
+    monkeypatch.setattr(kernel_directory, "read_file", changing)
 
 
 def test_a_directory_that_changed_while_being_read_is_read_again(planted, key, monkeypatch):
     """A kernel that another process replaced while we read is read once more, and taken when it is quiet."""
     rewritten(planted, key, 1, monkeypatch)
-    assert isinstance(reading.read_kernel(str(planted / key)), reading.KernelFiles)
+    assert isinstance(kernel_directory.read_kernel(str(planted / key)), kernel_directory.KernelFiles)
 
 
 def test_a_directory_that_keeps_changing_is_left_out(planted, key, monkeypatch):
@@ -187,8 +187,8 @@ def test_files_of_two_compiles_are_never_mixed(two_builds, target, suffix):
 def test_both_builds_alone_are_accepted(two_builds, target):
     """Each of the two builds that must not be mixed is a sound kernel by itself, and both have one key."""
     for directory in two_builds(target):
-        found = reading.read_kernel(str(directory))
-        assert isinstance(found, reading.KernelFiles)
+        found = kernel_directory.read_kernel(str(directory))
+        assert isinstance(found, kernel_directory.KernelFiles)
         assert found.name == "layer_norm_kernel"
 
 
@@ -200,5 +200,5 @@ def test_reading_a_directory_leaves_no_file_open(planted, key):
         shutil.rmtree(directory.parent, ignore_errors=True)
         shutil.copytree(planted / key, directory)
         breaking(directory)
-        reading.read_kernel(str(directory))
+        kernel_directory.read_kernel(str(directory))
     assert len(os.listdir("/proc/self/fd")) == before

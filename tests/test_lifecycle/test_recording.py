@@ -10,7 +10,7 @@ import workshop
 
 import bundler
 from bundler.errors import ConfigError, RecordingError
-from bundler.lifecycle import packing
+from bundler.lifecycle import directory_pack
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.usefixtures("nobody_listens")]
 
@@ -23,6 +23,7 @@ def names(bundle):
     return {kernel.name for kernel in bundle.kernels}
 
 
+@pytest.mark.release
 def test_everything_compiled_in_the_block_is_in_the_bundle(kernels, cache):
     """A recording has each kernel that was compiled in its block, whole, and says that each came from the listener."""
     with bundler.recording() as recording:
@@ -48,6 +49,18 @@ def test_hits_are_recorded_like_compiles(kernels, cache, compiled):
     bundle = recording.collect()
     assert keys(bundle) == set(compiled.keys_of("gelu_kernel"))
     assert (recording.report.hits, recording.report.compiles, recording.report.compile_seconds) == (2, 0, 0.0)
+
+
+def test_a_recording_says_what_it_heard(kernels):
+    """Its repr is a line: in which state it is, how many compiles and hits it heard."""
+    recording = bundler.recording()
+    assert repr(recording) == "<Recording not started, 0 compiles and 0 hits heard>"
+    with recording:
+        kernels.compile_one("gelu", "cuda:90")
+        kernels.compile_one("gelu", "cuda:90")
+        assert repr(recording) == "<Recording running, 1 compile and 1 hit heard>"
+    assert repr(recording) == "<Recording stopped, 1 compile and 1 hit heard>"
+    assert repr(recording.collect()).endswith("1 kernel>")
 
 
 def test_compiles_of_any_thread_are_recorded(kernels):
@@ -182,6 +195,7 @@ def test_kernels_loaded_before_are_found_in_the_jits_memory(jit, cache):
     assert (recording.report.hits, recording.report.compiles) == (0, 0)
 
 
+@pytest.mark.release
 def test_a_kernel_heard_or_found_in_memory_gives_the_same_bundle(jit):
     """Whether a compile was heard, or found in the JIT's memory afterwards, the digest is the same."""
     with bundler.recording() as heard:
@@ -216,6 +230,7 @@ def jit(kernels, monkeypatch):
     driver._active = before
 
 
+@pytest.mark.release
 def test_directories_that_appear_without_a_word_are_found(cache, compiled, key):
     """A complete kernel directory that somebody puts into the cache during the recording is in the bundle."""
     other = compiled.keys_of("softmax_kernel")[0]
@@ -346,13 +361,13 @@ def test_no_file_is_in_neither_bundle_nor_report(kernels, cache, compiled):
 
 def test_failures_of_our_listener_are_counted_for_this_recording(kernels, monkeypatch):
     """A failure of our own code while hearing a compile is counted in this report, and in no later one."""
-    from bundler.toolchain import listening
+    from bundler.toolchain import compile_listener
 
-    real = listening._event
-    monkeypatch.setattr(listening, "_event", lambda facts: 1 / 0)
+    real = compile_listener._event
+    monkeypatch.setattr(compile_listener, "_event", lambda facts: 1 / 0)
     with bundler.recording() as failing:
         kernels.compile_one("gelu", "cuda:90")
-    monkeypatch.setattr(listening, "_event", real)
+    monkeypatch.setattr(compile_listener, "_event", real)
     with bundler.recording() as fine:
         kernels.compile_one("softmax", "cuda:90")
     failing.collect()
@@ -366,5 +381,5 @@ def test_pack_and_recording_agree_on_the_files(kernels, cache):
     """A recorded kernel and the same kernel packed from its directory have the same artifacts."""
     with bundler.recording() as recording:
         kernels.compile_all(["cuda:90"])
-    recorded, packed = recording.collect(), packing.pack(cache)
+    recorded, packed = recording.collect(), directory_pack.pack(cache)
     assert [(k.key, k.artifacts) for k in recorded.kernels] == [(k.key, k.artifacts) for k in packed.kernels]

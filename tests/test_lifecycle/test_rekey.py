@@ -28,8 +28,8 @@ import sys, types
 sys.modules["torch"] = torch = types.ModuleType("torch")  # Triton would import the real one, which takes seconds
 torch.Tensor = type("Tensor", (), dict())
 import triton.runtime.cache as cache
-from bundler.compile.building import build
-from bundler.compile.planning import Plan
+from bundler.compile.bundle_build import build
+from bundler.compile.build_plan import Plan
 from bundler.format.entries import Target
 from bundler.toolchain import identity
 output, differs, target = sys.argv[1:]
@@ -115,6 +115,7 @@ def test_amd_kernels_move_to_another_install_path_with_rekey_and_are_skipped_wit
     assert compiles(tmp_path / "moved", "hip:gfx942", elsewhere) == ([], total)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_kernels_of_another_binary_have_the_keys_of_this_one_after_rekey(foreign, tmp_path):
     """Where only the binary's hash differs, a JIT here finds every kernel; the report says what was derived from what."""
@@ -205,4 +206,39 @@ def test_a_damaged_kernel_is_not_derived_from(foreign, tmp_path):
         damaged = bundler.Bundle(bundle.content, bundle.observed, MemoryBlobs(blobs))
         report = bundler.restore(damaged, tmp_path / "cache", rekey=True)
         assert victim.key in dict(report.skipped)
+        assert report.damaged == (victim.key,)
         assert len(report.rekeyed) == len(bundle.kernels) - 1
+
+
+def test_a_restore_with_rekey_that_skips_damage_exits_with_1(foreign, tmp_path):
+    """The command's status is 1 when a kernel that rekey would derive from is damaged in the store, though others are in place."""
+    from click.testing import CliRunner
+
+    from bundler.cli.app import app
+    from bundler.store.store_layout import units_of
+
+    url = f"file://{tmp_path}/store"
+    with bundler.open_store(url) as store, bundler.Bundle.load(foreign) as bundle:
+        store.push(bundle, "t")
+        victim, number = bundle.kernels[0], len(bundle.kernels)
+        launch_set = next(unit for unit in units_of(bundle.content) if unit.family == f"{victim.target}/launch")
+    (path,) = (tmp_path / "store" / "data").rglob(launch_set.key.rpartition("/")[2])
+    path.write_bytes(path.read_bytes()[:-1])
+    words = ["restore", "--tag", "t", "--store", url, "--cache-dir", str(tmp_path / "cache"), "--rekey", "--json"]
+    done = CliRunner().invoke(app, words)
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["damaged"], told["usable"]) == (1, [victim.key], number - 1)
+
+
+@pytest.mark.parametrize("arch", ["-1", "", "12", "9" * 400, "gfx942", "gfx", "\u0663"])
+@pytest.mark.parametrize("backend", ["cuda", "hip", "nothing"])
+def test_what_triton_cannot_take_is_a_mismatch(foreign, backend, arch):
+    """Whatever Triton raises for facts that somebody changed, a failed assertion included, is a reason not to derive."""
+    from bundler.errors import ToolchainMismatch
+    from bundler.format.entries import Target
+    from bundler.toolchain import rekeyed_key
+
+    with bundler.Bundle.load(foreign) as bundle:
+        kernel = bundle.kernels[0]
+        with pytest.raises(ToolchainMismatch):
+            rekeyed_key.key_here(kernel.key, kernel.launch.facts, kernel.parts, Target(backend, arch))

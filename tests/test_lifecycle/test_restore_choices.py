@@ -14,7 +14,7 @@ from bundler.errors import BundlerWarning, ConfigError
 from bundler.format.bundle import MemoryBlobs
 from bundler.format.entries import Target, Toolchain
 from bundler.format.manifest import Content, Observation, Observed
-from bundler.lifecycle import fitting
+from bundler.lifecycle import compatibility
 from bundler.toolchain import identity, targets
 
 SUFFIX = identity.extension_suffix()
@@ -231,7 +231,7 @@ def test_everything_is_restored_when_asked_for(small, tmp_path, key, monkeypatch
 def test_unknown_facts_exclude_nothing_and_are_named(small, tmp_path, key, monkeypatch):
     """What is not known here, or not in the bundle, does not exclude a kernel; the report lists what was not checked."""
     monkeypatch.setattr(targets, "visible_targets", lambda: None)
-    monkeypatch.setattr(fitting.ptxas, "ptxas_version", lambda arch: None)
+    monkeypatch.setattr(compatibility.ptxas, "ptxas_version", lambda arch: None)
     report = bundler.restore(small, tmp_path / "1")
     assert report.restored == (key,)
     assert report.unchecked == ("ptxas: not found here", "target: no GPU is visible here")
@@ -274,10 +274,11 @@ def test_the_warning_names_a_reason_of_the_kernels(rich, tmp_path):
 
 
 def test_an_empty_bundle_warns_of_nothing(tmp_path):
-    """A bundle without kernels restores to nothing, without a warning."""
+    """A bundle without anything, where that is allowed, restores to nothing, without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = bundler.restore(bundler.Bundle(Content(), Observed({}), MemoryBlobs({})), tmp_path / "there")
+        nothing = bundler.Bundle(Content(), Observed({}), MemoryBlobs({}))
+        report = bundler.restore(nothing, tmp_path / "there", allow_empty=True)
     assert report.usable == 0
 
 

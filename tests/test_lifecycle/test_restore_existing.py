@@ -9,7 +9,7 @@ import pytest
 import workshop
 
 import bundler
-from bundler.lifecycle import publishing
+from bundler.lifecycle import cache_directory
 from bundler.toolchain import directories
 
 
@@ -155,8 +155,8 @@ def test_what_was_put_aside_is_swept_a_day_later(small, planted, key, monkeypatc
     before = sorted(os.listdir(planted))
     restored(small, planted)
     assert sorted(os.listdir(planted)) == before
-    assert publishing.STALE_AFTER_S == 24 * 3600
-    monkeypatch.setattr(publishing, "STALE_AFTER_S", -1)
+    assert cache_directory.STALE_AFTER_S == 24 * 3600
+    monkeypatch.setattr(cache_directory, "STALE_AFTER_S", -1)
     restored(small, planted)
     assert sorted(os.listdir(planted)) == sorted([key, "tmp.pid_3_x"])
 

@@ -17,7 +17,7 @@ from bundler.format.bundle import MemoryBlobs
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.manifest import Content
 from bundler.format.sentinel import Span
-from bundler.lifecycle import restoring
+from bundler.lifecycle import restoration
 
 
 def failing(monkeypatch, name, number, code):
@@ -65,14 +65,14 @@ def test_a_quota_that_is_used_up_is_store_full_too(compiled, tmp_path, monkeypat
 def test_the_report_of_a_failure_has_what_every_thread_did(compiled, bundle, tmp_path, monkeypatch):
     """Kernels that another thread published before and after one thread failed are in the error's report as well."""
     first = bundle.kernels[0].key
-    real = restoring.CacheDirectory.publish
+    real = restoration.CacheDirectory.publish
 
     def publish(self, key, *rest):
         if key == first:
             raise StoreFull("no room for the first")
         return real(self, key, *rest)
 
-    monkeypatch.setattr(restoring.CacheDirectory, "publish", publish)
+    monkeypatch.setattr(restoration.CacheDirectory, "publish", publish)
     with pytest.raises(StoreFull, match="no room for the first") as caught:
         bundler.restore(bundle, tmp_path / "there", only="all")
     assert sorted(caught.value.report.restored) == sorted(os.listdir(tmp_path / "there"))

@@ -35,6 +35,7 @@ def record(cache, path, names="gelu", targets=workshop.TARGETS, cwd=None, kernel
     return path
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("keep", ["all", "launch"])
 def test_every_kernel_hits_elsewhere_without_a_compiler(compiled, tmp_path, keep):
     """All kernels, recorded and restored elsewhere, whole or as the launch set, are hits in a process whose ptxas refuses."""
@@ -66,6 +67,7 @@ def test_an_empty_cache_does_not_hit(tmp_path):
     assert log.read_text().startswith("ptxas")
 
 
+@pytest.mark.release
 def test_restored_to_the_original_place_every_byte_is_the_original(compiled, tmp_path):
     """Recorded, deleted and restored to the same directory, the cache is byte for byte what Triton left, group files included."""
     cache = tmp_path / "cache"
@@ -77,6 +79,7 @@ def test_restored_to_the_original_place_every_byte_is_the_original(compiled, tmp
     assert report.files == len(before)
 
 
+@pytest.mark.release
 def test_elsewhere_only_path_prefixes_differ(compiled, tmp_path):
     """Restored elsewhere, each file is the original or, if it holds the cache's path, the original with the new path."""
     bundler.restore(compiled.bundle, tmp_path / "there")
@@ -147,6 +150,7 @@ def test_a_relative_argument_is_the_directory_it_names_now(compiled, tmp_path, m
     assert all(workshop.is_whole(path) for path in (tmp_path / "work" / "cache").iterdir())
 
 
+@pytest.mark.release
 def test_triton_reads_the_restored_files_and_no_others(compiled, tmp_path):
     """After a move each path in each group file lies in the new directory, and the old one may be gone."""
     bundler.restore(compiled.bundle, tmp_path / "there")

@@ -12,12 +12,13 @@ import pytest
 import bundler
 from bundler.errors import AccessDenied, FormatError, NotFound
 from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.candidate_timings import Timing, Tuning, id_of
+from bundler.format.constant_values import encode
 from bundler.format.digest import sha256
-from bundler.format.launch import TuningRecord
+from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.format.tuning import Timing, Tuning, id_of
-from bundler.format.values import encode
-from bundler.lifecycle.tuning import (
+from bundler.lifecycle.triton_results import results_key, results_text, results_timings
+from bundler.lifecycle.tuning_directory import (
     Hit,
     Miss,
     TuningFolder,
@@ -27,7 +28,6 @@ from bundler.lifecycle.tuning import (
     winners_only,
     with_tunings,
 )
-from bundler.lifecycle.tuning_results import results_key, results_text, results_timings
 
 PARTS = (("source", "ab"), ("arguments", "1024"), ("device", "H200"))
 
@@ -221,6 +221,7 @@ def test_what_we_write_is_what_we_read():
         '{"configs_timings": [[{"kwargs": []}, [1]]]}', '{"configs_timings": [[{"kwargs": {}, "num_warps": "4"}, [1]]]}',
         '{"configs_timings": [[{"kwargs": {}}, []]]}', '{"configs_timings": [[{"kwargs": {}}, ["1"]]]}',
         '{"configs_timings": [[{"kwargs": {}}, [true]]]}', "[" * 5000,
+        *(f'{{"configs_timings": [[{{"kwargs": {{}}}}, [{number}]]]}}' for number in ("9" * 400, "-" + "9" * 400, "1e308", "1e14")),
     ],
 )  # fmt: skip
 def test_what_is_no_result_file_is_a_miss(wrong):

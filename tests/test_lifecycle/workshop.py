@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.shared import measurement
+
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "examples" / "kernels.py"
 TARGETS = ("cuda:90", "hip:gfx942")
@@ -65,7 +67,7 @@ def ask(cache, names="all", targets=TARGETS, env=None, cwd=None, kernels=KERNELS
 def refusing(folder):
     """Return an environment in which ptxas answers --version and nothing else, and the file that notes the rest."""
     folder.mkdir(parents=True, exist_ok=True)
-    return load(ROOT / "tools" / "measuring.py", "measuring").refusing_ptxas(folder)
+    return measurement.refusing_ptxas(folder)
 
 
 def hits_without_compiler(cache, folder, names="all", targets=TARGETS, cwd=None, kernels=KERNELS, env=None):

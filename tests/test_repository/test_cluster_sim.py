@@ -2,39 +2,27 @@
 """The cluster simulator runs against real servers, notices what it should, and docs/scaling.md is made from its results."""
 
 import copy
-import importlib
+import functools
 import json
-import os
-import signal
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
+from tools.cluster import simulation
+
 ROOT = Path(__file__).resolve().parents[2]
-SIM = ROOT / "tools" / "cluster_sim.py"
 PAGE, RESULTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "results"
 
 
-def run_sim(*arguments):
+@pytest.fixture(scope="module")
+def run_sim(run_tool):
     """Run the simulator from the checkout, and return the finished process."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "TORCHINDUCTOR_"))}
-    line = [sys.executable, "-P", "-W", "ignore", str(SIM), *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A group of its own: it starts servers, which must not outlive it when it takes too long.
-    with subprocess.Popen(line, env=environment, cwd=ROOT, start_new_session=True, **pipes) as process:
-        try:
-            said = process.communicate(timeout=100)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(line, process.returncode, *said)
+    return functools.partial(run_tool, "cluster simulation", timeout=100)
 
 
 @pytest.fixture(scope="module")
-def quick(compiled, tmp_path_factory):
+def quick(run_sim, compiled, tmp_path_factory):
     """What a quick run printed, what it wrote, and where."""
     folder = tmp_path_factory.mktemp("sim")
     done = run_sim("--quick", "--check", "--processes", 2, "--bundle", compiled.bundle, "--results", folder)
@@ -42,18 +30,11 @@ def quick(compiled, tmp_path_factory):
     return done.stdout, json.loads((folder / "cluster-sim.json").read_text()), folder
 
 
-@pytest.fixture(scope="module")
-def sim():
-    """The simulator as a module; it finds its parts by path."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SIM.parent))
-        yield importlib.import_module("cluster_sim")
-
-
 def points(result):
     return {point["name"]: point for point in result["points"]}
 
 
+@pytest.mark.slow
 def test_every_kernel_is_compiled_once_while_leases_live(quick):
     """By the ledger's count each kernel is compiled once, as nobody's lease expired, and every rank gets every kernel."""
     _, result, _ = quick
@@ -67,6 +48,7 @@ def test_every_kernel_is_compiled_once_while_leases_live(quick):
         assert sum(point["warm"]["how"].values()) == pairs
 
 
+@pytest.mark.slow
 def test_a_killed_process_costs_no_more_compiles_than_leases(quick):
     """Leases of a killed process expire on the server, and only what they stood for is compiled again."""
     _, result, _ = quick
@@ -76,6 +58,7 @@ def test_a_killed_process_costs_no_more_compiles_than_leases(quick):
     assert killed["not_compiled"] == 0
 
 
+@pytest.mark.slow
 def test_costs_are_the_servers_own(quick):
     """The server counts one login a connection; what it read agrees with the round trips seen at the sockets."""
     _, result, _ = quick
@@ -87,6 +70,7 @@ def test_costs_are_the_servers_own(quick):
                 assert phase["sent_bytes"] > 0 < phase["cpu_s"]
 
 
+@pytest.mark.slow
 def test_ranks_of_a_host_fetch_once(quick):
     """With a near directory the server sends a host's kernels once, not once for each rank."""
     _, result, _ = quick
@@ -94,6 +78,7 @@ def test_ranks_of_a_host_fetch_once(quick):
     assert together["sent_bytes"] < alone["sent_bytes"] / 2
 
 
+@pytest.mark.slow
 def test_ranks_in_one_moment_are_answered(quick):
     """A recorded conversation is answered on each connection; who only reads, runs no script on the server."""
     _, result, _ = quick
@@ -102,6 +87,7 @@ def test_ranks_in_one_moment_are_answered(quick):
         assert ("evalsha" in herd["calls"]) == (not herd["read_only"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -112,16 +98,17 @@ def test_ranks_in_one_moment_are_answered(quick):
         (lambda point: point.update(fault="kill"), "leases that expired"),
     ],
 )
-def test_missed_targets_are_named(sim, quick, change, said):
+def test_missed_targets_are_named(quick, change, said):
     """A duplicate without an expired lease, a lost kernel, an error, a seventh round trip, a fault that hit nobody: all are missed."""
     _, result, _ = quick
     changed = copy.deepcopy(points(result)["growth"])
     change(changed)
-    (missed,) = [row["work"] for row in sim.rows([changed]) if not row["ok"]]
+    (missed,) = [row["work"] for row in simulation.rows([changed]) if not row["ok"]]
     assert said in missed
 
 
-def test_the_page_is_made_from_the_results(quick, tmp_path):
+@pytest.mark.slow
+def test_the_page_is_made_from_the_results(run_sim, quick, tmp_path):
     """Figures and plot come from the result, what stands between them stays, and --check notices what is stale."""
     _, _, folder = quick
     page = tmp_path / "scaling.md"
@@ -140,7 +127,8 @@ def test_the_page_is_made_from_the_results(quick, tmp_path):
     assert run_sim(*arguments, "--check").returncode == 1
 
 
-def test_a_page_without_marks_is_refused(quick, tmp_path):
+@pytest.mark.slow
+def test_a_page_without_marks_is_refused(run_sim, quick, tmp_path):
     """A document that lacks a mark is left alone, with the line that is missing."""
     page = tmp_path / "scaling.md"
     page.write_text(PAGE.read_text().replace("<!-- end of cold -->\n", ""))
@@ -149,7 +137,7 @@ def test_a_page_without_marks_is_refused(quick, tmp_path):
     assert "<!-- end of cold -->" in done.stderr
 
 
-def test_the_page_in_the_repository_is_not_stale():
+def test_the_page_in_the_repository_is_not_stale(run_sim):
     """docs/scaling.md and its plot are what docs/results/cluster-sim.json gives."""
     done = run_sim("--document", "--check")
     assert (done.returncode, done.stdout) == (0, "")

@@ -41,6 +41,7 @@ def kernels_in(cache_dir):
     return len(list(cache_dir.glob("*/__grp__*.json")))
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_kernels_compile_for_both_targets_without_a_gpu(tmp_path):
     """examples/kernels.py compiles at least six kernels for each target and writes a checksum for each."""
@@ -81,6 +82,7 @@ def test_an_unknown_target_is_a_usage_error(tmp_path):
     assert "unknown target 'tpu:5'" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_spec("torch") is None or find_spec("numpy") is None, reason="Triton's interpreter needs torch and numpy"
 )

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,30 @@ def test_every_source_file_names_its_license():
             if lines[:1] != [SPDX]:
                 without.append(str(path.relative_to(ROOT)))
     assert without == []
+
+
+def own_sources():
+    """Yield each Python file of ours once: the link to the backends and the example that the command carries lead elsewhere."""
+    for folder in ("bundler", "backends"):
+        yield from (path for path in sorted((ROOT / folder).rglob("*.py")) if path.resolve() == path)
+
+
+def test_no_two_modules_share_a_base_name():
+    """A module is known by its base name alone; `__init__` and the commands, named after the call they serve, excepted."""
+    commands = {"build", "demo", "explain", "pack", "restore", "run"}
+    names = Counter(path.stem for path in own_sources() if path.stem != "__init__" and path.stem not in commands)
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_no_two_classes_share_a_name():
+    """A class is known by its name alone."""
+    names = Counter(
+        node.name
+        for path in own_sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, times in names.items() if times > 1} == set()
 
 
 def test_no_file_is_longer_than_400_lines():
@@ -161,16 +186,20 @@ def test_make_targets_are_documented():
     """CONTRIBUTING.md names the targets of the Makefile, and `make help` explains them."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    targets = sorted(re.findall(r"^([a-z]+):.* ## ", makefile, re.MULTILINE))
-    assert targets == ["bench", "clean", "crash", "demo", "fuzz", "help", "lint", "test"]
-    assert sorted(re.findall(r"^\| `make ([a-z]+)` \|", contributing, re.MULTILINE)) == targets
+    targets = sorted(re.findall(r"^([a-z-]+):.* ## ", makefile, re.MULTILINE))
+    assert targets == ["bench", "clean", "crash", "demo", "fuzz", "help", "lint", "test", "test-slow"]
+    assert sorted(re.findall(r"^\| `make ([a-z-]+)` \|", contributing, re.MULTILINE)) == targets
 
 
 def test_the_gate_calls_make():
     """.ci/run can be executed, and runs the tests and the linters."""
     gate = ROOT / ".ci" / "run"
     assert os.access(gate, os.X_OK)
-    assert re.findall(r"^make (\w+)", gate.read_text(encoding="utf-8"), re.MULTILINE) == ["test", "lint"]
+    assert re.findall(r"^make ([\w-]+)", gate.read_text(encoding="utf-8"), re.MULTILINE) == [
+        "test",
+        "test-slow",
+        "lint",
+    ]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -180,3 +209,40 @@ def test_make_says_what_to_install():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "install Python 3.11 or newer" in done.stderr
+
+
+def test_messages_name_addresses_and_how_to_install():
+    """No text in the sources names a page that an installed package lacks, or an index that has no such package."""
+    wrong = []
+    for path in [*sources("bundler"), *sources("backends")]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [
+            n
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docstrings
+        ]
+        for text in texts:
+            place = path.relative_to(ROOT).name
+            if re.search(r"\bdocs/|\.md\b", text.value) and place != "project.py":
+                wrong.append((place, text.value))
+            if "install 'triton-bundler" in text.value and place != "extras.py":
+                wrong.append((place, text.value))
+    assert wrong == []
+
+
+def test_addresses_are_those_of_the_metadata():
+    """The addresses in messages are the project URLs; each page that is cited is in docs, and each Python we support is named."""
+    from bundler import project
+
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert metadata["urls"] == project.URLS
+    pages = {
+        name
+        for path in sources("bundler")
+        for name in re.findall(r"\bpage\([\"'](\w+)[\"']\)", path.read_text("utf-8"))
+    }
+    assert pages >= {"api", "cluster"}
+    assert [name for name in pages if not (ROOT / "docs" / f"{name}.md").is_file()] == []
+    assert project.page("api") == f"{metadata['urls']['Homepage']}/blob/main/docs/api.md"
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(metadata["classifiers"])

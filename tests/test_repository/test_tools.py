@@ -1,40 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs in tools/ run, and the pages they make agree with the results in the repository."""
 
+import importlib
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ROOT / "tools"
 
 
-def run_tool(name, *arguments, timeout=110):
-    """Run a program of tools/ from the checkout, as `make` does, and return the finished process."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "TORCHINDUCTOR_"))}
-    return subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", str(TOOLS / name), *map(str, arguments)],
-        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+@pytest.mark.parametrize("package", ["bench", "cluster", "crash", "fuzz", "gpu"])
+def test_each_package_lists_its_programs(run_tool, package):
+    """`--help` of a package names each program, each program has a `--help` of its own, and the README has its line."""
+    programs = importlib.import_module(f"tools.{package}.__main__").PROGRAMS
+    listed = run_tool(package, "--help").stdout
+    readme = (ROOT / "tools" / "README.md").read_text(encoding="utf-8")
+    for program, about in programs.items():
+        assert f"  {program} " in listed
+        assert about in listed
+        done = run_tool(f"{package} {program}", "--help")
+        assert (done.returncode, done.stdout.partition(" [")[0]) == (0, f"usage: python -m tools.{package} {program}")
+        assert f"| `python -m tools.{package} {program}` |" in readme
+
+
+def test_another_name_is_refused(run_tool):
+    """A name that no program has is a mistake of the command line, which names those that there are."""
+    done = run_tool("bench nothing")
+    assert done.returncode == 2
+    assert "'bundle', 'compile', 'remote', 'page'" in done.stderr
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory):
+def quick(run_tool, tmp_path_factory):
     """Return what a quick run of the benchmark printed and wrote."""
     for name in ("triton", "torch"):
         if find_spec(name) is None:
             pytest.skip(f"the benchmark needs {name}, which is not installed")
     folder = tmp_path_factory.mktemp("bench")
-    done = run_tool("bench_bundle.py", "--quick", "--check", "--keep", folder / "keep", "--results", folder / "results")
+    done = run_tool("bench bundle", "--quick", "--check", "--keep", folder / "keep", "--results", folder / "results")
     results = {path.stem: json.loads(path.read_text()) for path in (folder / "results").glob("*.json")}
     return done, results, folder / "results"
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(quick):
     """A quick run writes both results, and with --check says which targets it missed, and fails for these alone."""
     done, results, _ = quick
@@ -47,6 +57,7 @@ def test_the_benchmark_runs(quick):
     ] * len(missed)
 
 
+@pytest.mark.slow
 def test_the_result_has_its_facts_and_samples(quick):
     """The result names machine, versions and commit, and holds each sample, the profiles and every promised row."""
     _, results, _ = quick
@@ -72,35 +83,37 @@ def test_the_result_has_its_facts_and_samples(quick):
         assert {"work", "figure", "unit", "peer", "most", "least", "ok"} <= set(row)
 
 
-def test_the_page_is_made_from_the_results(quick, tmp_path):
+@pytest.mark.slow
+def test_the_page_is_made_from_the_results(run_tool, quick, tmp_path):
     """The page can be made from a result, names what is missed, and --check notices when it is stale."""
     _, results, folder = quick
     page = tmp_path / "page.md"
     arguments = ("--results", folder, "--page", page)
-    assert run_tool("make_benchmarks.py", "--check", *arguments).returncode == 1
-    assert run_tool("make_benchmarks.py", *arguments).returncode == 0
-    assert run_tool("make_benchmarks.py", "--check", *arguments).returncode == 0
+    assert run_tool("bench page", "--check", *arguments).returncode == 1
+    assert run_tool("bench page", *arguments).returncode == 0
+    assert run_tool("bench page", "--check", *arguments).returncode == 0
     text = page.read_text()
     for heading in ("What it costs to have us", "Bundle against peers", "Sizes", "Memory", "Not reached"):
         assert f"## {heading}\n" in text
     missed = [row["work"] for result in results.values() for row in result["rows"] if not row["ok"]]
     assert [work in text.partition("## Not reached")[2] for work in missed] == [True] * len(missed)
     page.write_text(text.replace("Figures", "Numbers"))
-    assert run_tool("make_benchmarks.py", "--check", *arguments).returncode == 1
+    assert run_tool("bench page", "--check", *arguments).returncode == 1
 
 
-def test_the_benchmark_of_the_service_runs(tmp_path):
+@pytest.mark.slow
+def test_the_benchmark_of_the_service_runs(run_tool, tmp_path):
     """A quick run of all four sides holds every sample and names the targets it missed; the page has each row and each stage."""
     for name in ("triton", "torch"):
         if find_spec(name) is None:
             pytest.skip(f"the benchmark needs {name}, which is not installed")
-    done = run_tool("bench_compile.py", "--quick", "--check", "--results", tmp_path)
+    done = run_tool("bench compile", "--quick", "--check", "--results", tmp_path)
     result = json.loads((tmp_path / "bench-compile.json").read_text())
     assert [set(samples) for samples in result["samples"]] == [{"serial", "ours", "torch", "again"}], done.stderr
     missed = [row["work"] for row in result["rows"] if not row["ok"]]
     said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
     assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)
-    assert run_tool("make_benchmarks.py", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
+    assert run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {row['work']} |" in text for row in result["rows"])
     assert (
@@ -110,10 +123,11 @@ def test_the_benchmark_of_the_service_runs(tmp_path):
     )
 
 
-def test_the_remote_benchmark_runs(quick, tmp_path):
+@pytest.mark.slow
+def test_the_remote_benchmark_runs(run_tool, quick, tmp_path):
     """A quick run fetches all kernels both ways at each delay, counts exchanges, and names what it missed; the page has each row."""
     _, _, folder = quick
-    done = run_tool("bench_remote.py", "--quick", "--check", "--keep", folder.parent / "keep", "--results", tmp_path)
+    done = run_tool("bench remote", "--quick", "--check", "--keep", folder.parent / "keep", "--results", tmp_path)
     result = json.loads((tmp_path / "bench-remote.json").read_text())
     assert list(result["delays"]) == ["0 ms", "1 ms", "10 ms"], done.stderr
     for delay, samples in result["delays"].items():
@@ -125,12 +139,12 @@ def test_the_remote_benchmark_runs(quick, tmp_path):
     missed = [row["work"] for row in result["rows"] if not row["ok"]]
     said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
     assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)
-    assert run_tool("make_benchmarks.py", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
+    assert run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {row['work']} |" in text for row in result["rows"])
 
 
-def test_the_page_in_the_repository_is_not_stale():
+def test_the_page_in_the_repository_is_not_stale(run_tool):
     """docs/benchmarks.md is what the results in docs/results/ give."""
-    done = run_tool("make_benchmarks.py", "--check")
+    done = run_tool("bench page", "--check")
     assert (done.returncode, done.stdout) == (0, "")

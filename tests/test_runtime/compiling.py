@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).resolve().parents[2] / "bundler" / "runtime"
+SOURCES = Path(__file__).resolve().parents[2] / "bundler" / "runtime" / "launch"
 
 
 def compiler():

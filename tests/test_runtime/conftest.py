@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bundler import Bundle
-from bundler.runtime import quick
+from bundler.runtime.launch import compiled_dispatch
 
 HERE = Path(__file__).resolve().parent
 TARGETS = ("cuda:90", "hip:gfx942")
@@ -47,11 +47,17 @@ class Recorded:
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory):
-    """Make each call of launch_calls.py through Triton in a process of its own."""
+def recorded(made_once):
+    """Make each call of launch_calls.py through Triton in a process of its own, once a run."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed, so there is nothing to compile with")
-    folder = tmp_path_factory.mktemp("recorded")
+    folder = made_once("recorded", _compile_calls)
+    path = folder / "b.tbundle"
+    # In memory: a session's fixture must not hold a file open, which tests would be blamed for.
+    return Recorded(path, Bundle.from_bytes(path.read_bytes()), json.loads((folder / "chosen.json").read_bytes()))
+
+
+def _compile_calls(folder):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", str(HERE / "compile_calls.py"), str(folder / "b.tbundle")],
@@ -59,16 +65,14 @@ def recorded(tmp_path_factory):
         capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    path = folder / "b.tbundle"
-    # In memory: a session's fixture must not hold a file open, which tests would be blamed for.
-    return Recorded(path, Bundle.from_bytes(path.read_bytes()), json.loads(done.stdout.splitlines()[-1]))
+    (folder / "chosen.json").write_text(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="session")
 def dispatcher_type(tmp_path_factory):
     """Return the compiled dispatcher: the installed one, or compiled now."""
     return (
-        quick.dispatcher_type()
+        compiled_dispatch.dispatcher_type()
         or compiling.compile_extension("_dispatch", tmp_path_factory.mktemp("dispatch")).Dispatcher
     )
 
@@ -103,7 +107,7 @@ def cuda(request, recorded, monkeypatch):
     driver = DryDriver("cuda", devices=2)
     if request.param == "compiled":
         kind = request.getfixturevalue("dispatcher_type")
-        monkeypatch.setattr("bundler.runtime.quick.dispatcher_type", lambda: kind)
+        monkeypatch.setattr("bundler.runtime.launch.compiled_dispatch.dispatcher_type", lambda: kind)
         driver.launch_path = "compiled"
     with load(recorded.bundle, driver=driver) as found:
         yield found

@@ -16,8 +16,8 @@ from torch._inductor.runtime import triton_helpers, triton_heuristics
 
 from bundler.integrations.inductor_generated import load_generated
 from bundler.runtime import DryDriver
-from bundler.runtime.tuning.benchmarking import GivenClock
-from bundler.runtime.tuning.options import TunerOptions
+from bundler.runtime.tuning.benchmark import GivenClock
+from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain.targets import visible_targets
 
 TYPES = {"*bf16": torch.bfloat16, "*fp32": torch.float32, "*i64": torch.int64, "*i1": torch.bool}

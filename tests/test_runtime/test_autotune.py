@@ -15,9 +15,9 @@ import pytest
 
 import bundler
 from bundler.errors import CompileFailed, ConfigError, FormatError, NoValidConfig
-from bundler.lifecycle.tuning import TuningFolder
+from bundler.lifecycle.tuning_directory import TuningFolder
 from bundler.runtime import Config, DeviceProperties, DryDriver, LaunchDump, LookupTable, TunerOptions
-from bundler.runtime.tuning.winners import named_of
+from bundler.runtime.tuning.tuning_winners import named_of
 
 pytestmark = pytest.mark.toolchain
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def compiled(tmp_path_factory):
 def triton(compiled, monkeypatch, tmp_path):
     """Triton, with the shared cache; records go to a directory of the test's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
-    monkeypatch.setattr("bundler.runtime.tuning.recalling.triton_cache_dir", lambda: str(tmp_path / "records"))
+    monkeypatch.setattr("bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "records"))
     return pytest.importorskip("triton")
 
 
@@ -118,7 +118,7 @@ def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_pa
     with bundler.recording() as recording:
         kernel[grid](X, Y, OUT, 1024)
     bundle = recording.collect()
-    monkeypatch.setattr("bundler.runtime.tuning.recalling.triton_cache_dir", lambda: str(tmp_path / "restored"))
+    monkeypatch.setattr("bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "restored"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "restored"))
     assert bundler.restore(bundle).tuned == 1
     again, driver, bench = tuned(launch_kernels, configs(triton))
@@ -134,7 +134,7 @@ def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_pa
 
 def test_records_of_other_processes_are_taken_with_their_kernels(triton, launch_kernels, tmp_path, monkeypatch):
     """A recording that sees a winner's kernel, found in the cache, takes the record that lies beside it."""
-    monkeypatch.setattr("bundler.runtime.tuning.recalling.triton_cache_dir", lambda: str(tmp_path / "cache"))
+    monkeypatch.setattr("bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64, 128))
     kernel[grid](X, Y, OUT, 1024)
@@ -483,12 +483,12 @@ def test_warmup_compiles_everything_and_launches_nothing(triton, launch_kernels)
 def test_an_ahead_of_time_build_sees_every_config(triton, launch_kernels):
     """`triton-bundler build` takes such a kernel as it takes Triton's autotuned ones: a compile for each config."""
     from bundler.format.entries import Target
-    from bundler.toolchain import specialising
+    from bundler.toolchain import jit_specialization
 
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64, 128))
-    assert specialising.is_kernel(kernel)
+    assert jit_specialization.is_kernel(kernel)
     arguments = {"x": "*fp32:16", "y": "*fp32:16", "out": "*fp32:16", "n": "i32:16"}
-    found = list(specialising.specialise(kernel, arguments, {}, Target("cuda", "90")))
+    found = list(jit_specialization.specialise(kernel, arguments, {}, Target("cuda", "90")))
     assert [dict(one.constants)[4,].plain() for one in found] == [64, 128]
     assert {key for one in found for key, _ in one.keys} == set(kernel.warmup(X, Y, OUT, 1024))
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from bundler.errors import ConfigError
-from bundler.runtime.tuning import benchmarking
-from bundler.runtime.tuning.benchmarking import GivenClock, Sample, Sandbox, WallClock, span_bytes, usable
+from bundler.runtime.tuning import benchmark
+from bundler.runtime.tuning.benchmark import GivenClock, Sample, Sandbox, WallClock, span_bytes, usable
 
 torch = pytest.importorskip("torch")
 
@@ -60,7 +60,7 @@ def test_clones_keep_strides_and_what_is_the_same_memory_stays_the_same():
 
 def test_above_the_budget_a_tensor_is_kept_on_the_host_and_put_back(monkeypatch):
     """The kernel works on the caller's tensor, which is restored before each launch and at the end, also after an error."""
-    monkeypatch.setattr(benchmarking, "free_budget", lambda: 20)
+    monkeypatch.setattr(benchmark, "free_budget", lambda: 20)
     small, large = torch.zeros(4), torch.arange(100.0)
     with pytest.raises(RuntimeError, match="stop"), Sandbox({"a": small, "b": large}, ["a", "b"], []).open() as sandbox:
         assert sandbox.values["a"] is not small
@@ -76,7 +76,7 @@ def test_above_the_budget_a_tensor_is_kept_on_the_host_and_put_back(monkeypatch)
 
 def test_without_staging_everything_is_cloned(monkeypatch):
     """The budget does not count then."""
-    monkeypatch.setattr(benchmarking, "free_budget", lambda: 0)
+    monkeypatch.setattr(benchmark, "free_budget", lambda: 0)
     x = torch.zeros(4)
     sandbox = Sandbox({"x": x}, ["x"], [], stage=False)
     assert sandbox.values["x"] is not x
@@ -139,7 +139,7 @@ def test_a_given_benchmark_is_asked_as_triton_asks():
 def test_the_wall_clock_counts_the_launch_and_not_the_reset(monkeypatch):
     """With a clock that advances by a millisecond in a launch and by a second in a reset."""
     now = [0.0]
-    monkeypatch.setattr(benchmarking.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: now[0])
 
     def advance(seconds):
         return lambda: now.__setitem__(0, now[0] + seconds)
@@ -172,7 +172,7 @@ def test_on_a_gpu_events_enclose_the_launch_and_nothing_else(monkeypatch):
         int8="int8", empty=lambda size, dtype, device: made.append(size) or Buffer(),
         cuda=SimpleNamespace(is_available=lambda: True, Event=Event, synchronize=lambda: None),
     )  # fmt: skip
-    monkeypatch.setitem(benchmarking.sys.modules, "torch", fake)
+    monkeypatch.setitem(benchmark.sys.modules, "torch", fake)
 
     def work(name, time_ms):
         def call():
@@ -181,7 +181,7 @@ def test_on_a_gpu_events_enclose_the_launch_and_nothing_else(monkeypatch):
 
         return call
 
-    clock = benchmarking.CudaClock(warmup_ms=280, rep_ms=700)
+    clock = benchmark.CudaClock(warmup_ms=280, rep_ms=700)
     assert clock.sample(work("launch", 2.0), work("reset", 30.0)) == Sample(2.0, 2.0, 2.0)
     assert order[-5:] == ["reset", "flush", "event", "launch", "event"]
     # Five rounds to estimate: 330 ms from the first event to the last; then 280 ms to warm up, and 700 ms that count.
@@ -203,4 +203,4 @@ def test_without_a_gpu_there_is_no_clock_of_its_own():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(ConfigError, match="do_bench"):
-        benchmarking.CudaClock()
+        benchmark.CudaClock()

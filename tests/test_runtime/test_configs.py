@@ -89,6 +89,7 @@ class SimilarToTritons:
         return {**self.kwargs, "num_warps": self.num_warps, "an_option": self.an_option}
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_tritons_own_configs_are_taken_over():
     """Triton's Config comes over with every count, its hook, and what else it hands to the compiler; and back."""
@@ -106,6 +107,7 @@ def test_tritons_own_configs_are_taken_over():
         Config({}, options={"no_such_option": 1}).to_triton(triton.Config)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_types_of_the_compiler_travel():
     """A Triton type among the values has an encoding, so the config is portable and equal after the journey."""

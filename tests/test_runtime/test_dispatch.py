@@ -10,8 +10,8 @@ import pytest
 
 from bundler.errors import CannotLaunchStatically, NotFound, ToolchainMismatch
 from bundler.runtime import DeviceProperties, DryDriver, load
-from bundler.runtime.choosing import Choices
-from bundler.runtime.matching import Specialization
+from bundler.runtime.launch.specialization_choice import Choices
+from bundler.runtime.launch.specialization_match import Specialization
 
 X, Y, OUT = calls.X, calls.Y, calls.OUT
 GRID = (3,)
@@ -21,6 +21,7 @@ def launch(kernels, call):
     kernels[call.kernel][GRID](*map(calls.without_triton, call.args), **call.keywords)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_each_call_launches_the_kernel_that_triton_chose(recorded, kernels, driver, target):
     """For each recorded call the dispatcher picks the same kernel key as the JIT, and again when it remembers the call."""
@@ -31,6 +32,7 @@ def test_each_call_launches_the_kernel_that_triton_chose(recorded, kernels, driv
     assert [key for _, key in made] * 2 == [launch.plan.key for launch in driver.launches]
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_the_rules_of_specialization_are_those_of_this_triton(tmp_path):
     """Whatever is given for whatever parameter gets the type and the key that Triton's own binder gives it."""

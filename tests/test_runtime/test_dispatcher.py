@@ -108,7 +108,7 @@ def test_a_launch_after_unload_loads_again(cuda):
 @compiled_only
 def test_many_kinds_of_calls_are_forgotten_again(cuda, monkeypatch):
     """However many constants a program comes with, no more than the limit is remembered, and every call is launched."""
-    monkeypatch.setattr("bundler.runtime.kernel.MAX_REMEMBERED", 3)
+    monkeypatch.setattr("bundler.runtime.launch.static_kernel.MAX_REMEMBERED", 3)
     kernel = cuda["add"]
     kernel.forget()
     for _ in range(4):
@@ -142,10 +142,10 @@ def test_nothing_is_kept_alive_by_launches(cuda):
 
 def test_the_wheel_has_the_dispatcher():
     """Where it was built, kernels use it without being asked."""
-    from bundler.runtime import quick
+    from bundler.runtime.launch import compiled_dispatch
 
-    if quick.dispatcher_type() is None:
+    if compiled_dispatch.dispatcher_type() is None:
         pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
-    code = "from bundler.runtime import quick; print(quick.dispatcher_type().__module__)"
+    code = "from bundler.runtime.launch import compiled_dispatch; print(compiled_dispatch.dispatcher_type().__module__)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "bundler.runtime._dispatch"
+    assert done.stdout.strip() == "bundler.runtime.launch._dispatch"

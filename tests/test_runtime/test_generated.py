@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 CORPUS = HERE.parents[2] / "shared" / "corpus" / "inductor-transformer-h200.tar.xz"
 # A quarter of a minute on a machine that has nothing else to do.
 LIMIT_S = 280
-pytestmark = pytest.mark.timeout(LIMIT_S + 20)
+pytestmark = [pytest.mark.timeout(LIMIT_S + 20), pytest.mark.slow]
 RANGE = re.compile(r"tt\.make_range \{end = (\d+)")
 SAME = ("num_warps", "num_stages", "num_ctas", "debug", "enable_fp_fusion", "ranges")
 

@@ -10,8 +10,8 @@ from bundler.errors import CannotLaunchStatically, ConfigError
 from bundler.runtime import DryDriver, heuristics
 from bundler.runtime.heuristics.combo_rules import SubKernel
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting
-from bundler.runtime.tuning.benchmarking import GivenClock
-from bundler.runtime.tuning.options import TunerOptions
+from bundler.runtime.tuning.benchmark import GivenClock
+from bundler.runtime.tuning.tuner_options import TunerOptions
 
 H200 = Device("cuda", 132, 32, 9, 65536, 2048, 1024)
 SETTING = Setting(H200)

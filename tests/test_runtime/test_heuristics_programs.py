@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 # Ten seconds on a machine that has nothing else to do.
 LIMIT_S = 280
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(LIMIT_S + 20),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]

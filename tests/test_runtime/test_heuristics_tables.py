@@ -3,8 +3,8 @@
 
 import pytest
 
+from bundler.runtime.heuristics.block_limits import grow_for_grid, warp_rule
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.heuristics.limits import grow_for_grid, warp_rule
 from bundler.runtime.heuristics.persistent_rules import choose_rsplit_size, persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_configs

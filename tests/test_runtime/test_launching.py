@@ -207,6 +207,7 @@ def test_a_hook_that_raises_stops_the_launch(cuda):
     assert cuda.driver.launches == []
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_hooks_that_hang_on_triton_are_called_too(cuda):
     """A profiler that listens to Triton's launches hears ours, in Triton's form, and nothing when it left."""
@@ -365,17 +366,17 @@ print(len(kernels.driver.launches))
 
 def test_a_machine_without_a_driver_says_so(recorded):
     """Neither CUDA nor HIP: one error with both reasons."""
-    from bundler.runtime import opening
+    from bundler.runtime.launch import drivers
 
     def nobody(backend):
         raise DriverUnavailable(f"no {backend} here")
 
-    before, opening.open_driver = opening.open_driver, nobody
+    before, drivers.open_driver = drivers.open_driver, nobody
     try:
         with pytest.raises(DriverUnavailable, match="no cuda here; no hip here"):
             load(recorded.bundle)
     finally:
-        opening.open_driver = before
+        drivers.open_driver = before
 
 
 def test_a_bundle_without_kernels_for_a_gpu_is_refused(recorded):

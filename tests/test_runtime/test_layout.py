@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically, FormatError, LimitExceeded
 from bundler.runtime import build_plan
-from bundler.runtime.layout import MAX_BUFFER_BYTES, read_layout
+from bundler.runtime.launch.parameter_layout import MAX_BUFFER_BYTES, read_layout
 
 
 class Map(ctypes.Structure):
@@ -50,6 +50,7 @@ def first(recorded, name, target):
     return next(k for k in recorded.bundle.kernels if k.name == name and str(k.target) == target)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 @pytest.mark.parametrize("name", KINDS)
 def test_parameters_lie_where_c_would_put_them(recorded, target, name):
@@ -66,6 +67,7 @@ def _kinds(recorded, kernel):
     return [p.kind for p in build_plan(kernel, recorded.bundle.read(kernel.binary)).parameters]
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_tensor_descriptor_is_a_map_on_hopper_and_parts_on_amd(recorded):
     """A 128-byte map aligned to 64, i32 shape, i64 strides; where there are no maps a pointer, shape, strides and flags first."""
@@ -82,6 +84,7 @@ def test_a_tensor_descriptor_is_a_map_on_hopper_and_parts_on_amd(recorded):
     assert ["pointer", *shape_twice, "pointer", *SCRATCH] == kinds
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_every_recorded_kernel_has_a_plan_but_eight_bit_scalars(recorded, compiled):
     """All kernels of these tests and of the examples can be launched on both kinds of GPU."""
@@ -158,9 +161,9 @@ def test_metadata_that_is_a_bomb_is_refused(recorded):
 
 def test_more_metadata_than_any_kernel_has_is_a_limit(monkeypatch, recorded):
     """The note's size is looked at before it is decoded."""
-    from bundler.runtime import layout
+    from bundler.runtime.launch import parameter_layout
 
-    monkeypatch.setattr(layout, "_MAX_METADATA_BYTES", 64)
+    monkeypatch.setattr(parameter_layout, "_MAX_METADATA_BYTES", 64)
     kernel = first(recorded, "add", "hip:gfx942")
     with pytest.raises(LimitExceeded):
         read_layout(recorded.bundle.read(kernel.binary), "add")

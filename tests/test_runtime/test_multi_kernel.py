@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import ConfigError, NoValidConfig
-from bundler.runtime.multi_kernel import (
+from bundler.runtime.tuning.benchmark import Sample
+from bundler.runtime.tuning.multi_kernel import (
     FALLBACK_DISTANCE,
     NO_MATCH,
     MultiKernel,
@@ -18,7 +19,6 @@ from bundler.runtime.multi_kernel import (
     shapes_of,
     timed_on_clones,
 )
-from bundler.runtime.tuning.benchmarking import Sample
 
 
 class Tensor:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bundler.errors import CannotLaunchStatically
 from bundler.format.entries import Target
 from bundler.runtime import LaunchPlan, Parameter
-from bundler.runtime.packing import Packer
+from bundler.runtime.launch.parameter_buffer import Packer
 
 C_TYPES = {
     "pointer": ctypes.c_uint64, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
@@ -165,6 +165,7 @@ def test_tensors_addresses_and_none_are_pointers():
     assert struct.pack("<QQQQQ", calls.ADDRESS, calls.ADDRESS, 0, 0, 0) == bytes(packed)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_the_buffers_of_real_calls_are_exact(recorded, kernels, driver, target):
     """What reaches the driver for calls of real kernels is what a C program would pass."""

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically
+from bundler.format.constant_values import Value, encode
 from bundler.format.entries import Target
-from bundler.format.launch import Argument, LaunchFacts, LaunchSpec
-from bundler.format.values import Value, encode
+from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec
 from bundler.runtime import build_plan, can_launch
 
 MAP = {"swizzle": 1, "elem_size": 2, "elem_type": 6, "block_size": [16, 16], "fp4_padded": False}
@@ -56,10 +56,11 @@ def test_a_plan_says_what_a_launch_needs(recorded):
     ):  # fmt: skip
         kernel = first(recorded, "add", **options)
         assert value == getattr(build_plan(kernel, recorded.bundle.read(kernel.binary)), attribute)
-    amd = first(recorded, "add", "hip:gfx942")
+    amd = first(recorded, "add", "hip:gfx942", num_warps=4)
     assert build_plan(amd, recorded.bundle.read(amd.binary)).block_threads == 256
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_scratch_is_for_each_program_and_each_block_of_a_cluster(recorded):
     """A kernel with tensor descriptors of its own needs global scratch, aligned, as large as the grid times its cluster."""
@@ -89,7 +90,7 @@ def test_a_record_that_contradicts_the_binary_is_refused_with_both_sides(recorde
 def test_hidden_scratch_parameters_are_counted_in_the_binary(recorded):
     """On CUDA a record without profile scratch goes with a binary that has no such parameter; on HIP there are always two."""
     add = first(recorded, "add")
-    assert "and 1 hidden ones" in refusal(
+    assert "and 1 hidden one " in refusal(
         recorded, add, replace(add, spec=replace(add.spec, profile_scratch_bytes=None))
     )
     amd = first(recorded, "add", "hip:gfx942")
@@ -103,7 +104,7 @@ def test_hidden_scratch_parameters_are_counted_in_the_binary(recorded):
         ([{**MAP, "is_im2col": True}], "im2col"),
         ([{**MAP, "swizzle": "1"}], "cannot be read"),
         ([{**MAP, "block_size": 16}], "no block size"),
-        ([MAP, MAP], "takes 1 tensor descriptors, and the record describes 2"),
+        ([MAP, MAP], "takes 1 tensor descriptor, and the record describes 2"),
         ([], "arguments and 2 hidden ones"),
         ("word", "described by a str"),
     ],
@@ -203,3 +204,16 @@ def test_asking_is_total_for_kernels(recorded, data):
 def test_asking_about_something_else_is_answered_too(what):
     """What is no kernel is said to be none."""
     assert "is no kernel" in can_launch(what)
+
+
+NUMBERS = ("num_ctas", "num_warps", "warp_size", "shared_bytes", "global_scratch_bytes", "global_scratch_align", "profile_scratch_bytes",
+           "profile_scratch_align")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("number", [2**31, 2**32, 2**63, 2**64 - 1])
+def test_a_number_that_no_driver_takes_is_refused(recorded, name, number):
+    """A record may say any number of 64 bits; what would be cut off on the way to the driver is refused and named."""
+    kernel = first(recorded, "add")
+    changed = replace(kernel, spec=replace(kernel.spec, **{name: number}))
+    assert f"its record says {number} for {name}" in refusal(recorded, kernel, changed)

@@ -7,12 +7,12 @@ import launch_calls as calls
 import pytest
 
 from bundler.errors import ConfigError, FormatError, NotFound
-from bundler.format.launch import TuningRecord
-from bundler.format.values import encode
+from bundler.format.constant_values import encode
+from bundler.format.launch_spec import TuningRecord
 from bundler.runtime import BandwidthReport, Config, DryDriver, LaunchDump, TunerOptions
-from bundler.runtime.tuning import profiling, winners
+from bundler.runtime.tuning import profiler_ranges, tuning_winners
 from bundler.runtime.tuning.descent import Descent, Space
-from bundler.runtime.tuning.reporting import Bandwidth, moved_bytes
+from bundler.runtime.tuning.tuner_reports import Bandwidth, moved_bytes
 
 
 def test_a_line_has_time_size_and_speed():
@@ -59,7 +59,7 @@ def test_a_dump_has_a_line_for_each_launch(tmp_path):
 
 def test_a_range_tells_what_inductors_tell(monkeypatch):
     """Name, config and tensors go to torch's profiler; without a profiler nothing is called."""
-    assert not profiling.active()
+    assert not profiler_ranges.active()
     made = []
 
     class Fast:
@@ -73,10 +73,12 @@ def test_a_range_tells_what_inductors_tell(monkeypatch):
             made.append("leave")
 
     torch = SimpleNamespace(_C=SimpleNamespace(_profiler=SimpleNamespace(_RecordFunctionFast=Fast)))
-    monkeypatch.setitem(profiling.sys.modules, "torch", torch)
-    monkeypatch.setitem(profiling.sys.modules, "torch.autograd.profiler", SimpleNamespace(_is_profiler_enabled=True))
-    assert profiling.active()
-    with profiling.launch_range("add", (calls.X, 3), Config({"BLOCK": 64}, num_warps=8), stream=7):
+    monkeypatch.setitem(profiler_ranges.sys.modules, "torch", torch)
+    monkeypatch.setitem(
+        profiler_ranges.sys.modules, "torch.autograd.profiler", SimpleNamespace(_is_profiler_enabled=True)
+    )
+    assert profiler_ranges.active()
+    with profiler_ranges.launch_range("add", (calls.X, 3), Config({"BLOCK": 64}, num_warps=8), stream=7):
         made.append("launch")
     facts = {"kernel_name": "add", "kernel_backend": "triton", "num_warps": 8, "num_stages": 3, "kernel_kwargs": "BLOCK=64",
              "stream": 7}  # fmt: skip
@@ -97,9 +99,9 @@ def test_an_older_profiler_gets_a_plain_range(monkeypatch):
         def __exit__(self, *error):
             return None
 
-    monkeypatch.setitem(profiling.sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setitem(profiling.sys.modules, "torch.autograd.profiler", SimpleNamespace(record_function=Range))
-    with profiling.launch_range("", (), Config()):
+    monkeypatch.setitem(profiler_ranges.sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(profiler_ranges.sys.modules, "torch.autograd.profiler", SimpleNamespace(record_function=Range))
+    with profiler_ranges.launch_range("", (), Config()):
         pass
     assert names == ["triton kernel"]
 
@@ -110,33 +112,35 @@ def test_an_older_profiler_gets_a_plain_range(monkeypatch):
 def test_a_config_goes_into_a_record_and_comes_back():
     """Everything that reaches the compiler: parameters, counts, options; the order of parameters does not count."""
     config = Config({"B": 2, "A": True}, 8, 2, 2, 64, {"kpack": 2, "ir_override": "x.ttgir"})
-    named = winners.named_of(config)
-    assert winners.config_of(named) == config
-    assert named == winners.named_of(Config({"A": True, "B": 2}, 8, 2, 2, 64, {"ir_override": "x.ttgir", "kpack": 2}))
-    assert winners.plain_config(named) == {
+    named = tuning_winners.named_of(config)
+    assert tuning_winners.config_of(named) == config
+    assert named == tuning_winners.named_of(
+        Config({"A": True, "B": 2}, 8, 2, 2, 64, {"ir_override": "x.ttgir", "kpack": 2})
+    )
+    assert tuning_winners.plain_config(named) == {
         "kwargs": {"A": True, "B": 2}, "num_warps": 8, "num_stages": 2, "num_ctas": 2, "maxnreg": 64,
         "options": {"kpack": 2, "ir_override": "x.ttgir"},
     }  # fmt: skip
     with pytest.raises(ConfigError, match="cannot travel"):
-        winners.named_of(Config({"A": object()}))
+        tuning_winners.named_of(Config({"A": object()}))
     for wrong in (("num_warps", encode("four")), ("num_warps", encode(0))):
         with pytest.raises(FormatError, match="config that is none"):
-            winners.config_of((wrong,))
+            tuning_winners.config_of((wrong,))
 
 
 def test_the_hash_of_configs_is_of_the_set_and_of_every_field():
     """Another order is the same; another register limit or cluster is not."""
     one, two = Config({"A": 1}), Config({"A": 2})
-    assert winners.configs_part([one, two]) == winners.configs_part([two, one])
+    assert tuning_winners.configs_part([one, two]) == tuning_winners.configs_part([two, one])
     others = [Config({"A": 1}, maxnreg=64), Config({"A": 1}, num_ctas=2), Config({"A": 1}, options={"x": 1}), two]
-    assert len({winners.configs_part([config]) for config in (one, *others)}) == 5
+    assert len({tuning_winners.configs_part([config]) for config in (one, *others)}) == 5
 
 
 def test_the_device_is_what_it_is_and_not_where():
     """Two equal GPUs share records; another model does not."""
     one, two = DryDriver("cuda", devices=2).properties(0), DryDriver("cuda", devices=2).properties(1)
-    assert winners.device_part("cuda", one, "H200") == winners.device_part("cuda", two, "H200")
-    assert winners.device_part("cuda", one, "H200") != winners.device_part("cuda", one, "H100")
+    assert tuning_winners.device_part("cuda", one, "H200") == tuning_winners.device_part("cuda", two, "H200")
+    assert tuning_winners.device_part("cuda", one, "H200") != tuning_winners.device_part("cuda", one, "H100")
 
 
 def test_ways_of_searching_have_records_of_their_own():
@@ -153,15 +157,19 @@ def test_ways_of_searching_have_records_of_their_own():
 def test_a_table_entry_comes_back_as_the_record_it_was_made_from():
     """All parts travel in it, so that an exported table can be imported again."""
     parts = (("source", "ab"), ("arguments", "1024"), ("device", "H200"))
-    record = TuningRecord("add", parts, winners.named_of(Config({"BLOCK": 64})), "autotune")
-    assert winners.record_of(winners.table_entry(record, None))[0] == record
+    record = TuningRecord("add", parts, tuning_winners.named_of(Config({"BLOCK": 64})), "autotune")
+    assert tuning_winners.record_of(tuning_winners.table_entry(record, None))[0] == record
     by_hand = {"kernel": "add", "config": {"kwargs": {"BLOCK": 64}}}
-    assert dict(winners.record_of(by_hand)[0].parts) == {"source": "", "arguments": ""}
+    assert dict(tuning_winners.record_of(by_hand)[0].parts) == {"source": "", "arguments": ""}
     for wrong in (
         {},
         {"kernel": "add"},
         {"kernel": "add", "config": 3},
         {"kernel": "add", "config": {}, "time_ns": "x"},
+        *(
+            {"kernel": "add", "config": {}, "time_ns": time_ns}
+            for time_ns in (10**400, 2**63, -1, float("inf"), float("nan"))
+        ),
     ):
         with pytest.raises(FormatError):
-            winners.record_of(wrong)
+            tuning_winners.record_of(wrong)

@@ -45,7 +45,32 @@ def test_importing_the_runtime_is_light():
 import sys, bundler.runtime
 for name in bundler.runtime.__all__:
     getattr(bundler.runtime, name)
-print(sorted({"torch", "triton", "numpy", "redis", "ctypes.util"} & set(sys.modules)), "bundler.runtime.cuda" in sys.modules)
+print(sorted({"torch", "triton", "numpy", "redis", "ctypes.util"} & set(sys.modules)), "bundler.runtime.launch.cuda" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] False"
+
+
+def test_rules_come_without_launch_and_tuning():
+    """Each rule module is imported alone; the decorators, which tune, come when one is asked for, and no other name does."""
+    code = """
+import importlib, pkgutil, sys
+from bundler.runtime import heuristics
+for module in pkgutil.iter_modules(heuristics.__path__):
+    importlib.import_module(f"{heuristics.__name__}.{module.name}")
+rooms = [name for name in sys.modules if name.startswith(("bundler.runtime.launch", "bundler.runtime.tuning"))]
+found = [name for name in heuristics.__all__ if getattr(heuristics, name).__name__ != name]
+print(rooms, found, hasattr(heuristics, "HeuristicKernel"), set(heuristics.__all__) <= set(dir(heuristics)))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] [] False True"
+
+
+def test_a_static_kernel_comes_without_the_recorder():
+    """Launching does not import what records and compiles; only a fallback does."""
+    code = """
+import sys, bundler.runtime.launch.static_kernel
+print(sorted({"bundler.lifecycle.recorder", "bundler.compile", "bundler.store"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -7,7 +7,7 @@ import pytest
 
 from bundler.errors import CompileFailed, DriverError, NoValidConfig
 from bundler.runtime import Config, Descent, Space
-from bundler.runtime.tuning.benchmarking import Sample
+from bundler.runtime.tuning.benchmark import Sample
 from bundler.runtime.tuning.occupancy import Occupancy
 from bundler.runtime.tuning.tuner import Refused, Search, Traits, describe
 

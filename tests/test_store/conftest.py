@@ -23,8 +23,14 @@ def _load(path, name=None):
 
 build = _load(HERE.parent / "test_format" / "builders.py", "store_builders")
 shelf = _load(HERE / "shelf.py")
-for _shared in ("redis_server", "redis_proxy"):
-    _load(HERE.parent / f"{_shared}.py")
+redis_server, redis_proxy = (_load(HERE.parent / f"{shared}.py") for shared in ("redis_server", "redis_proxy"))
+
+
+@pytest.fixture(params=redis_server.PARSERS)
+def parser(request, monkeypatch):
+    """Each parser of answers that redis-py has here; by name."""
+    redis_server.parse_with(request.param, monkeypatch)
+    return request.param
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import msgpack
 import store_builders as build
 import zstandard
 
-from bundler.backends.base import Backend
-from bundler.backends.errors import BackendDenied, BackendFull, BackendUnavailable
+from bundler.backends.backend_errors import BackendDenied, BackendFull, BackendUnavailable
 from bundler.backends.memory import MemoryBackend
-from bundler.lifecycle.storing import Store
+from bundler.backends.port import Backend
+from bundler.lifecycle.machine_store import Store
 
 DAY_S = 24 * 3600
 
@@ -210,8 +210,8 @@ class Wrapped(Backend):
         """Make a call: its name, a function of its argument, the argument."""
         return call(argument)
 
-    def get(self, keys):
-        return self.around("get", self.inner.get, list(keys))
+    def get(self, keys, **how):
+        return self.around("get", lambda k: self.inner.get(k, **how), list(keys))
 
     def put(self, items):
         return self.around("put", self.inner.put, dict(items))

@@ -196,7 +196,7 @@ def test_repairing_removes_what_is_damaged(filled):
 
 def test_repairing_keeps_what_is_only_over_a_limit(filled):
     """Who reads with small limits does not remove what others can read."""
-    small = bundler.lifecycle.storing.Store(shelf.innermost(filled), "small", bundler.Limits(manifest_bytes=100))
+    small = bundler.lifecycle.machine_store.Store(shelf.innermost(filled), "small", bundler.Limits(manifest_bytes=100))
     assert len(small.verify(repair=True).damaged) == 1
     assert small.verify(repair=True).removed == ()
     with pytest.raises(LimitExceeded):

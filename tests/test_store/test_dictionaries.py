@@ -11,10 +11,10 @@ import store_builders as build
 import zstandard
 
 from bundler.backends.memory import MemoryBackend
-from bundler.errors import BundlerError, DigestMismatch, LimitExceeded, NotFound
-from bundler.lifecycle.storing import Store
-from bundler.store import dictionaries, layout
-from bundler.store.records import KernelRecords
+from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
+from bundler.lifecycle.machine_store import Store
+from bundler.store import dictionaries, store_layout
+from bundler.store.kernel_records import KernelRecords
 
 DAY_S = shelf.DAY_S
 
@@ -198,14 +198,19 @@ def test_a_dictionary_that_was_changed_is_not_used(far):
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
     whole = shelf.raw(far)[key]
-    for value in (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], layout.seal(b"another"), b"", b"TBD1" + whole[4:]):
+    for value in (
+        whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
+        store_layout.seal(b"another"),
+        b"",
+        b"TBD1" + whole[4:],
+    ):
         shelf.overwrite(far, key, value)
         assert key in {name for name, _ in far.verify().damaged}
         with far.pull("t", read_only=True) as pulled, pytest.raises(NotFound):
             pulled.read(pulled.kernels[0].artifact("k.llir"))
     assert {key} | users == set(far.verify(repair=True).removed)
-    huge = layout.seal(bytes(dictionaries.DICTIONARY_BYTES + 1))
-    with pytest.raises(LimitExceeded):
+    huge = store_layout.seal(bytes(dictionaries.DICTIONARY_BYTES + 1))
+    with pytest.raises(FormatError, match="declares 1048577 bytes"):
         dictionaries.opened(key, huge)
     far.push(alike(*ALIKE), "t")
     assert far.verify().sound
@@ -220,9 +225,9 @@ def test_a_unit_that_names_another_dictionary_is_damaged(far):
     shelf.overwrite(far, unit, value[:36] + bytes(32) + value[68:])
     assert [name for name, _ in far.verify().damaged] == [unit]
     with pytest.raises(DigestMismatch):
-        layout.check_seal(shelf.raw(far)[unit], unit)
+        store_layout.check_seal(shelf.raw(far)[unit], unit)
     other = hashlib.sha256(b"x").digest()
-    shelf.overwrite(far, unit, layout.seal_with(other, value[68:]))
+    shelf.overwrite(far, unit, store_layout.seal_with(other, value[68:]))
     assert [name for name, _ in far.verify().damaged] == [unit]
 
 

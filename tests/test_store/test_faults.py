@@ -8,7 +8,7 @@ import shelf
 import store_builders as build
 
 from bundler.errors import AccessDenied, BundlerError, DigestMismatch, FormatError, StoreFull, StoreUnavailable
-from bundler.lifecycle.storing import Store
+from bundler.lifecycle.machine_store import Store
 
 TYPED = (StoreUnavailable, StoreFull, AccessDenied)
 NEW = {"merge": ("A", "B", "C"), "replace": ("B", "C"), "create": ("B", "C")}

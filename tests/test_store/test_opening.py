@@ -5,15 +5,19 @@ import contextlib
 import logging
 import os
 import sys
+import threading
+import time
 import warnings
 
 import pytest
 import shelf
+import store_builders as build
 
 import bundler
-from bundler.backends import errors as theirs
+from bundler.backends import backend_errors as theirs
 from bundler.errors import AccessDenied, BundlerError, BundlerWarning, ConfigError, StoreFull, StoreUnavailable
-from bundler.store.errors_map import store_errors
+from bundler.store.error_translation import store_errors
+from bundler.store.store_urls import with_settings
 
 
 def test_a_path_with_any_characters_is_found(tmp_path, opened):
@@ -35,6 +39,34 @@ def test_the_ways_to_write_a_file_url(root, opened, prefix):
     assert (root / "data").is_dir()
 
 
+def test_a_path_alone_is_a_store(root, opened, monkeypatch):
+    """An absolute path, or one from the user's home, is the store of that directory, with the settings of a URL."""
+    with opened(f"{root}?mode=group") as store:
+        store.push(shelf.bundle("A"), "t")
+        assert (store.name, store.urls) == (f"file://{root}?mode=group", (f"file://{root}?mode=group",))
+    assert root.stat().st_mode & 0o7777 == 0o2770
+    monkeypatch.setenv("HOME", str(root.parent))
+    with opened(f"~/{root.name}?mode=group") as store:
+        assert [tag.name for tag in store.tags()] == ["t"]
+    odd = root.parent / "100% a#b"
+    with opened(str(odd)) as store:
+        store.push(shelf.bundle("A"), "t")
+    assert odd.is_dir()
+
+
+def test_settings_of_the_environment_do_not_replace_those_of_a_url():
+    """A server's URL gets what it does not say itself; a password in it is not replaced by a file's."""
+    more = {"password_file": "/run/word", "timeout_s": 2.0}
+    assert with_settings("redis://host", more) == "redis://host?password_file=%2Frun%2Fword&timeout_s=2.0"
+    assert with_settings("redis://host/0?timeout_s=1", more) == "redis://host/0?timeout_s=1&password_file=%2Frun%2Fword"
+    assert with_settings("redis://me:word@host", more) == "redis://me:word@host?timeout_s=2.0"
+    assert with_settings("redis://me@host", more).startswith("redis://me@host?password_file=")
+    assert with_settings("unix:///run/redis.sock", {"timeout_s": 2.0}) == "unix:///run/redis.sock?timeout_s=2.0"
+    for url in ("file:///a", "/a", "memory:", "redis://host"):
+        assert with_settings(url, {}) == url
+    assert with_settings("file:///a", more) == "file:///a"
+
+
 @pytest.mark.parametrize(("query", "mode"), [("", 0o700), ("?mode=private", 0o700), ("?mode=group", 0o2770)])
 def test_the_mode_decides_who_may_write(url, root, opened, query, mode):
     """A store is private unless it says that a group shares it."""
@@ -51,8 +83,9 @@ def test_memory_ends_with_the_store(opened, url):
 
 BAD = {
     "": "not a store",
-    "/var/cache": "not a store: '/var/cache'; expected file:///absolute/path",
-    "relative": "not a store",
+    "relative": "not a store: 'relative'; expected file:///absolute/path or /absolute/path",
+    "/a\nb": "characters that do not print",
+    "/a?mode=everyone": "mode=private or",
     "file:": "not a store",
     "file:relative/path": "not a store",
     "file://relative/path": "not a store",
@@ -118,7 +151,7 @@ def test_settings_that_cannot_be_used_are_refused(url, setting, words):
 
 def test_without_redis_py_the_message_names_the_extra(monkeypatch):
     """A Redis store without the package for it is a ConfigError with the fix."""
-    for name in [name for name in sys.modules if name.startswith(("redis", "bundler.backends.redis_"))]:
+    for name in [name for name in sys.modules if name.startswith(("redis", "bundler.backends.redis."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"pip install 'triton-bundler\[redis\]'"):
@@ -186,3 +219,48 @@ def test_every_call_maps_the_byte_stores_errors(memory, call):
             warnings.simplefilter("ignore", BundlerWarning)  # these kernels are none that could be used
             getattr(broken, call)(*arguments)
         assert broken._backend.struck or at > 0
+
+
+# A directory that may hang ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "", "nan", "inf", "1e9"])
+def test_a_time_out_that_is_none_is_refused(url, text):
+    """A directory's time-out is a number of seconds."""
+    with pytest.raises(ConfigError, match="timeout_s=SECONDS"):
+        bundler.open_store(f"{url}?timeout_s={text}")
+
+
+def test_a_directory_with_a_time_out_works_as_one_without(url, opened):
+    """With a time-out a directory holds what it holds, also for a group, and leases work."""
+    opened(url).push(shelf.bundle("A"), "t")
+    with opened(f"{url}?timeout_s=20") as store:
+        assert shelf.contents(store.pull("t")) == shelf.contents(shelf.bundle("A"))
+        assert store.push(shelf.bundle("B"), "t").blobs_sent == 2
+        assert store.kernel_records().lease(build.key("A"), 5) is not None
+        assert (store.verify().sound, store.stats().tags) == (True, 1)
+
+
+@pytest.mark.parametrize("name", ["open", "stat", "listdir", "scandir"])
+def test_a_directory_that_hangs_is_an_error_in_time(url, opened, monkeypatch, name):
+    """When the system does not answer, a directory with a time-out is a typed error, as a dead server is."""
+    opened(url).push(shelf.bundle("A"), "t")
+    monkeypatch.setattr("bundler.store.store_urls.LEAST_UNHURRIED_S", 0.2)
+    go_on, real = threading.Event(), getattr(os, name)
+
+    def hanging(path, *args, **options):
+        if (
+            str(path).startswith(url.removeprefix("file://"))
+            and threading.current_thread() is not threading.main_thread()
+        ):
+            go_on.wait(30)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, name, hanging)
+    try:
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="no answer within"):
+            opened(f"{url}?timeout_s=0.1").tags()
+        assert time.monotonic() - started < 10
+    finally:
+        go_on.set()

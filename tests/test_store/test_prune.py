@@ -5,7 +5,7 @@ import pytest
 import shelf
 import store_builders as build
 
-from bundler.errors import AccessDenied
+from bundler.errors import AccessDenied, ConfigError, NotFound
 
 DAYS = shelf.DAY_S
 
@@ -135,6 +135,93 @@ def test_an_age_can_be_asked_for(filled):
     assert report.removed[0] == old
     shelf.age(filled, DAYS / 2)
     assert filled.prune(older_than_s=0).removed == ()
+
+
+def held(report):
+    """Return {what holds: (objects, bytes)} of a report."""
+    return {one.by: (one.objects, one.size_bytes) for one in report.held}
+
+
+def test_a_grace_of_nothing_frees_space_at_once(store):
+    """With no grace what no tag reaches goes the moment it is pushed; what a tag reaches is whole."""
+    store.push(shelf.bundle("A", "B"), "t")
+    store.push(shelf.bundle("B", "C"))
+    needed, before = reached(store), shelf.raw(store)
+    assert store.prune().removed == ()
+    assert set(store.prune(grace_s=0, dry_run=True).removed) == before.keys() - needed
+    report = store.prune(grace_s=0)
+    assert set(report.removed) == before.keys() - needed
+    assert (set(shelf.raw(store)), report.spared, report.grace_s) == (needed, 0, 0)
+    assert held(report) == {"tags": (5, report.tagged_bytes)}
+    assert shelf.contents(store.pull("t")) == shelf.contents(shelf.bundle("A", "B"))
+    store.delete_tag("t")
+    assert store.prune(grace_s=0).kept_bytes == 0
+
+
+def test_a_grace_is_as_long_as_was_asked_for(filled):
+    """What was used within the grace stays, whether that is a minute or a month."""
+    assert filled.prune(grace_s=11 * DAYS, dry_run=True).removed == ()
+    shelf.age(filled, 90)
+    assert filled.prune(grace_s=3600, dry_run=True).removed == ()
+    assert len(filled.prune(grace_s=60).removed) == 6
+
+
+@pytest.mark.parametrize("grace_s", [-1, float("nan"), float("inf")])
+def test_a_grace_that_is_no_time_is_refused(filled, grace_s):
+    """Seconds that are none are an error, and remove nothing."""
+    before = shelf.raw(filled)
+    with pytest.raises(ConfigError, match="grace_s"):
+        filled.prune(grace_s=grace_s)
+    assert shelf.raw(filled) == before
+
+
+def test_the_report_says_what_holds_what(filled):
+    """Each object that stays is counted once, under what holds it, and together they are what is kept."""
+    total, tagged = sizes(filled), sizes(filled, *reached(filled))
+    loose = [key for key in shelf.raw(filled) if key not in reached(filled)]
+    young = sorted(key for key in loose if key.startswith("v1/u/"))[:1]
+    shelf.age(filled, 60, *young)
+    report = filled.prune(older_than_s=11 * DAYS)
+    assert held(report) == {
+        "tags": (5, tagged), "grace": (1, sizes(filled, *young)), "older_than": (5, total - tagged - sizes(filled, *young)),
+    }  # fmt: skip
+    report = filled.prune(max_bytes=total - 1)
+    assert sum(one.size_bytes for one in report.held) == report.kept_bytes == sizes(filled)
+    assert set(held(report)) == {"tags", "grace", "max_bytes"}
+    shelf.drop(filled, shelf.manifest_of(filled, "t"))
+    report = filled.prune(grace_s=0)
+    assert (set(held(report)), report.removed) == ({"unread tags"}, ())
+
+
+def test_what_is_used_while_a_prune_runs_is_held_by_that(memory):
+    """An object that somebody uses between the look and the removal is counted as such."""
+    memory.push(shelf.bundle("A"))
+    (manifest,) = shelf.of_kind(memory, "m")
+    shelf.age(memory, 10 * DAYS)
+
+    class Touching(shelf.Wrapped):
+        def around(self, name, call, argument):
+            if name == "delete":
+                self.inner.touch([manifest])
+            return call(argument)
+
+    assert held(shelf.wrapped(memory, Touching).prune()) == {"use": (3, sizes(memory))}
+
+
+def test_a_push_that_loses_units_to_a_prune_without_grace_is_mended_by_the_next(local):
+    """Without grace a prune may take what a push is about to name: those kernels are misses, and the next push sends them."""
+    local.push(shelf.bundle("A", "B"))
+    slow = shelf.wrapped(local, shelf.Pausing, "swap_ref", "before")
+    with shelf.running(lambda: slow.push(shelf.bundle("A", "B", "C"), "t")):
+        assert slow._backend.reached.wait(60)
+        local.prune(grace_s=0)
+        slow._backend.go_on.set()
+    with pytest.raises(NotFound, match="push the bundle again"):
+        shelf.contents(local.pull("t"))
+    assert not local.verify().sound
+    local.push(shelf.bundle("A", "B", "C"), "t")
+    assert shelf.contents(local.pull("t")) == shelf.contents(shelf.bundle("A", "B", "C"))
+    assert local.verify().sound
 
 
 def test_age_and_limit_hold_together(filled):

@@ -6,9 +6,9 @@ import shelf
 import store_builders as build
 
 import bundler
-from bundler.errors import ConfigError, FormatError, MergeConflict, NotFound, UnsupportedVersion
+from bundler.errors import ConfigError, EmptyBundle, FormatError, MergeConflict, NotFound, UnsupportedVersion
 from bundler.format.manifest import Observation, Observed
-from bundler.store import layout
+from bundler.store import store_layout
 
 
 def test_a_bundle_comes_back_as_it_was(store):
@@ -46,9 +46,12 @@ def test_real_caches_come_back(local, real_cache):
 
 
 def test_an_empty_bundle_can_be_stored(store):
-    """Nothing is something that can be named."""
+    """Nothing is something that can be named, by who says that it is meant."""
     bundle = shelf.bundle()
-    assert store.push(bundle, "t").blobs_sent == 0
+    with pytest.raises(EmptyBundle, match="nothing was pushed"):
+        store.push(bundle, "t")
+    assert store.tags() == ()
+    assert store.push(bundle, "t", allow_empty=True).blobs_sent == 0
     assert store.pull("t").digest == bundle.digest
     assert store.verify().sound
 
@@ -110,8 +113,8 @@ def test_prefetching_takes_few_round_trips(store, monkeypatch):
     bundle = shelf.bundle(*range(100))
     store.push(bundle, "t")
     digests = [bytes.fromhex(a.digest[7:]) for kernel in bundle.kernels for a in kernel.artifacts]
-    for limit, calls in ((layout.BATCH_KEYS, 1), (64, 4)):
-        monkeypatch.setattr("bundler.store.source.BATCH_KEYS", limit)
+    for limit, calls in ((store_layout.BATCH_KEYS, 1), (64, 4)):
+        monkeypatch.setattr("bundler.store.blob_source.BATCH_KEYS", limit)
         noting = shelf.wrapped(store, shelf.Noting)
         with noting.pull("t") as pulled:
             pulled.blobs.prefetch(digests)
@@ -125,7 +128,7 @@ def test_prefetching_takes_few_round_trips(store, monkeypatch):
 
 def test_batches_stay_small_when_units_are_large(memory, monkeypatch):
     """One call carries about as many bytes as it may, and at least one unit."""
-    monkeypatch.setattr("bundler.store.layout.BATCH_BYTES", 10_000)
+    monkeypatch.setattr("bundler.store.store_layout.BATCH_BYTES", 10_000)
     noting = shelf.wrapped(memory, shelf.Noting)
     noting.push(shelf.bundle(*range(10), extra={"k.llir": build.noise("x", 30_000)}), "t")
     assert all(len(items) <= 20 for items in noting._backend.named("put"))
@@ -134,7 +137,7 @@ def test_batches_stay_small_when_units_are_large(memory, monkeypatch):
 
 def test_what_was_decoded_is_forgotten_beyond_a_bound(store, monkeypatch):
     """A pulled bundle keeps the last units in memory, not all."""
-    monkeypatch.setattr("bundler.store.source.CACHED_BYTES", 1000)
+    monkeypatch.setattr("bundler.store.blob_source.CACHED_BYTES", 1000)
     bundle = shelf.bundle(*range(30))
     store.push(bundle, "t")
     with store.pull("t") as pulled:
@@ -279,6 +282,49 @@ def test_what_looks_like_a_digest_and_is_none_is_refused(store, digest):
     """Pulling by a mistyped digest says so."""
     with pytest.raises(ConfigError, match="not a digest"):
         store.pull(digest)
+
+
+def test_a_bundle_is_found_by_how_its_digest_begins(store):
+    """Eight digits and more are enough, with `sha256:` or without; a tag of that name wins."""
+    digest = store.push(shelf.bundle("A")).digest
+    other = store.push(shelf.bundle("B"), "b").digest
+    begin = digest.removeprefix("sha256:")
+    for name in (begin[:8], begin[:20], begin[:63], begin, f"sha256:{begin[:8]}", f"sha256:{begin[:63]}", digest):
+        with store.pull(name) as bundle:
+            assert bundle.digest == digest
+    store.push(shelf.bundle("B"), begin[:8])
+    with store.pull(begin[:8]) as bundle:
+        assert bundle.digest == other
+
+
+def test_a_beginning_of_no_digest_or_of_several(store):
+    """Too few digits are a ConfigError, as are those of two bundles, which it names; of no bundle they are NotFound."""
+    digest = store.push(shelf.bundle("A")).digest
+    for name in ("sha256:0123456", "sha256:0"):
+        with pytest.raises(ConfigError, match="expected 8 digits of a digest or more"):
+            store.pull(name)
+    for name in ("sha256:01234567", "01234567"):
+        with pytest.raises(NotFound, match="01234567"):
+            store.pull(name)
+    assert store.restore("01234567", missing_ok=True).restored == ()
+    begin = digest.removeprefix("sha256:")[:8]
+    twins = sorted([digest, f"sha256:{begin}{'f' * 56}"])
+    store._backend.put({f"{store_layout.manifests_of(twins[1])}/{'0' * 16}": b"never read"})
+    with pytest.raises(ConfigError, match=f"begins 2 digests: {twins[0]}, {twins[1]}; give more digits") as caught:
+        store.pull(begin)
+    assert caught.value.candidates == tuple(twins)
+
+
+def test_a_tag_that_is_called_almost_so_is_offered(store):
+    """For an unknown tag those with a like name are suggested, in a pull and as a fact; for one like no other, none."""
+    for tag in ("llama3/h200", "llama3/h100", "gemma"):
+        store.push(shelf.bundle("A"), tag)
+    with pytest.raises(NotFound, match=r"no tag 'lama3/h200'; did you mean 'llama3/h200' or 'llama3/h100'\?") as caught:
+        store.pull("lama3/h200")
+    assert (caught.value.tag, caught.value.near) == ("lama3/h200", ("llama3/h200", "llama3/h100"))
+    assert (store.near_tags("gemma"), store.near_tags("qwen")) == (("gemma",), ())
+    with pytest.raises(NotFound, match=r"no tag 'qwen'; `triton-bundler tags` lists them"):
+        store.pull("qwen")
 
 
 def test_what_is_not_there_is_not_found(store):

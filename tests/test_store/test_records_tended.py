@@ -4,7 +4,7 @@
 import pytest
 import shelf
 
-from bundler.store.records import FAILURES, KernelRecords
+from bundler.store.kernel_records import FAILURES, KernelRecords
 
 DAYS = shelf.DAY_S
 A, B = (shelf.restorable(seed) for seed in "AB")

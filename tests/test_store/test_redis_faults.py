@@ -27,7 +27,7 @@ from bundler.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from bundler.lifecycle.storing import Store
+from bundler.lifecycle.machine_store import Store
 
 PATIENT = {"timeout_s": 20, "connect_timeout_s": 20}
 # The limits that a dead server is given here, and what a busy machine adds.
@@ -141,6 +141,7 @@ def acts(store, cache):
     }
 
 
+@pytest.mark.serial
 def test_a_server_that_is_absent_at_the_start(at, tmp_path):
     """Opening is fine, everything else a StoreUnavailable at once; when the server comes, the same store works."""
     store = at(f"redis://writer:x@127.0.0.1:{redis_server.free_port()}", **HASTY)
@@ -148,6 +149,7 @@ def test_a_server_that_is_absent_at_the_start(at, tmp_path):
         fails_in_time(act, StoreUnavailable, 0.25)
 
 
+@pytest.mark.serial
 def test_a_server_that_takes_everything_and_says_nothing(server, at, tmp_path):
     """Each operation costs one time limit, and not a minute; what was there stays."""
     at(server.url()).push(kernels(*AB), "t")
@@ -352,6 +354,7 @@ def test_tls_that_does_not_fit(server, at, tmp_path):
 # slow, torn ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.serial
 def test_a_network_with_200_ms_a_turn(server, at, tmp_path):
     """Push and restore take a few turns each, however many kernels there are."""
     bundle = kernels(*"ABCDEFGHIJKLMNOP")
@@ -366,6 +369,7 @@ def test_a_network_with_200_ms_a_turn(server, at, tmp_path):
     assert len(report.restored) == 16
 
 
+@pytest.mark.serial
 def test_answers_that_trickle(server, at):
     """A byte each 50 ms is given up after the limit."""
     at(server.url()).push(kernels(*AB), "t")
@@ -522,11 +526,11 @@ def test_what_is_pulled_lives_on(server, at):
 
 def test_records_and_manifests_are_the_same_keys():
     """The keys that live shorter are those of the layout's manifests."""
-    from bundler.backends.redis_values import RECORD
-    from bundler.store import layout
+    from bundler.backends.redis.value_parts import RECORD
+    from bundler.store import store_layout
 
-    assert RECORD.match(f"{layout.MANIFESTS}/x")
-    assert not RECORD.match(f"{layout.UNITS}/x")
+    assert RECORD.match(f"{store_layout.MANIFESTS}/x")
+    assert not RECORD.match(f"{store_layout.UNITS}/x")
 
 
 def test_opening_a_store_by_its_url(server):

@@ -63,13 +63,13 @@ def _workshop():
 
 def test_the_page_tells_every_setting_and_its_default():
     """docs/cluster.md lists the settings that there are, with their defaults."""
-    from bundler.backends import redis_url
+    from bundler.backends.redis import url_settings
 
     rows = [line.split("|")[1:3] for line in DOCS.read_text().splitlines() if line.startswith("| `")]
     told = {
         name.strip(" `"): default.strip() for names, default in rows for name in names.split(",") if "://" not in names
     }
-    assert redis_url._RULES.keys() <= told.keys()
+    assert url_settings._RULES.keys() <= told.keys()
     defaults = {
         "db": 0,
         "namespace": "`tb`",
@@ -78,7 +78,7 @@ def test_the_page_tells_every_setting_and_its_default():
         "timeout_s": 0.25,
     }
     assert {name: told[name] for name in defaults} == {name: str(value) for name, value in defaults.items()}
-    assert (redis_url.DEFAULT_TTL_S, redis_url.DEFAULT_NAMESPACE) == (2592000, "tb")
-    assert (redis_url.DEFAULT_CONNECT_TIMEOUT_S, redis_url.DEFAULT_TIMEOUT_S) == (0.25, 0.25)
+    assert (url_settings.DEFAULT_TTL_S, url_settings.DEFAULT_NAMESPACE) == (2592000, "tb")
+    assert (url_settings.DEFAULT_CONNECT_TIMEOUT_S, url_settings.DEFAULT_TIMEOUT_S) == (0.25, 0.25)
     users = {name.strip(" `") for name, _ in rows} & set(redis_server.PASSWORDS)
     assert users == set(redis_server.PASSWORDS)

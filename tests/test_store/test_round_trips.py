@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often a server is asked, counted by our link to it and by the server: latency times that is what a start costs."""
 
+import time
 import warnings
 
 import pytest
+import redis_proxy
 import redis_server
 import shelf
 import store_builders as build
 
 import bundler
-from bundler.backends import redis_link
+from bundler.backends.redis import server_exchange
 from bundler.errors import BundlerWarning
 
 KERNELS = 300
 BATCH = 512
 PATIENT = {"timeout_s": 20, "connect_timeout_s": 20}
+LATENCY_S = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +31,15 @@ def server():
 
 
 @pytest.fixture
-def trips(monkeypatch):
+def trips(monkeypatch, parser):
     """A list that gets, for each exchange with a server, how many commands were sent."""
-    made, run = [], redis_link.run
+    made, run = [], server_exchange.run
 
-    def noting(work):
+    def noting(work, *rest):
         made.append(sum(len(commands) for _, commands in work))
-        return run(work)
+        return run(work, *rest)
 
-    monkeypatch.setattr(redis_link, "run", noting)
+    monkeypatch.setattr(server_exchange, "run", noting)
     return made
 
 
@@ -70,9 +73,28 @@ def test_a_restore_by_tag_takes_four_round_trips_and_one_for_each_batch(asked, t
         report, trips, commands = asked(lambda store, words=words: store.restore("t", **words))
         assert len(report.restored) == KERNELS
         assert 4 <= trips <= 4 + batches(units)
-        assert commands["get"] == 1
-        assert 0 < commands["mget"] <= 1 + batches(units) * BATCH // 64
-        assert "exists" not in commands
+        # Of the tag, the manifest, each unit, and each mark, which reads the beginning of what it marks.
+        assert commands["getrange"] == 2 + units + 1 + 2 * KERNELS
+        assert commands["exists"] == 1
+        assert "get" not in commands
+
+
+@pytest.mark.serial
+def test_a_start_takes_its_round_trips_times_the_latency(asked, trips, server, tmp_path):
+    """With 50 ms a turn, logging in, restoring 300 kernels takes one turn for each exchange and for logging in, and no wait of ours."""
+    asked(lambda store: store.push(shelf.restorable(*range(KERNELS)), "t"))
+    with redis_proxy.Proxy(server.socket, latency_s=LATENCY_S) as proxy:
+        trips.clear()
+        with bundler.open_store(proxy.url(server), **PATIENT) as store:
+            started = time.monotonic()
+            with store.pull("t") as bundle:
+                bundle.blobs.prefetch([digest for digest, _ in bundle.content.blobs])
+            took_s = time.monotonic() - started
+        assert proxy.connections == 1
+    turns = len(trips) + 1
+    assert turns <= 7
+    # The bytes, and what else this machine does, have a second.
+    assert turns * LATENCY_S <= took_s < turns * LATENCY_S + 1
 
 
 def test_a_warm_rank_with_two_hundred_kernels_asks_six_times_at_most(asked, tmp_path):

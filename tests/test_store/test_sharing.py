@@ -13,10 +13,9 @@ import pytest
 import shelf
 
 import bundler
-from bundler.backends.testing_hooks import in_threads
+from bundler.backends.testing.contract_hooks import in_threads
 
 HERE = Path(__file__).parent
-RACE = HERE.parents[1] / "tools" / "race_store.py"
 MANY = 8
 
 # Python runs a module of this name when it starts. A swap that should have been refused is said to have succeeded.
@@ -155,7 +154,7 @@ def test_threads_share_one_store(store):
 
 def test_threads_share_one_pulled_bundle(store, monkeypatch):
     """Threads that read one pulled bundle, more than fits into its memory, all read the right bytes."""
-    monkeypatch.setattr("bundler.store.source.CACHED_BYTES", 2000)
+    monkeypatch.setattr("bundler.store.blob_source.CACHED_BYTES", 2000)
     bundle = shelf.bundle(*range(20))
     store.push(bundle, "t")
     right = shelf.contents(bundle)
@@ -187,13 +186,15 @@ def test_a_fork_with_an_open_store(kind, opened, url, memory):
     assert store.verify().sound
 
 
-def race(bundle, results, *more, environment=None):
-    """Run the race on a few kernels; returns the finished process and what it wrote."""
-    command = [sys.executable, "-P", str(RACE), "--bundle", str(bundle), "--results", str(results), *map(str, more)]
-    done = subprocess.run(
-        command, env={**os.environ, **(environment or {})}, capture_output=True, text=True, timeout=100
-    )
-    return done, json.loads((results / "race-store.json").read_text())
+@pytest.fixture
+def race(run_tool, few, tmp_path):
+    """Return a function that runs the race on a few kernels, and returns the finished process and what it wrote."""
+
+    def run(*arguments, first=""):
+        done = run_tool("cluster race", "--bundle", few, "--results", tmp_path, *arguments, first=first, timeout=100)
+        return done, json.loads((tmp_path / "race-store.json").read_text())
+
+    return run
 
 
 @pytest.fixture
@@ -206,23 +207,24 @@ def few(real, tmp_path):
     return path
 
 
-def test_a_sample_of_the_race(few, tmp_path):
+@pytest.mark.slow
+def test_a_sample_of_the_race(race):
     """Eight processes that restore, push, name, prune, look and verify at once meet no exception and no wrong or partial kernel."""
-    done, result = race(few, tmp_path, "--rounds", 8, "--seed", 1)
+    done, result = race("--rounds", 8, "--seed", 1)
     assert done.returncode == 0, done.stderr
     assert (result["rounds"], result["processes"], result["problem_count"], result["problems"]) == (8, 8, 0, [])
     assert {"restore", "push", "push loose", "prune", "look", "kernels restored", "units sent"} <= result["acts"].keys()
     assert "8 rounds of 8 processes" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sabotage", "problem"), [(_LINKS_THAT_LIE, "team/all"), (_RENAMES_THAT_COPY, "is partial, without")]
 )
-def test_the_race_can_be_lost(few, tmp_path, sabotage, problem):
+def test_the_race_can_be_lost(race, tmp_path, sabotage, problem):
     """With a file system that does not do what it says the race finds what goes wrong."""
     (tmp_path / "sitecustomize.py").write_text(sabotage)
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done, result = race(few, tmp_path, "--rounds", 3, environment={"PYTHONPATH": path})
+    done, result = race("--rounds", 3, first=tmp_path)
     assert done.returncode == 1
     assert result["problem_count"] > 0
     assert problem in done.stderr

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores of several tiers: a directory before a real Redis, bases below, dead servers, and one fetch for a whole host."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -137,8 +139,37 @@ def test_a_warm_start_takes_few_round_trips(server, tmp_path, opened):
             shelf.contents(bundle)
         needed.append((asked[0] - before[0], commands(server) - before[1]))
     assert [calls for calls, _ in needed] == [4, 2]
-    # Of the commands, the warm start saves an MGET of the manifest and one of the units.
-    assert needed[0][1] - needed[1][1] == 2
+    # Of the commands, the warm start saves those that read the manifest and each unit.
+    assert needed[0][1] - needed[1][1] == 1 + len(set(bundle.blobs.keys))
+
+
+def test_each_byte_is_hashed_once_at_each_trust_boundary(server, tmp_path, opened, monkeypatch):
+    """From Redis through a directory tier into files: once as it came from the store, once as the content it is named by."""
+    from bundler.format.digest import digest_raw, sha256
+    from bundler.store.store_layout import units_of
+
+    pushed = shelf.restorable(*range(8), extra={"k.llir": build.noise(1, 20_000)})
+    opened(server.url(), **PATIENT).push(pushed, "t")
+    expected = Counter(digest for unit in units_of(pushed.content) for digest, _ in unit.blobs)
+    store = opened(f"file://{tmp_path}/near", server.url(), **PATIENT)
+    hashed = Counter()
+
+    def counted(data=b"", real=hashlib.sha256):
+        hashed[bytes(data)] += 1
+        return real(data)
+
+    for _ in range(2):  # from far, then from near
+        hashed.clear()
+        with store.pull("t") as bundle:
+            with monkeypatch.context() as patched:
+                patched.setattr(hashlib, "sha256", counted)
+                assert len(bundler.restore(bundle, tmp_path / "cache", only="all").restored) == 8
+            units = store._backend.get(bundle.blobs.keys).values()
+        assert {value[:4] for value in units} == {b"TBV1", b"TBD1"}
+        assert [hashed[value[36:]] for value in units] == [1] * len(units)
+        digests = {digest_raw(artifact.digest) for kernel in pushed.kernels for artifact in kernel.artifacts}
+        assert {sha256(data): times for data, times in hashed.items() if sha256(data) in digests} == expected
+        shutil.rmtree(tmp_path / "cache")
 
 
 def test_merging_pushes_of_two_hosts_meet_at_the_truth(server, tmp_path, opened):
@@ -302,6 +333,7 @@ def test_a_server_that_was_restarted_empty_is_filled_by_the_next_push(mortal, ne
         assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A"))
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("death", ["refused", "frozen"])
 def test_a_dead_server_costs_a_second_in_all(mortal, near, opened, death):
     """Two hundred pulls through the real client, with its default time-outs, lose about a second together."""

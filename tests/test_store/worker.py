@@ -23,7 +23,7 @@ def push_for_ever(store, bundle, tag):
     while True:
         store.push(bundle, tag, "replace")
         print(json.dumps("pushed"), flush=True)
-        store.push(bundle.select(names="none"), tag, "replace")
+        store.push(bundle.select(names="none"), tag, "replace", allow_empty=True)
 
 
 def restore(store, bundle, tag, cache):

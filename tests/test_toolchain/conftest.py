@@ -77,7 +77,7 @@ def compile_add(kernels, compile_kernel):
 @pytest.fixture
 def events(cache):
     """What the listener heard while the test ran."""
-    from bundler.toolchain.listening import listening
+    from bundler.toolchain.compile_listener import listening
 
     heard = []
     hear = heard.append

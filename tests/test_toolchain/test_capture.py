@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bundler.format.constant_values import Value
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import LaunchFacts
-from bundler.format.values import Value
+from bundler.format.launch_spec import LaunchFacts
 from bundler.toolchain import capture, encoding, identity
 
 triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.toolchain
+pytestmark = [pytest.mark.toolchain, pytest.mark.release]
 
 TARGETS = ["cuda:90", "hip:gfx942"]
 CONSTANT = {"out": "*fp32", "VALUE": "constexpr"}
@@ -142,7 +142,7 @@ def test_a_jit_function_as_constant(kernels, compile_kernel, events, parts_of):
 @pytest.mark.parametrize(
     "value",
     [Colour.RED, Point(1, 2), object(), {1: 2}, frozenset({1}), b"bytes", DEEP, "x" * 5000],
-    ids=lambda v: repr(v)[:30],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_constant_without_encoding_is_not_portable(kernels, compile_kernel, events, value):
     """What another process could not build again is marked with the name of its type, and by argument."""
@@ -283,7 +283,7 @@ import triton, importlib.util
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from bundler.toolchain import capture
-from bundler.toolchain.listening import listening
+from bundler.toolchain.compile_listener import listening
 spec = importlib.util.spec_from_file_location("kernels", {str(tmp_path / "kernels.py")!r})
 kernels = importlib.util.module_from_spec(spec); spec.loader.exec_module(kernels)
 heard = []; hear = heard.append; listening.attach(hear)
@@ -473,7 +473,7 @@ import kernels_for_tests as kernels, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from bundler.toolchain import capture
-from bundler.toolchain.listening import listening
+from bundler.toolchain.compile_listener import listening
 heard = []; hear = heard.append; listening.attach(hear)
 signature = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
 triton.compile(ASTSource(kernels.add, signature, {"BLOCK": 32}), target=GPUTarget("cuda", 90, 32), options={"num_stages": 2})

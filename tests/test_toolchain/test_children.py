@@ -10,10 +10,11 @@ import pytest
 from bundler.errors import FormatError
 from bundler.format.entries import Target, Toolchain
 from bundler.format.keyparts import KeyParts
-from bundler.format.launch import LaunchFacts
-from bundler.toolchain import children, records
-from bundler.toolchain.children import ChildSpool, check_interpreter
-from bundler.toolchain.records import SpooledEvent, SpooledFile
+from bundler.format.launch_spec import LaunchFacts
+from bundler.toolchain import child_recording, spool_records
+from bundler.toolchain.child_recording import ChildSpool, check_interpreter
+from bundler.toolchain.manager_environment import SPOOL_MANAGER, STAND_IN
+from bundler.toolchain.spool_records import SpooledEvent, SpooledFile
 
 HERE = Path(__file__).parent
 CHILD = """
@@ -95,33 +96,33 @@ def kernel_record(**more):
 )
 def test_records_survive_their_encoding(record):
     """What is written is what is read."""
-    decoded = records.decode(records.encode(record))
+    decoded = spool_records.decode(spool_records.encode(record))
     assert decoded == record
     assert getattr(getattr(decoded, "target", None), "warp_size", None) == (
         record.target.warp_size if getattr(record, "target", None) else None
     )
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x80", records.encode(kernel_record())[:-3]])
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x80", spool_records.encode(kernel_record())[:-3]])
 def test_a_broken_record_is_a_format_error(data):
     """Anything else than a record is refused as such."""
     with pytest.raises(FormatError):
-        records.decode(data)
+        spool_records.decode(data)
 
 
 def test_a_record_of_another_version_is_refused():
     """A record that a newer package wrote is not guessed at."""
-    data = bytearray(records.encode(SpooledFile("/d", "f.so", 1)))
-    data[1] = records.VERSION + 1
+    data = bytearray(spool_records.encode(SpooledFile("/d", "f.so", 1)))
+    data[1] = spool_records.VERSION + 1
     with pytest.raises(FormatError, match="unknown version"):
-        records.decode(bytes(data))
+        spool_records.decode(bytes(data))
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):
     """When the record cannot be put in its place, no temporary file stays."""
     (tmp_path / "name.record").mkdir()
     with pytest.raises(OSError, match="directory"):
-        records.write(str(tmp_path), "name", kernel_record())
+        spool_records.write(str(tmp_path), "name", kernel_record())
     assert [path.name for path in tmp_path.iterdir()] == ["name.record"]
 
 
@@ -130,8 +131,8 @@ def test_the_environment_comes_back_exactly(monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "mine:Manager")
     before = dict(os.environ)
     with ChildSpool():
-        assert os.environ["TRITON_CACHE_MANAGER"] == children.MANAGER
-        assert records.owner(os.environ["TRITON_BUNDLER_SPOOL"]) == os.getpid()
+        assert os.environ["TRITON_CACHE_MANAGER"] == SPOOL_MANAGER
+        assert spool_records.owner(os.environ["TRITON_BUNDLER_SPOOL"]) == os.getpid()
         assert os.environ["TRITON_BUNDLER_SPOOL_INNER"] == "mine:Manager"
         with ChildSpool():
             assert os.environ["TRITON_BUNDLER_SPOOL_INNER"] == "mine:Manager"
@@ -149,7 +150,7 @@ def test_environ_changes_nothing_here():
     }
     directory = Path(environ["TRITON_BUNDLER_SPOOL"])
     assert directory.stat().st_mode & 0o077 == 0
-    records.write(str(directory), "1", kernel_record())
+    spool_records.write(str(directory), "1", kernel_record())
     spool.close()
     spool.close()
     assert not directory.exists()
@@ -169,8 +170,8 @@ def test_unreadable_records_are_problems():
     """A record that cannot be read is named with its reason; half-written ones do not count; others are read."""
     with ChildSpool() as spool:
         directory = Path(os.environ["TRITON_BUNDLER_SPOOL"])
-        records.write(str(directory), "2", kernel_record(pid=2))
-        records.write(str(directory), "1", kernel_record(pid=1))
+        spool_records.write(str(directory), "2", kernel_record(pid=2))
+        spool_records.write(str(directory), "1", kernel_record(pid=1))
         (directory / "3.record").write_bytes(b"garbage")
         (directory / ".4.tmp").write_bytes(b"half")
         assert [event.pid for event in spool.events()] == [1, 2]
@@ -180,6 +181,7 @@ def test_unreadable_records_are_problems():
     assert "cannot be read" in reason
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_subprocess_is_recorded(run_child, compile_add, events, parts_of, cache):
     """A child's miss and hit are recorded with the same facts and parts as a compile that this process hears itself."""
@@ -200,11 +202,12 @@ def test_a_subprocess_is_recorded(run_child, compile_add, events, parts_of, cach
     assert spool.problems == []
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_the_recording_process_does_not_spool_itself(run_child):
     """The process that owns the spool listens itself; only others write."""
     code = """
-from bundler.toolchain.children import ChildSpool
+from bundler.toolchain.child_recording import ChildSpool
 with ChildSpool() as spool:
     compile_add(64)
     assert type(triton.runtime.cache.get_cache_manager("ab" * 32)).__name__ == "SpoolCacheManager"
@@ -215,12 +218,13 @@ assert type(triton.runtime.cache.get_cache_manager("ab" * 32)).__name__ == "File
     run_child(code)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_recordings_nest(run_child):
     """A child's kernel is in each recording that was in force, also when the inner one ran in a recorded child itself."""
     code = """
 import subprocess
-from bundler.toolchain.children import ChildSpool
+from bundler.toolchain.child_recording import ChildSpool
 compile_add(16)
 if len(sys.argv) == 2:
     with ChildSpool() as spool:
@@ -236,10 +240,11 @@ if len(sys.argv) == 2:
 
 def test_a_foreign_directory_is_no_spool(tmp_path):
     """Only a directory that a recording process made, and whose owner its name tells, is written to."""
-    assert records.owner(str(tmp_path)) is None
-    assert records.owner("") is None
+    assert spool_records.owner(str(tmp_path)) is None
+    assert spool_records.owner("") is None
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_one_record_for_many_repeats(run_child):
     """A child that looks up one kernel again and again leaves one record of a miss and one of a hit."""
@@ -248,6 +253,7 @@ def test_one_record_for_many_repeats(run_child):
     assert [event.cache_hit for event in spool.events()] == [False, True]
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_single_files_are_recorded(run_child, cache):
     """Helper libraries and tuning files are recorded once; other files are not."""
@@ -258,6 +264,7 @@ def test_single_files_are_recorded(run_child, cache):
     assert spool.events() == []
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_killed_child_still_has_its_record(run_child):
     """A child that is killed right after a compile was stored has been recorded."""
@@ -266,12 +273,13 @@ def test_a_killed_child_still_has_its_record(run_child):
     assert [event.name for event in spool.events()] == ["add"]
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_forked_child_is_recorded(run_child):
     """A child that was forked from the recording process writes to the spool; the parent's own compiles do not go there."""
     code = """
-from bundler.toolchain.children import ChildSpool
-from bundler.toolchain.listening import listening
+from bundler.toolchain.child_recording import ChildSpool
+from bundler.toolchain.compile_listener import listening
 heard = []; hear = heard.append
 with ChildSpool() as spool:
     listening.attach(hear)
@@ -299,7 +307,7 @@ def work(block):
     return compile_add(block).hash
 
 if __name__ == "__main__":
-    from bundler.toolchain.children import ChildSpool
+    from bundler.toolchain.child_recording import ChildSpool
     with ChildSpool() as spool:
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
             hashes = set(pool.map(work, [16, 32, 64, 128]))
@@ -309,6 +317,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_spawned_pool_is_recorded(run_child):
     """Workers of a process pool that were spawned inside the recording are recorded."""
@@ -327,6 +336,7 @@ class Counting(FileCacheManager):
 """
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_an_inner_manager_is_kept(run_child, tmp_path, monkeypatch):
     """The cache manager that the user had configured does the work, and what it makes is an instance of it."""
@@ -343,12 +353,13 @@ assert isinstance(triton.runtime.cache.get_cache_manager("ab" * 32), mymanager.C
     assert [event.name for event in spool.events()] == ["add"]
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_an_inner_manager_that_changes_is_followed(run_child, tmp_path):
     """Two recordings in one process, with another user's manager each, use the right one each time."""
     (tmp_path / "mymanager.py").write_text(INNER)
     code = """
-from bundler.toolchain.children import ChildSpool
+from bundler.toolchain.child_recording import ChildSpool
 from triton.runtime.cache import get_cache_manager
 import mymanager
 with ChildSpool():
@@ -360,13 +371,14 @@ with ChildSpool():
     run_child(code)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 @pytest.mark.parametrize("harm", ["removed", "read-only", "a file"])
 def test_a_spoiled_spool_does_not_reach_the_user(run_child, harm):
     """A spool that is gone or cannot be written costs the record, never the compile."""
     code = {
         "removed": "import shutil; shutil.rmtree(os.environ['TRITON_BUNDLER_SPOOL'])",
-        "read-only": "import bundler.toolchain.records as r; r.write = lambda *a: (_ for _ in ()).throw(PermissionError())",
+        "read-only": "import bundler.toolchain.spool_records as r; r.write = lambda *a: (_ for _ in ()).throw(PermissionError())",
         "a file": "import shutil; d = os.environ['TRITON_BUNDLER_SPOOL']; shutil.rmtree(d); open(d, 'w').close()",
     }[harm]
     with ChildSpool() as spool:
@@ -381,6 +393,7 @@ def test_a_spoiled_spool_does_not_reach_the_user(run_child, harm):
     assert done.stderr.count("a compile was not recorded") == (harm == "read-only")
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_child_that_outlives_the_spool(run_child):
     """A child whose spool was closed goes on compiling as if nobody had recorded."""
@@ -390,6 +403,7 @@ def test_a_child_that_outlives_the_spool(run_child):
     run_child("assert compile_add(64).hash", env=environ)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_user_errors_stay_the_users(run_child):
     """An error of the inner manager is the one that the user would see without us."""
@@ -401,16 +415,17 @@ def test_user_errors_stay_the_users(run_child):
     assert spool.events() == []
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_child_without_our_package_on_its_path_finds_it(run_child, tmp_path, monkeypatch):
     """A program that found this package only through its own sys.path has children that find it too."""
-    parent = str(Path(children.__file__).parents[2])
+    parent = str(Path(child_recording.__file__).parents[2])
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with ChildSpool() as spool:
         run_child("compile_add(64)", cwd=tmp_path)
-        settings = os.environ.get("PYTHONPATH", "")
+        settings = os.environ["PYTHONPATH"].split(os.pathsep)
     assert len(spool.events()) == 1
-    assert settings in {"", parent}
+    assert settings in ([STAND_IN], [parent, STAND_IN])
 
 
 def test_this_interpreter_can_record():
@@ -437,7 +452,7 @@ def test_children_import_no_triton(run_python):
     """Preparing the environment of children imports neither Triton nor torch."""
     code = """
 import sys
-from bundler.toolchain.children import ChildSpool
+from bundler.toolchain.child_recording import ChildSpool
 with ChildSpool() as spool:
     spool.events()
 assert not {"triton", "torch"} & set(sys.modules)
@@ -452,7 +467,7 @@ import torch
 from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPool
 
 def main():
-    from bundler.toolchain.children import ChildSpool
+    from bundler.toolchain.child_recording import ChildSpool
     import worker_module
     with ChildSpool() as spool:
         for kind in SubprocKind:
@@ -470,6 +485,8 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.release
+@pytest.mark.slow
 @pytest.mark.toolchain
 def test_torchs_compile_workers_are_recorded(run_child, tmp_path):
     """Workers of torch's own pool, forked and spawned, are recorded, though they run neither exit handlers nor finalizers."""

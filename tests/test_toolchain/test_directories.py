@@ -38,6 +38,7 @@ def test_triton_directory_before_the_import(run_python, variables, expected):
     assert run_python(SCRIPT, env={**os.environ, **variables}) == [expected, "/second"]
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 @pytest.mark.parametrize("variables", [{}, {"TRITON_CACHE_DIR": "relative/dir"}, {"TRITON_HOME": "home"}])
 def test_triton_directory_is_tritons_own(run_python, variables):

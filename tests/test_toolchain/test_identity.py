@@ -17,6 +17,7 @@ def triton():
     return pytest.importorskip("triton")
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_record_identity_equals_hashing_the_file(triton, run_python):
     """The digest from the wheel's RECORD is the digest of the bytes on disk."""
@@ -27,6 +28,7 @@ def test_record_identity_equals_hashing_the_file(triton, run_python):
     assert identity.installed_triton().binary == expected
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_identity_does_not_import_triton_and_reads_no_binary(run_python):
     """Release, binary, directories, ptxas and environment are known without importing Triton or torch."""
@@ -46,6 +48,7 @@ assert not any(path.endswith("libtriton.so") for path in opened)
     assert run_python(code)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_same_identity_before_and_after_the_import(run_python):
     """Importing Triton changes neither its release nor its binary nor its place."""
@@ -130,6 +133,7 @@ def test_environment_names_python_and_platform():
     assert not any(os.sep + "home" in text for text in facts.values())
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 @pytest.mark.parametrize("arch", [70, 80, 89, 90, 100, 120])
 def test_ptxas_is_the_one_that_triton_takes(triton, arch):
@@ -145,6 +149,7 @@ def write_ptxas(path, answer, status=0):
     return str(path)
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 @pytest.mark.parametrize(("arch", "variable"), [(80, "TRITON_PTXAS_PATH"), (120, "TRITON_PTXAS_BLACKWELL_PATH")])
 def test_ptxas_follows_the_environment_at_each_call(triton, tmp_path, monkeypatch, arch, variable):
@@ -158,6 +163,7 @@ def test_ptxas_follows_the_environment_at_each_call(triton, tmp_path, monkeypatc
     assert ptxas.ptxas_version(arch) == installed
 
 
+@pytest.mark.release
 @pytest.mark.toolchain
 def test_ptxas_set_in_python_counts(triton, tmp_path, monkeypatch):
     """A program set through Triton's knobs is the one that is asked."""

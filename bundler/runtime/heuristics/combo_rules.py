@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates for several kernels in one launch, each with blocks of its own or all with the same."""
+"""`combo_plan`: candidates for several kernels in one launch, each with blocks of its own or all with the same.
+
+The decorator `combo` and Inductor's combo kernels begin with its plan.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Literal
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
+from bundler.runtime.heuristics.block_limits import is_reduced, max_block, product
 from bundler.runtime.heuristics.facts import Facts, ReductionHint, Setting, SizeHints, TileHint
-from bundler.runtime.heuristics.limits import is_reduced, max_block, product
 from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_configs
@@ -46,13 +49,11 @@ class ComboGroup:
 
     Attributes:
         members: positions of the kernels.
-        configs: candidates of each of them, block names without a suffix.
         fields: parameters of the combined kernel that they own.
         elements: of one of them; groups are tuned largest first.
     """
 
     members: tuple[int, ...]
-    configs: tuple[Config, ...]
     fields: tuple[str, ...]
     elements: int
 
@@ -65,13 +66,11 @@ class ComboPlan:
         base: the first candidate of every kernel, with the most warps and stages among them.
         groups: largest first.
         field_limits: parameter -> largest block.
-        warp_stages: pairs worth trying once the blocks are settled.
     """
 
     base: Config
     groups: tuple[ComboGroup, ...]
     field_limits: Mapping[str, int]
-    warp_stages: tuple[tuple[int, int], ...]
 
 
 def combo_plan(
@@ -111,7 +110,6 @@ def combo_plan(
                 limits[f"{name}_{number}"] = min(max_block(axis, setting), kernel.hints[axis])
     firsts = [configs[0] for configs in lists]
     most = max(c.num_warps for c in firsts), max(c.num_stages for c in firsts)
-    seen = [(config.num_warps, config.num_stages) for configs in lists for config in configs]
     base = Config(
         kwargs,
         num_warps=most[0],
@@ -119,8 +117,8 @@ def combo_plan(
         options={name: value for config in firsts for name, value in config.options.items()},
         origin="combination",
     )
-    groups = _groups(kernels, lists, owners, grouping=grouping)
-    return ComboPlan(base, groups, limits, tuple(dict.fromkeys([*seen, most])))
+    groups = _groups(kernels, owners, grouping=grouping)
+    return ComboPlan(base, groups, limits)
 
 
 def _candidates(kernel: SubKernel, setting: Setting) -> list[Config]:
@@ -150,15 +148,13 @@ def _own_fields(kernel: SubKernel, config: Config) -> dict[str, object]:
 
 
 def _groups(
-    kernels: Sequence[SubKernel], lists: Sequence[list[Config]], fields: Sequence[tuple[str, ...]], *, grouping: bool
+    kernels: Sequence[SubKernel], fields: Sequence[tuple[str, ...]], *, grouping: bool
 ) -> tuple[ComboGroup, ...]:
     members: dict[object, list[int]] = {}
     for number, kernel in enumerate(kernels):
         members.setdefault(kernel.fingerprint() if grouping else number, []).append(number)
     groups = [
-        ComboGroup(
-            tuple(numbers), tuple(lists[numbers[0]]), fields[numbers[0]], product(kernels[numbers[0]].hints.values())
-        )
+        ComboGroup(tuple(numbers), fields[numbers[0]], product(kernels[numbers[0]].hints.values()))
         for numbers in members.values()
     ]
     return tuple(sorted(groups, key=lambda group: -group.elements))

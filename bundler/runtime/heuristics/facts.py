@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a heuristic may look at: hints, what is known of a kernel, the device, and the policy. Nothing of the process."""
+"""What a rule may look at: `Device`, `Facts` about a kernel, `Policy`, the three of them as a `Setting`, and hints.
+
+Rules see nothing of the process, so that each machine gets the candidates of the device that is declared.
+"""
 
 from __future__ import annotations
 

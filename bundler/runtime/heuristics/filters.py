@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken from a list of candidates, or changed in it, after it was built."""
+"""What the rules take from a list of candidates, or change in it, after it was built.
+
+For example `one_for_determinism` keeps a single candidate, so that every run takes the same.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import replace
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics.block_limits import check_blocks, is_reduced, product
 from bundler.runtime.heuristics.facts import Setting, SizeHints
-from bundler.runtime.heuristics.limits import check_blocks, is_reduced, product
 
 _TOO_SMALL_R = 4
 _TWO_AXES = {"XBLOCK", "R0_BLOCK"}

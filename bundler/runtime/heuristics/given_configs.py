@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates that somebody has already decided on: templates, fixed and user-written configs, lists of kernels (foreach)."""
+"""Candidates that somebody has already decided on: templates, fixed and user-written configs, lists of kernels (foreach).
+
+The decorators of the same names and Inductor's modules take them from here.
+"""
 
 from __future__ import annotations
 

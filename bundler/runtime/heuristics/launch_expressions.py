@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny evaluator for sizes written as text: whole numbers, names and arithmetic; nothing is ever executed."""
+"""`evaluate`: the value of a size written as text: whole numbers, names and arithmetic; nothing is ever executed.
+
+Generated kernels give sizes of their grid so, and `launch_grids` evaluates them.
+"""
 
 from __future__ import annotations
 

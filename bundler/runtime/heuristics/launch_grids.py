@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bundler.errors import ConfigError
+from bundler.format.summary import count
 from bundler.runtime.grids import checked
+from bundler.runtime.heuristics.block_limits import MAX_GRID, ceil_div
 from bundler.runtime.heuristics.launch_expressions import evaluate
-from bundler.runtime.heuristics.limits import MAX_GRID, ceil_div
 
 LaunchGrid = tuple[int, int, int]
 Blocks = Mapping[str, Any]
@@ -125,7 +126,7 @@ class PrecomputedGrid:
         for wanted, grid in self.candidates:
             if all(name in blocks and blocks[name] == value for name, value in wanted.items()):
                 return grid(blocks, sizes)
-        raise ConfigError(f"grid: none was computed for {dict(blocks)}; there are {len(self.candidates)} others")
+        raise ConfigError(f"grid: none was computed for {dict(blocks)}; known: {count(len(self.candidates), 'other')}")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bundler.errors import ConfigError
+from bundler.runtime.heuristics.block_limits import MAX_GRID, ceil_div
 from bundler.runtime.heuristics.launch_grids import LaunchGrid
-from bundler.runtime.heuristics.limits import MAX_GRID, ceil_div
 
 Numel = int | None
 _MAX_AXES = 3

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates for a matrix product written as a reduction over two axes, and a third for batches."""
+"""Candidates for a matrix product written as a reduction over two axes, and a third for batches.
+
+`reduction_rules` and `persistent_rules` use them for kernels that call themselves native matrix products.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import replace
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics.block_limits import MAX_TENSOR_ELEMENTS, MIN_DOT_EDGE, product, rows
 from bundler.runtime.heuristics.facts import Setting, SizeHints
-from bundler.runtime.heuristics.limits import MAX_TENSOR_ELEMENTS, MIN_DOT_EDGE, product, rows
 
 # x, y, r, warps, stages
 _TILES = (

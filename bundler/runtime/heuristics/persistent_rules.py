@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: PLR2004  # the numbers of a formula are its subject
-"""Candidates for reductions that hold a whole row at once, and for those in the order of both its uses."""
+"""`persistent_reduction_configs`: candidates for reductions that hold a whole row at once.
+
+Among them are those of mixed order, which reduce rows and columns in one pass.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from functools import partial
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics.block_limits import is_reduced, pow2_down, rows
 from bundler.runtime.heuristics.facts import Device, ReductionHint, Setting, SizeHints
 from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
-from bundler.runtime.heuristics.limits import is_reduced, pow2_down, rows
 from bundler.runtime.heuristics.matmul_rules import persistent_matmul_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_hints, tiny_x
 from bundler.runtime.heuristics.tiles import reduction_tile, scores_of, share_by_score, tiled_reduction

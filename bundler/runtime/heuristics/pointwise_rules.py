@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates for kernels that compute each element by itself, over one to three axes."""
+"""`pointwise_configs`: candidates for kernels that compute each element by itself, over one to three axes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics.block_limits import check_hints, max_block, product
 from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Setting, SizeHints, TileHint
 from bundler.runtime.heuristics.filters import meet_descriptor_floors
-from bundler.runtime.heuristics.limits import check_hints, max_block, product
 from bundler.runtime.heuristics.tiles import pointwise_tile
 
 _LEAST_BLOCK, _MOST_BLOCK, _PROGRAMS = 256, 1024, 128

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: PLR2004  # the numbers of a formula are its subject
-"""Candidates for reductions that loop over a row, block by block."""
+"""`reduction_configs`: candidates for reductions that loop over a row, block by block."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics.block_limits import check_hints, pow2_up, rows
 from bundler.runtime.heuristics.facts import ReductionHint, Setting, SizeHints
 from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
-from bundler.runtime.heuristics.limits import check_hints, pow2_up, rows
 from bundler.runtime.heuristics.matmul_rules import matmul_configs
 from bundler.runtime.heuristics.tiles import reduction_tile, scores_of, share_by_score, tiled_reduction
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates for kernels whose rows are shared by several programs: cooperative reductions and split scans."""
+"""Candidates for kernels whose rows are shared by several programs.
+
+`cooperative_reduction_configs` is for reductions whose programs wait for each other, `split_scan_configs` for scans.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from dataclasses import replace
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics.block_limits import MAX_RSPLIT, pow2_down
 from bundler.runtime.heuristics.facts import ReductionHint, Setting, SizeHints
 from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
-from bundler.runtime.heuristics.limits import MAX_RSPLIT, pow2_down
 from bundler.runtime.heuristics.persistent_rules import persistent
 from bundler.runtime.heuristics.reduction_rules import looped, reduction_hints
 

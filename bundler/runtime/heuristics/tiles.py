@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a wanted tile to a candidate that fits the sizes: the builders behind every heuristic."""
+"""From a wanted tile to a candidate that fits the sizes: the builders that the rules for pointwise kernels and reductions use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
-from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Device, ReductionHint, Setting, SizeHints
-from bundler.runtime.heuristics.limits import (
+from bundler.runtime.heuristics.block_limits import (
     MAX_GRID,
     WAVE_64,
     block_name,
@@ -22,6 +21,7 @@ from bundler.runtime.heuristics.limits import (
     rows,
     warp_rule,
 )
+from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Device, ReductionHint, Setting, SizeHints
 
 _ELEMENTS_PER_WARP = 256
 _FOUR_WARPS_FROM = 128  # elements; two warps at such a size run into faults of ptxas

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordinate descent: from a good config to a better one, one field at a time, measuring each config once."""
+"""`Descent`: coordinate descent from a good config to a better one, one field at a time, which measures each config once.
+
+`Space` says which configs it may try.  `Search` descends after it measured the list, when `TunerOptions` ask for it.
+"""
 
 from __future__ import annotations
 

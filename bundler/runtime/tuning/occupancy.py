@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What limits how many blocks of a kernel run at once: registers and spills of a binary, and what a multiprocessor has."""
+"""`usage_of`: the registers and spills of a kernel, read from its binary; `Occupancy`: how many of its blocks run at once.
+
+The tuner does not time configs that spill too much, and halves blocks where too few run at once.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import dataclass
 
 from bundler.errors import FormatError
 from bundler.format.entries import Target
-from bundler.runtime.driver import DeviceProperties
-from bundler.runtime.layout import amd_kernel, cubin_attributes
+from bundler.runtime.launch.driver import DeviceProperties
+from bundler.runtime.launch.parameter_layout import amd_kernel, cubin_attributes
 
 _REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
 _BY_SYMBOL = struct.Struct("<II")  # index of the function's symbol, a number

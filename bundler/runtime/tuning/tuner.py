@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the fastest config: compiles all, measures what compiled, refines, and says of each config what became of it."""
+"""`Search`: finds the fastest config: compiles all, measures what compiled, refines the best, and reports on each config.
+
+It knows neither GPU nor Triton: a `Workshop` builds candidates and a clock times them.  `Trial` gives it both.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from bundler.errors import BundlerError, ConfigError, DriverError, NoValidConfig
-from bundler.format.tuning import Timing
+from bundler.format.candidate_timings import Timing
+from bundler.format.summary import count
 from bundler.runtime.configs import Config
-from bundler.runtime.tuning.benchmarking import Sample, usable
+from bundler.runtime.tuning.benchmark import Sample, usable
 from bundler.runtime.tuning.descent import SKIPPED, SKIPPED_DETERMINISTIC, UNMEASURED_DETERMINISTIC, Descent, Space
 from bundler.runtime.tuning.occupancy import Occupancy
-from bundler.runtime.tuning.rescaling import may_rescale, r_blocks, rescaled
-from bundler.runtime.tuning.winners import named_of
+from bundler.runtime.tuning.register_pressure import may_rescale, r_blocks, rescaled
+from bundler.runtime.tuning.tuning_winners import named_of
 
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
 _NS, _US = 1e6, 1e6
@@ -91,7 +95,7 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TuningOutcome:
     """What came of a search.
 
     Attributes:
@@ -141,7 +145,7 @@ class Search:
         self._best: tuple[Candidate, float] | None = None
         self._compile_s = self._measure_s = 0.0
 
-    def run(self, configs: Sequence[Config]) -> Outcome:
+    def run(self, configs: Sequence[Config]) -> TuningOutcome:
         """Return the fastest config.
 
         Raises:
@@ -224,7 +228,9 @@ class Search:
     def _measured(self, candidate: Candidate) -> tuple[float, Timing]:
         blank = Timing(named_of(candidate.config), candidate.key)
         if not self._traits.custom and (candidate.spills or 0) > self._spill_threshold:
-            words = f"register spilling: {candidate.spills} words, and {self._spill_threshold} are allowed"
+            words = (
+                f"register spilling: {count(candidate.spills or 0, 'word')}, and {self._spill_threshold} are allowed"
+            )
             return math.inf, replace(blank, reason=words)
         try:
             sample = self._bench(candidate)
@@ -253,19 +259,19 @@ class Search:
             return math.inf
         return self._time(built[0]) if built else math.inf
 
-    def _outcome(self, winner: Candidate, found_by: str) -> Outcome:
+    def _outcome(self, winner: Candidate, found_by: str) -> TuningOutcome:
         if found_by == "only" and winner.config not in self._samples:
             self._timings[winner.config] = replace(
                 self._timings[winner.config], reason="not measured: nothing to choose"
             )
-        return Outcome(winner, found_by, tuple(self._timings.values()), self._compile_s, self._measure_s,
+        return TuningOutcome(winner, found_by, tuple(self._timings.values()), self._compile_s, self._measure_s,
                        len(self._samples))  # fmt: skip
 
     def _none(self) -> NoValidConfig:
         reasons = tuple((str_of(timing), timing.reason) for timing in self._timings.values())
         lines = "\n".join(f"  {config}: {reason}" for config, reason in reasons)
         return NoValidConfig(
-            f"{self._name}: none of {len(reasons)} configs can be used; give smaller blocks, fewer stages, or fix the "
+            f"{self._name}: none of {count(len(reasons), 'config')} can be used; give smaller blocks, fewer stages, or fix the "
             f"kernel:\n{lines}",
             kernel=self._name,
             reasons=reasons,

@@ -11,10 +11,10 @@ import compiling
 import pytest
 
 from bundler.format.entries import Target
-from bundler.runtime import launchers
-from bundler.runtime.cuda import CudaDriver
-from bundler.runtime.hip import HipDriver
-from bundler.runtime.plan import KIND_BYTES, LaunchPlan, Parameter
+from bundler.runtime.launch import launchers
+from bundler.runtime.launch.cuda import CudaDriver
+from bundler.runtime.launch.hip import HipDriver
+from bundler.runtime.launch.plan import KIND_BYTES, LaunchPlan, Parameter
 
 HERE = Path(__file__).parent
 HIDDEN = ("global_scratch", "profile_scratch")

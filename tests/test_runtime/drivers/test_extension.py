@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically, DriverUnavailable
-from bundler.runtime import launchers
-from bundler.runtime.cuda import CudaDriver
-from bundler.runtime.packing import Packer
+from bundler.runtime.launch import launchers
+from bundler.runtime.launch.cuda import CudaDriver
+from bundler.runtime.launch.parameter_buffer import Packer
 
 KINDS = (
     "pointer", "i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64", "tensormap",
@@ -73,7 +73,7 @@ class _Addressed:
 
     def __init__(self, binding):
         self.__dict__.update(binding.__dict__)
-        self.plain = self.where = launchers.ctypes.c_void_p(0)
+        self.plain = self.ask_place = launchers.ctypes.c_void_p(0)
 
 
 def packed(pack, values):
@@ -188,7 +188,7 @@ def test_without_the_extension(fake, monkeypatch):
 @pytest.mark.parametrize("name", ["_launch", "_dispatch"])
 def test_the_extensions_need_no_driver(name):
     """The sources include Python's headers and C's, and link to nothing else."""
-    source = (Path(__file__).parents[3] / "bundler" / "runtime" / f"{name}.c").read_text()
+    source = (Path(__file__).parents[3] / "bundler" / "runtime" / "launch" / f"{name}.c").read_text()
     includes = {line.split()[1] for line in source.splitlines() if line.startswith("#include")}
     assert includes == {"<Python.h>", "<structmember.h>", "<stddef.h>", "<stdint.h>", "<string.h>"}
 
@@ -197,9 +197,9 @@ def test_an_installed_extension_is_taken():
     """Where it was built, a driver takes it without being asked."""
     if launchers.compiled_type() is None:
         pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
-    code = "from bundler.runtime import launchers; print(launchers.compiled_type().__module__)"
+    code = "from bundler.runtime.launch import launchers; print(launchers.compiled_type().__module__)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "bundler.runtime._launch"
+    assert done.stdout.strip() == "bundler.runtime.launch._launch"
 
 
 def test_tensors_of_torch(launcher):

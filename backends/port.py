@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The port: what every byte store offers.
+
+`Backend` is the base class of all byte stores; rooms above ask nothing but its methods and attributes.  What a store may do
+better than others (ask for a size before the bytes, grant leases, compare digests) has a default here that is correct and slow,
+or refuses.  `Stat`, `Unread` and `Lease` are what its methods return.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from bundler.backends.backend_errors import BackendDenied
+from bundler.backends.counters import TierCounters
+
+# The most bytes that a reader takes for one object when nobody says less: four times as much as a manifest may have.
+OBJECT_LIMIT = 64 * 1024 * 1024
+# Of what is larger than it may be, so much is read: the head of a stored value.
+BEGINNING_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One stored object; `modified_s` is on the store's own clock (`Backend.now_s`)."""
+
+    key: str
+    size_bytes: int
+    modified_s: float
+
+
+class Unread(bytes):
+    """Stands for what is there under a key, and was not read whole: its bytes are the beginning of it, or none.
+
+    Attributes:
+        why: what is there instead of what was expected, and where.
+        size_bytes, max_bytes: how large it is, and may be; None for what is no file.
+    """
+
+    why: str
+    size_bytes: int | None
+    max_bytes: int | None
+
+    def __new__(cls, beginning: bytes, why: str, size_bytes: int | None = None, max_bytes: int | None = None) -> Self:
+        """Make one of the bytes that were read."""
+        made = super().__new__(cls, beginning)
+        made.why, made.size_bytes, made.max_bytes = why, size_bytes, max_bytes
+        return made
+
+    @staticmethod
+    def too_large(beginning: bytes, what: str, size_bytes: int, max_bytes: int) -> Unread:
+        """Return what stands for `what`, which has more bytes than it may have."""
+        why = f"{what} has {size_bytes:,} bytes, expected at most {max_bytes:,}"
+        return Unread(beginning[:BEGINNING_BYTES], why, size_bytes, max_bytes)
+
+
+class Backend(ABC):
+    """Bytes under keys.
+
+    Two kinds of thing: *objects*, written once under a key that their content determines, and *refs*, small values that
+    change by compare-and-set.  They do not share keys.
+
+    Guarantees, for any number of threads and processes: a reader sees an object or ref whole, as one writer wrote it, or
+    not at all; every call may be repeated; of two that swap one ref from the same value exactly one succeeds.
+    Does not guarantee that bytes are undamaged: who reads checks digests.
+
+    Every method raises `InvalidKey` for a bad key, `BackendUnavailable`, `BackendFull` or `BackendDenied`.
+    """
+
+    #: Whether reading back what is stored is about as cheap as asking if it is there.
+    reads_are_cheap: bool = False
+    #: Whether changes are possible at all; False for a store that was opened for reading only.
+    writable: bool = True
+    #: Whether every object that `get` and `get_within` return has been compared with the digest in its head; `Unread` has not.
+    verified: bool = False
+
+    @property
+    def counters(self) -> tuple[TierCounters, ...]:
+        """What each tier did so far, the nearest first; empty for a store that is not made of tiers."""
+        return ()
+
+    @abstractmethod
+    def get(self, keys: Collection[str]) -> dict[str, bytes]:
+        """Return the objects that are there, by key; one of more than `OBJECT_LIMIT` bytes may come as `Unread`."""
+
+    def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
+        """Return the objects that are there, each up to a size; a larger one, or what is no file, comes as `Unread`.
+
+        Args:
+            max_bytes: keys, and how large each may be.  Override it where a size can be asked for before the bytes.
+        """
+        return {key: within(value, max_bytes[key], key) for key, value in self.get(max_bytes.keys()).items()}
+
+    @abstractmethod
+    def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
+        """Create objects; one that exists stays as it is.  Returns the keys that were created."""
+
+    @abstractmethod
+    def exists(self, keys: Collection[str]) -> frozenset[str]:
+        """Return the keys that are there."""
+
+    @abstractmethod
+    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+        """Remove objects; with `unmodified_since_s` only those that nobody touched after it, in one step with the look.
+
+        Returns the keys that were removed.
+        """
+
+    @abstractmethod
+    def touch(self, keys: Collection[str]) -> None:
+        """Set the modification time of objects to now; absent ones and read-only stores are left alone."""
+
+    def claim(self, keys: Collection[str]) -> frozenset[str]:
+        """Touch objects, then return the keys that are there: one exchange where that is less than two."""
+        self.touch(keys)
+        return self.exists(keys)
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        """Yield the objects whose key is `prefix` or begins with `prefix/`, in no order; all for an empty prefix."""
+
+    @abstractmethod
+    def read_ref(self, key: str) -> bytes | None:
+        """Return the value of a ref, None when it is not set."""
+
+    @abstractmethod
+    def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        """Set a ref if its value is `expected` (None: not set; as new value: remove).  True when it was."""
+
+    @abstractmethod
+    def list_refs(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys of refs that are set, by the same rule as `list`."""
+
+    def lease(self, key: str, ttl_s: float) -> Lease | None:
+        """Take the lease called `key` for `ttl_s` seconds; None while somebody else holds it.
+
+        Raises:
+            BackendDenied: this kind of store has no leases.
+        """
+        raise BackendDenied(f"{type(self).__name__} has no leases")
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """Return the time on the clock that `Stat.modified_s` is on, in seconds."""
+
+    def flush(self) -> None:  # noqa: B027  # a store without a disk has nothing to do
+        """Make what was put so far survive a power failure, where that means something."""
+
+    def close(self) -> None:  # noqa: B027  # a store may hold nothing
+        """Release what is held; closing twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Lease(Protocol):
+    """A right that was granted for a time; for efficiency, never for correctness."""
+
+    def renew(self, ttl_s: float) -> bool:
+        """Prolong it to `ttl_s` seconds from now; False when it was lost."""
+
+    def release(self) -> bool:
+        """Give it back; False when it was lost before.  Another holder's lease is never touched."""
+
+
+def within(value: bytes, max_bytes: int, what: str) -> bytes:
+    """Return a value, as `Unread` when it is larger than it may be."""
+    return value if len(value) <= max_bytes else Unread.too_large(value, what, len(value), max_bytes)
+
+
+def in_prefix(key: str, prefix: str) -> bool:
+    """Tell whether `list(prefix)` includes `key`."""
+    return not prefix or key == prefix or key.startswith(f"{prefix}/")

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts that run inside the server: each works on the keys in KEYS and on no others.
+
+On a cluster a call carries keys of one slot; elsewhere up to `SCRIPT_KEYS`, which keeps each call under a millisecond or so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from bundler.backends.keys import KEY_CHARACTERS
+from bundler.backends.redis.value_parts import HEAD_BYTES, HEADER_BYTES, NONE_OF_OURS, REF_BYTES, WHOLE_BYTES
+
+SCRIPT_KEYS = 256
+# Longer than any name of ours, with the longest namespace.
+NAME_BYTES = 2 * KEY_CHARACTERS
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script and the name by which the server remembers it; one that only reads says so, for users who may only read."""
+
+    source: str
+    reads: bool = False
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest())
+
+
+# An object begins with how long it lives after its last use (redis_values.py); damaged ones live as long as ours do.
+# Times come from the expiry.  Before 7.0 the server gives only what is left of it: the clock is read on both sides, until no
+# tick lies between, for else one object's time would differ by a millisecond from call to call.
+_TIMES = """
+local absolute = true
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+local function expires_ms(key)
+  if absolute then
+    local at = redis.pcall('PEXPIRETIME', key)
+    if type(at) == 'number' then return at end
+    absolute = false
+  end
+  local before = now_ms()
+  while true do
+    local left = redis.call('PTTL', key)
+    local after = now_ms()
+    if left < 0 then return left end
+    if before == after then return before + left end
+    before = after
+  end
+end
+local function lives_ms(head, default)
+  local said = tonumber(string.match(head, '^TB%l(%d%d%d%d%d%d%d%d%d%d%d%d%d)')) or 0
+  return said > 0 and said or tonumber(default)
+end
+local function modified_ms(key, head, default)
+  local at = expires_ms(key)
+  return at < 0 and 0 or at - lives_ms(head, default)
+end
+"""
+# What an object's key holds, whatever somebody put there: one bad value must not fail a call for its neighbours.  A head is
+# followed by one byte more, if there is one, so that what only begins like a head is none.
+_HEADS = f"""
+local function size_of(key)
+  local size = redis.pcall('STRLEN', key)
+  return type(size) == 'number' and size or -1
+end
+local function head_of(key)
+  local size = size_of(key)
+  if size > 0 and size <= {HEADER_BYTES + WHOLE_BYTES} then return redis.call('GETRANGE', key, 0, {HEAD_BYTES}) end
+  if size == 0 and redis.call('EXISTS', key) == 0 then return '' end
+  return '{NONE_OF_OURS.decode()}'
+end
+"""
+# For each key: nothing, or its first bytes, which say whether it is whole or a head of parts.
+HEADS = Script(
+    f"""{_HEADS}
+local found = {{}}
+for i, key in ipairs(KEYS) do found[i] = head_of(key) end
+return found
+""",
+    reads=True,
+)
+# For each key: its first bytes, its size, when it was modified.
+DESCRIBE = Script(
+    f"""{_HEADS}{_TIMES}
+local found = {{}}
+for i, key in ipairs(KEYS) do
+  local head = head_of(key)
+  found[i] = {{head, math.max(0, size_of(key)), modified_ms(key, head, ARGV[1])}}
+end
+return found
+""",
+    reads=True,
+)
+# Start the life of each key anew; returns as HEADS does.
+TOUCH = Script(f"""{_HEADS}{_TIMES}
+local found = {{}}
+for i, key in ipairs(KEYS) do
+  local head = head_of(key)
+  if head ~= '' and head ~= '{NONE_OF_OURS.decode()}' then redis.call('PEXPIRE', key, lives_ms(head, ARGV[1])) end
+  found[i] = head
+end
+return found
+""")
+# Remove what was not modified after ARGV[2] (empty: everything); returns the first bytes of what was removed.
+DELETE = Script(f"""{_HEADS}{_TIMES}
+local found = {{}}
+for i, key in ipairs(KEYS) do
+  local head = head_of(key)
+  if head ~= '' and ARGV[2] ~= '' and modified_ms(key, head, ARGV[1]) > tonumber(ARGV[2]) then head = '' end
+  if head ~= '' then redis.call('UNLINK', key) end
+  found[i] = head
+end
+return found
+""")
+# Remove what no value of ours can be; returns as HEADS does.
+CLEAR = Script(f"""{_HEADS}
+local found = {{}}
+for i, key in ipairs(KEYS) do
+  found[i] = head_of(key)
+  if found[i] == '{NONE_OF_OURS.decode()}' then redis.call('UNLINK', key) end
+end
+return found
+""")
+# What a ref or lease holds, as `RedisBackend.read_ref` gives it: the beginning of what is too large, nothing for a list or hash.
+_VALUE = f"""
+local function value_of(key)
+  if redis.call('EXISTS', key) == 0 then return false end
+  local value = redis.pcall('GETRANGE', key, 0, {REF_BYTES})
+  return type(value) == 'string' and value or ''
+end
+"""
+# Change a value if it is ARGV[2] (ARGV[1] is 0: if there is none) to ARGV[4] (ARGV[3] is 0: remove it) for ARGV[5] ms.
+SWAP = Script(f"""{_VALUE}
+local current = value_of(KEYS[1])
+if (ARGV[1] == '0' and current) or (ARGV[1] == '1' and current ~= ARGV[2]) then return 0 end
+if ARGV[3] == '1' then
+  redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+elseif current then
+  redis.call('UNLINK', KEYS[1])
+end
+return 1
+""")
+# Prolong what holds our token.
+RENEW = Script(f"""{_VALUE}
+if value_of(KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")
+# One page of SCAN without names that are longer than ours, which are nobody's we know; not a `Script`, for it has no keys.
+SCAN_SHORT = """
+local page = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
+local names = {}
+for _, name in ipairs(page[2]) do
+  if #name <= tonumber(ARGV[4]) then names[#names + 1] = name end
+end
+return {page[1], names}
+"""

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges with Redis servers: connections and time limits.
+
+Of redis-py this uses connections (TLS, login, parsing, packing) and no more.  Its clients retry, wait and redirect by rules of
+their own; here a call is one exchange, sent once, within one allowance of time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.retry import Retry
+
+from bundler.backends.batches import batches
+from bundler.backends.redis.lua_scripts import NAME_BYTES, SCAN_SHORT, SCRIPT_KEYS, Script
+from bundler.backends.redis.reply_errors import OverlongReply, errors_by_meaning, is_wrong_type, meaning
+from bundler.backends.redis.url_settings import RedisSettings
+from bundler.backends.redis_socket import REPLY_BYTES, Metered
+
+READ_BYTES = 256 * 1024
+# What the protocol adds to a value.
+FRAMING_BYTES = 64
+# A connection that lay unused for longer may be dead without our knowing: a new one costs less than a wait for nothing.
+IDLE_S = 30.0
+KEPT_CONNECTIONS = 8
+SCAN_COUNT = 2000
+
+#: The key by which a command finds its server, and its words.
+Command: TypeAlias = tuple[str, tuple[Any, ...]]
+
+
+class _Limited(AbstractConnection):
+    """Gives a connection such a socket, and says nothing of itself to the server."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # Each of these would be an exchange more at every connection; which one there is depends on the release.
+        self.driver_info = self.lib_name = self.lib_version = None
+
+    def _connect(self) -> Any:
+        return Metered(super()._connect(), self.socket_timeout or 0.0)  # type: ignore[no-untyped-call,safe-super]  # redis-py's
+
+    def begin(self, most_bytes: int = REPLY_BYTES) -> None:
+        """Start the allowance anew."""
+        if self._sock is not None:
+            self._sock.begin(most_bytes)
+
+
+class _Tcp(_Limited, Connection):
+    """Over TCP."""
+
+
+class _Tls(_Limited, SSLConnection):
+    """Over TLS."""
+
+
+class _Unix(_Limited, UnixDomainSocketConnection):
+    """Over a socket of this host."""
+
+    host = ""
+
+
+def connection_arguments(settings: RedisSettings) -> dict[str, Any]:
+    """Return what redis-py is told for each connection, but for the address; no time-out or retry is left to its defaults."""
+    arguments: dict[str, Any] = {
+        "username": settings.user,
+        "password": settings.secret(),
+        "db": settings.db,
+        "protocol": 2,
+        "socket_connect_timeout": settings.connect_timeout_s,
+        "socket_timeout": settings.timeout_s,
+        "socket_read_size": READ_BYTES,
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "health_check_interval": 0,  # see IDLE_S
+    }
+    if settings.socket is None:
+        arguments["socket_keepalive"] = True
+    if settings.tls:
+        arguments |= {
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            "ssl_ca_certs": settings.ca,
+            "ssl_certfile": settings.cert,
+            "ssl_keyfile": settings.key,
+        }
+    return arguments
+
+
+#: One of the above; redis-py annotates their methods in part only.
+Connected: TypeAlias = Any
+
+
+class Node:
+    """Connections to one server, as many as threads use at once; a forked child makes its own.
+
+    There is no lock, which another thread could hold at the moment of a fork: single operations of a deque are atomic.
+    """
+
+    def __init__(self, settings: RedisSettings, address: tuple[str, int] | None) -> None:
+        self.address, self._settings = address, settings
+        self._idle: deque[tuple[Connected, float]] = deque()
+        self._pid, self._closed = os.getpid(), False
+
+    def take(self) -> Connected:
+        """Return a connection that answers nothing but what is asked on it."""
+        if self._pid != os.getpid():
+            self._idle, self._pid = deque(), os.getpid()
+        while self._idle:
+            try:
+                connection, since_s = self._idle.pop()
+            except IndexError:
+                break  # another thread was quicker
+            if time.monotonic() - since_s < IDLE_S and _is_quiet(connection):
+                return connection
+            connection.disconnect()
+        connection = self._made()
+        connection.connect()
+        return connection
+
+    def give(self, connection: Connected) -> None:
+        """Keep a connection on which everything asked was answered."""
+        if self._closed or len(self._idle) >= KEPT_CONNECTIONS or connection.pid != os.getpid():
+            connection.disconnect()
+        else:
+            self._idle.append((connection, time.monotonic()))
+            if self._closed:  # by another thread, since we looked
+                self.close()
+
+    def close(self) -> None:
+        """Close what is kept; from now on nothing is."""
+        self._closed = True
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self._idle.pop()[0].disconnect()
+
+    def _made(self) -> Connected:
+        arguments = connection_arguments(self._settings)
+        if self.address is None:
+            return _Unix(path=self._settings.socket, **arguments)
+        host, port = self.address
+        return (_Tls if self._settings.tls else _Tcp)(host=host, port=port, **arguments)
+
+
+def _is_quiet(connection: Connected) -> bool:
+    # What can be read on an idle connection is its end, or an answer to something nobody waits for any more.
+    connection.begin()
+    try:
+        return not connection.can_read()
+    except (RedisError, OSError):
+        return False
+
+
+def run(work: Sequence[tuple[Node, Sequence[tuple[Any, ...]]]], most_bytes: int = REPLY_BYTES) -> list[list[Any]]:
+    """Send each node its commands, then read all answers; errors that a server answers are among them.
+
+    Raises `OverlongReply` as soon as a node has sent more than `most_bytes`.
+    After any other failure, or when we are interrupted, connections are dropped: an answer that comes late must never be
+    taken for the answer to something else.
+    """
+    taken: list[tuple[Connected, int]] = []
+    try:
+        for node, commands in work:
+            connection = node.take()
+            taken.append((connection, len(commands)))
+            connection.begin()
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        answers = [_answers(connection, count, most_bytes) for connection, count in taken]
+    except BaseException:
+        for connection, _ in taken:
+            connection.disconnect()
+        raise
+    for (node, _), (connection, _) in zip(work, taken, strict=True):
+        node.give(connection)
+    return answers
+
+
+def _answers(connection: Connected, count: int, most_bytes: int) -> list[Any]:
+    connection.begin(most_bytes)
+    found: list[Any] = []
+    for _ in range(count):
+        try:
+            found.append(connection.read_response())
+        except ResponseError as error:
+            found.append(error)
+    return found
+
+
+def _is_unknown(answer: Any) -> bool:
+    return isinstance(answer, ResponseError) and "unknown command" in str(answer).lower()
+
+
+class Link(ABC):
+    """How a backend speaks to its server or servers."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self.settings, self.shown = settings, settings.shown
+        # Who may only read may run scripts that say they only read; servers before 7.0 know no such thing.
+        self._reading = "_RO"
+
+    @abstractmethod
+    def groups(self, names: Iterable[str], size: int = SCRIPT_KEYS) -> list[list[str]]:
+        """Split names so that one command may carry each group."""
+
+    @abstractmethod
+    def replies(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
+        """Send commands and return the answers in order, errors that a server answered among them; see `run`."""
+
+    @abstractmethod
+    def scan(self, pattern: str) -> Iterator[list[str]]:
+        """Yield the names of all keys like `pattern`, in pages; one may come twice."""
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """Return the time of a server, on a cluster of any."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections."""
+
+    def exchange(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
+        """Send commands and return the answers; raises what the first error among them means."""
+        return self.checked(self.replies(commands, most_bytes))
+
+    def exchange_strings(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
+        """Do the same; the answer to a command whose key holds a list, a hash or the like is None."""
+        answers = self.replies(commands, most_bytes)
+        return self.checked([None if is_wrong_type(answer) else answer for answer in answers])
+
+    def call(self, script: Script, groups: Sequence[Sequence[str]], *arguments: Any) -> list[Any]:
+        """Run a script for each group of names; returns its answers in order."""
+        calls = [(len(names), *names, *arguments) for names in groups]
+        answers = self._run(script, "EVALSHA", script.sha, calls)
+        if script.reads and any(_is_unknown(answer) for answer in answers):
+            self._reading = ""
+            answers = self._run(script, "EVALSHA", script.sha, calls)
+        unknown = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        # A server that was restarted, or never saw the script.
+        again = self._run(script, "EVAL", script.source, [calls[number] for number in unknown])
+        for number, answer in zip(unknown, again, strict=True):
+            answers[number] = answer
+        return self.checked(answers)
+
+    def _run(self, script: Script, command: str, what: str, calls: list[tuple[Any, ...]]) -> list[Any]:
+        word = command + (self._reading if script.reads else "")
+        return self.replies([(call[1], (word, what, *call)) for call in calls])
+
+    def checked(self, answers: list[Any]) -> list[Any]:
+        """Return answers of which none is an error; raises what the first one means."""
+        return [_sound(answer, self.shown) for answer in answers]
+
+
+class Single(Link):
+    """A link to one server."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        super().__init__(settings)
+        self._node = Node(settings, settings.hosts[0] if settings.hosts else None)
+
+    def groups(self, names: Iterable[str], size: int = SCRIPT_KEYS) -> list[list[str]]:
+        """See `Link`."""
+        return list(batches(names, size))
+
+    def replies(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
+        """See `Link`."""
+        if not commands:
+            return []
+        with errors_by_meaning(self.shown):
+            return run([(self._node, [words for _, words in commands])], most_bytes)[0]
+
+    def scan(self, pattern: str) -> Iterator[list[str]]:
+        """See `Link`."""
+        return scan_node(self._node, pattern, self.shown)
+
+    def now_s(self) -> float:
+        """See `Link`."""
+        return time_of(self._node, self.shown)
+
+    def close(self) -> None:
+        """See `Link`."""
+        self._node.close()
+
+
+def ask(node: Node, shown: str, *words: Any) -> Any:
+    """Send one command to one server and return its answer; raises what an error means."""
+    with errors_by_meaning(shown):
+        ((answer,),) = run([(node, [words])])
+    return _sound(answer, shown)
+
+
+def _sound(answer: Any, shown: str) -> Any:
+    if isinstance(answer, Exception):
+        raise meaning(answer, shown) from answer
+    return answer
+
+
+def time_of(node: Node, shown: str) -> float:
+    """Return a server's time, in whole milliseconds as its expiries are."""
+    seconds, micros = ask(node, shown, "TIME")
+    return int(seconds) + int(micros) // 1000 / 1000
+
+
+def scan_node(node: Node, pattern: str, shown: str) -> Iterator[list[str]]:
+    """Yield the names of the keys of one server, in pages."""
+    cursor: Any = b"0"
+    while True:
+        try:
+            cursor, names = ask(node, shown, "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
+        except OverlongReply:
+            # Somebody made names of megabytes: the server leaves them out, which costs it more than a page without them.
+            cursor, names = _scan_short(node, pattern, shown, cursor)
+        yield [name.decode("ascii", "replace") for name in names]
+        if cursor == b"0":
+            return
+
+
+def _scan_short(node: Node, pattern: str, shown: str, cursor: Any) -> Any:
+    words = (SCAN_SHORT, 0, cursor, pattern, SCAN_COUNT, NAME_BYTES)
+    # Servers before 7.0 know only the second, and readers since then may only use the first.
+    with errors_by_meaning(shown):
+        ((answer,),) = run([(node, [("EVAL_RO", *words)])])
+    return ask(node, shown, "EVAL", *words) if _is_unknown(answer) else _sound(answer, shown)
+
+
+def opened(settings: RedisSettings, cluster: Callable[[RedisSettings], Link]) -> Link:
+    """Return the link that settings ask for."""
+    return cluster(settings) if settings.cluster else Single(settings)

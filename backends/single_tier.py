@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Tier`: one byte store among several, with its counters and the rules by which it finds out damage.
+
+`Tiers` asks every store through it; `Rules` is what `bundler.store.store_urls` tells of objects and refs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendResting,
+    BackendTimeout,
+    BackendUnavailable,
+    InvalidKey,
+)
+from bundler.backends.counters import TierTally
+from bundler.backends.port import Backend, Unread
+
+T = TypeVar("T")
+_COUNTED: dict[type[BackendError], str] = {BackendTimeout: "timeouts", BackendResting: "rested"}
+_CAUSES: dict[type[BackendError], str] = {
+    BackendTimeout: "timeout",
+    BackendUnavailable: "unavailable",
+    BackendFull: "full",
+    BackendDenied: "denied",
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What tiers are told about what they hold, which a byte store does not know by itself.
+
+    Attributes:
+        is_sound: whether an object's bytes are those that were stored once, by its key and them; compares their digest.  None:
+            that cannot be told, and what a tier gives is taken as it is.
+        named_by: which objects a ref's value names; a near tier gets the ref when it has them.  None: it cannot be told.
+        trouble: is called once for each tier and cause of a failure that nobody is told by an error: tier, cause, message.
+    """
+
+    is_sound: Callable[[str, bytes], bool] | None = None
+    named_by: Callable[[str, bytes], Collection[str] | None] = field(default=lambda _key, _value: ())
+    trouble: Callable[[str, str, str], None] = field(default=lambda _tier, _cause, _message: None)
+
+
+class Tier:
+    """A store with its name and numbers.
+
+    Args:
+        name: what to call it, without any secret.
+        backend: the store; one that is not `writable` is never written.
+        rules: what is known of objects and refs.
+    """
+
+    def __init__(self, name: str, backend: Backend, rules: Rules) -> None:
+        self.name, self.backend, self.rules, self.tally = name, backend, rules, TierTally(name)
+        self.writable = backend.writable
+
+    def ask(self, call: Callable[[Backend], T]) -> T:
+        """Make a call, and count how it failed if it does."""
+        try:
+            return call(self.backend)
+        except InvalidKey:
+            raise
+        except BackendError as error:
+            self.tally.add(_COUNTED.get(type(error), "errors"))
+            raise
+
+    def get_sound(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
+        """Return the undamaged objects; what comes damaged twice is removed, so that it is filled again."""
+        got = self.ask(lambda b: b.get_within(max_bytes))
+        is_sound = self.rules.is_sound or (lambda _key, _value: True)
+        damaged = [key for key, value in got.items() if not is_sound(key, value)]
+        if damaged:
+            again = self.ask(lambda b: b.get_within({key: max_bytes[key] for key in damaged}))
+            whole = {key: value for key, value in again.items() if is_sound(key, value)}
+            self._remove([key for key in damaged if key not in whole], again)
+            got = {key: value for key, value in got.items() if key not in damaged} | whole
+        self.tally.add("hits", len(got))
+        self.tally.add("misses", len(max_bytes) - len(got))
+        return got
+
+    def _remove(self, damaged: list[str], found: Mapping[str, bytes]) -> None:
+        if damaged:
+            first = found.get(damaged[0])
+            self.tally.add("damaged", len(damaged))
+            why = f": {first.why}" if isinstance(first, Unread) else ""
+            self._tell("damaged", f"{damaged[0]} is not what was stored{why}")
+            if self.writable:
+                with self.excused():
+                    self.ask(lambda b: b.delete(damaged))
+
+    @contextlib.contextmanager
+    def excused(self) -> Iterator[None]:
+        """Do what may fail: it is counted, and told once for each cause."""
+        try:
+            yield
+        except BackendError as error:
+            self.excuse(error)
+
+    def excuse(self, error: BackendError) -> None:
+        """Tell of a failure that nobody gets as an error, once for each cause."""
+        if not isinstance(error, BackendResting):  # that it failed was told before
+            self._tell(_CAUSES.get(type(error), "error"), str(error))
+
+    def _tell(self, cause: str, message: str) -> None:
+        if self.tally.first(cause):
+            self.rules.trouble(self.name, cause, message)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`explain`: why kernels were compiled although others were recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bundler.cli import wording
+from bundler.cli.command import FINE, example, reports
+from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option, warn_of_unknown_variables
+from bundler.cli.terminal import Screen
+from bundler.toolchain.inductor_caches import expected_compiler
+
+if TYPE_CHECKING:
+    from bundler.integrations.explanations import Explanation, Run
+
+_TAB = 4
+
+
+@click.command(
+    short_help="Say why a kernel was compiled although others were recorded.",
+    epilog=example("explain --last", "explain --name 'matmul*'", "explain GYVP3J7R"),
+)
+@click.argument("key", required=False, metavar="[KEY]")
+@click.option("--last", is_flag=True, help="All that the latest process compiled, with its forks and what it started.")
+@click.option("--name", metavar="GLOB", help="Kernels of this name.")
+@stores_option("Where kernels were recorded. " + TIERS_HELP, from_environment)
+@reports
+def explain(screen: Screen, key: str | None, name: str | None, urls: tuple[str, ...], *, last: bool) -> int:
+    """Say what differs between a kernel that was compiled here and the nearest that was recorded before.
+
+    Looks at the notes that the cache manager left on this host, and at the store. KEY is a kernel key or its beginning. Where the
+    source differs, and both texts were used on this host, the difference is shown.
+    """
+    from bundler.integrations.explanations import explain as explain_kernels
+    from bundler.integrations.explanations import explain_run, latest_run
+
+    if [key is not None, name is not None, last].count(True) != 1:
+        raise click.UsageError("give a KEY, --name GLOB or --last")
+    run = latest_run() if last else None
+    with ExitStack() as stack:
+        store = stack.enter_context(open_stores(*urls, read_only=True)) if urls else None
+        if store is None:
+            warn_of_unknown_variables()
+        found = explain_run(run, store) if last else explain_kernels(key, name=name, store=store)
+    if run is not None:
+        screen.line(_told(run))
+        if not run.misses:
+            screen.line("what earlier processes compiled: triton-bundler explain --name '*'")
+    for explanation in found:
+        _show(screen, explanation, with_process=run is None)
+    differing = sum(explanation.status == "differs" for explanation in found)
+    compiler = expected_compiler()
+    if found:
+        screen.line()
+        if compiler is not None:
+            screen.line(
+                f"torch.compile's graph entries have keys of their own, which hold $CXX (here {compiler}) and the device index"
+            )
+        screen.done(
+            f"{wording.count(len(found), 'kernel')}, of which {differing} had a recorded neighbour that differs"
+        )
+    rows = [{**dataclasses.asdict(e), "sentence": e.sentence} for e in found]
+    screen.finish({"kernels": rows, "graph_compiler": compiler, **({"run": _facts(run)} if run is not None else {})})
+    return FINE
+
+
+def _show(screen: Screen, explanation: Explanation, *, with_process: bool) -> None:
+    screen.line(f"{wording.short_key(explanation.key)}  {wording.plain(explanation.sentence)}")
+    for line in (explanation.source_diff or "").splitlines():
+        screen.line(f"  {line.expandtabs(_TAB)}", _style(line))
+    if with_process and explanation.missed_at_s is not None:
+        screen.line(f"  compiled {_when(explanation.missed_at_s)} by process {explanation.pid}")
+
+
+def _style(line: str) -> str:
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+
+
+def _told(run: Run) -> str:
+    """Return who the latest run was, and that it compiled nothing where that is so."""
+    first, *others = run.processes
+    who = f"process {first.pid}" + (f" and {len(others)} more" if others else "")
+    hits = "" if run.hits is None else f"{wording.count(run.hits, 'hit')}, "
+    what = wording.count(len(run.misses), "compile") if run.misses else "nothing was compiled"
+    return f"{who}, started {_when(first.began_s)}: {hits}{what}"
+
+
+def _when(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    first = run.processes[0]
+    return {
+        "pid": first.pid, "pids": [process.pid for process in run.processes], "started_at_s": first.began_s,
+        "hits": run.hits, "compiles": len(run.misses),
+    }  # fmt: skip

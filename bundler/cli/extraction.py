@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel's files, taken out of a bundle: one as text on the terminal, or all into a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from bundler.cli import wording
+from bundler.cli.command import FINE, example, reports
+from bundler.cli.selection import HELP, chosen_kernels
+from bundler.cli.terminal import Screen
+from bundler.errors import ConfigError, NotFound
+from bundler.format.bundle import Bundle
+from bundler.format.bundle_file import os_errors
+from bundler.format.entries import Artifact, Kernel
+from bundler.toolchain.disassembly import disassemble
+
+SASS = "sass"
+KINDS_SHOWN = ("source", "ttir", "ttgir", "llir", "ptx", "amdgcn", SASS)
+_FILES_SHOWN = 6
+
+
+def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source: str) -> int:
+    """Print the file of one kind of a kernel; `sass` is its device binary, disassembled.
+
+    Raises:
+        NotFound: the bundle does not have it, and what it has; or there is no disassembler here.
+        FormatError, DigestMismatch: the stored bytes are damaged.
+        ToolchainMismatch: the disassembler that is here cannot read the binary.
+    """
+    artifact = kernel.binary if kind == SASS else _of_kind(kernel, kind, source)
+    data = bundle.read(artifact)
+    text = disassemble(data, kernel.target) if kind == SASS else data.decode("utf-8", "backslashreplace")
+    screen.text(text)
+    screen.finish({"key": kernel.key, "name": kernel.name, "target": str(kernel.target), "kind": kind,
+                   "file": artifact.filename, "text": text})  # fmt: skip
+    return FINE
+
+
+def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
+    for artifact in kernel.artifacts:
+        if artifact.kind == kind:
+            return artifact
+    kinds = [artifact.kind for artifact in kernel.artifacts]
+    shown = [*(name for name in KINDS_SHOWN if name in kinds), SASS]
+    why = "" if kernel.artifacts != kernel.launch_set else "; it holds what a launch needs alone (--keep launch)"
+    raise NotFound(
+        f"{kernel.name} ({wording.short_key(kernel.key)}) has no {kind} in {source}{why}; it can be shown as {', '.join(shown)}",
+        key=kernel.key, kind=kind, kinds=kinds,
+    )  # fmt: skip
+
+
+@click.command(
+    short_help="Take kernels' files out of a bundle.",
+    epilog=example("extract model.tbundle --kernel CZHLNR6H -o matmul", "extract model.tbundle --kernel 'add*' -o kernels"),
+)  # fmt: skip
+@click.argument("bundle")
+@click.option("--kernel", "wanted", required=True, metavar="K", help=HELP)
+@click.option(
+    "-o", "--output", required=True, metavar="DIR", help="The directory to write into; made if it is not there."
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@reports
+def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) -> int:
+    """Write the files of one kernel of BUNDLE to DIR, or of several, each to a directory named by its key.
+
+    They are the bytes that the bundle holds: binary, IR, metadata. A path of the machine that compiled stays a placeholder, such as
+    [[triton_dir]]; `restore` puts this machine's in its place. Nothing is written when a file is damaged, or there already.
+    """
+    with Bundle.load(bundle) as opened:
+        kernels = chosen_kernels(opened.kernels, wanted, bundle)
+        files = {_place(kernel, artifact.filename, alone=len(kernels) == 1): artifact
+                 for kernel in kernels for artifact in kernel.artifacts}  # fmt: skip
+        with (
+            screen.progress(f"extracting to {output}", len(files)) as bar,
+            _staged(Path(output), files, force=force) as stage,
+        ):
+            for name, artifact in files.items():
+                path = stage / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(opened.read(artifact))
+                bar.advance()
+    size = sum(artifact.size for artifact in files.values())
+    for name, artifact in list(files.items())[:_FILES_SHOWN]:
+        screen.line(f"{name}  {wording.size(artifact.size)}")
+    if len(files) > _FILES_SHOWN:
+        screen.line(f"… and {wording.count(len(files) - _FILES_SHOWN, 'more file')}; --json lists all")
+    screen.done(
+        f"wrote {wording.count(len(files), 'file')} of {wording.count(len(kernels), 'kernel')} to {output}: {wording.size(size)}"
+    )
+    listed = [{"key": kernel.key, "name": kernel.name, "target": str(kernel.target)} for kernel in kernels]
+    screen.finish({"directory": output, "kernels": listed, "size_bytes": size,
+                   "files": [os.path.join(output, name) for name in files]})  # fmt: skip
+    return FINE
+
+
+def _place(kernel: Kernel, filename: str, *, alone: bool) -> str:
+    return filename if alone else f"{kernel.key}/{filename}"
+
+
+def _check_absent(folder: Path, names: Iterable[str]) -> None:
+    there = [name for name in names if os.path.lexists(folder / name)]
+    if there:
+        others = f" and {wording.count(len(there) - 1, 'other file')}" if len(there) > 1 else ""
+        raise ConfigError(f"{folder / there[0]}{others} would be overwritten; give another directory, or --force",
+                          path=str(folder), files=there)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _staged(folder: Path, names: Collection[str], *, force: bool) -> Iterator[Path]:
+    """Yield a directory to write files into, which are moved to `folder` when the block ends well, and else are removed."""
+    if not force:
+        _check_absent(folder, names)
+    with os_errors(folder, "write"):
+        made = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        # Inside it, so that moving is renaming.
+        stage = Path(tempfile.mkdtemp(prefix=".extract.", suffix=".tmp", dir=folder))
+        try:
+            yield stage
+            if not force:
+                _check_absent(folder, names)
+            for name in names:
+                (folder / name).parent.mkdir(exist_ok=True)
+                os.replace(stage / name, folder / name)
+        except BaseException:
+            shutil.rmtree(stage)
+            if made:
+                with contextlib.suppress(OSError):  # something else is in it meanwhile
+                    folder.rmdir()
+            raise
+        shutil.rmtree(stage)

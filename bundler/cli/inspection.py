@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`inspect` and `verify`: what a bundle holds, and whether all of it is sound."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from bundler.cli import wording
+from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.extraction import KINDS_SHOWN, show_text
+from bundler.cli.leak_search import find_leaks, show_leaks
+from bundler.cli.pack import count_files, counts
+from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
+from bundler.cli.specializations import KernelSpecialization, SpecializationRow, specialization_of, told, types
+from bundler.cli.store_upkeep import verify_store
+from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
+from bundler.cli.terminal import Column, Screen
+from bundler.errors import BundlerError, DigestMismatch, FormatError
+from bundler.format.bundle import Bundle
+from bundler.format.bundle_file import open_regular, os_errors
+from bundler.format.container_layout import HEADER
+from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
+from bundler.format.metadata import parse_metadata
+from bundler.format.names import is_key_of
+
+KERNELS = (
+    Column("name", folds=True),
+    Column("target"),
+    Column("warps", True, needs=60),
+    Column("stages", True, needs=60),
+    Column("constants", folds=True),
+    Column("signature", folds=True),
+    Column("shared", True, needs=140),
+    Column("binary", True, needs=110),
+    Column("IR", True, needs=140),
+    Column("facts", needs=120),
+    Column("devices", needs=150),
+    Column("compile", True, needs=150),
+    Column("key", needs=90),
+)
+# Where kernels are alike in all of the above.
+OTHER = Column("differs in", folds=True)
+PROBLEMS_SHOWN = 10
+
+
+@click.command(
+    short_help="Show what is in a bundle.",
+    epilog=example(
+        "inspect model.tbundle", "inspect model.tbundle --leaks --kernel 'matmul*'",
+        "inspect model.tbundle --kernel CZHLNR6H --show ptx",
+    ),
+)  # fmt: skip
+@click.argument("bundle")
+@click.option("--leaks", is_flag=True, help="List absolute paths inside the files, which travel with the bundle.")
+@kernel_option
+@click.option(
+    "--show", "kind", type=click.Choice(KINDS_SHOWN), help="Print one kernel's text of this kind, and no more."
+)
+@reports
+def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None) -> int:
+    """Show what is in BUNDLE: kernels, the files beside them, who compiled them and where.
+
+    Of kernels that share a name, constants and signature are what differs among them. In a signature, *fp32:16 x3 stands for three
+    pointers to fp32 whose addresses 16 divides. One kernel alone is shown with everything that is known of it.
+    """
+    if leaks and kind is not None:
+        raise click.UsageError("--leaks and --show are two questions; ask one")
+    with Bundle.load(bundle) as opened:
+        kernels = chosen_kernels(opened.kernels, wanted, bundle)
+        if kind is not None:
+            return show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
+        known = _specializations(screen, opened, kernels)
+        facts = _facts(bundle, opened, kernels, known)
+        _show(screen, opened, kernels, facts, known, whole=wanted is None)
+        if leaks:
+            with screen.progress("looking for paths", len(opened.content.blobs)) as bar:
+                found = find_leaks(bar.watching(opened), kernels, whole=wanted is None)
+            show_leaks(screen, found)
+            facts["leaks"] = found
+    screen.finish(facts)
+    return FINE
+
+
+def _specializations(screen: Screen, bundle: Bundle, kernels: list[Kernel]) -> list[KernelSpecialization]:
+    pairs = [specialization_of(bundle, kernel) for kernel in kernels]
+    damaged = [error for _, error in pairs if error is not None]
+    if damaged:
+        screen.warn(
+            f"the metadata of {wording.count(len(damaged), 'kernel')} cannot be read: {damaged[0].message}; verify tells all"
+        )
+    return [known for known, _ in pairs]
+
+
+def _facts(path: str, bundle: Bundle, kernels: list[Kernel], known: list[KernelSpecialization]) -> dict[str, Any]:
+    with os_errors(path, "read"), open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        _, major, minor, *_ = HEADER.unpack(file.read(HEADER.size))
+    return {
+        "path": path,
+        "digest": bundle.digest,
+        "format": f"{major}.{minor}",
+        "size_bytes": size,
+        "counts": counts(bundle),
+        "kernels": [_kernel_facts(bundle, *pair) for pair in zip(kernels, known, strict=True)],
+        "tuning_files": [_file_facts(entry) for entry in bundle.tuning_files],
+        "helpers": [{**_file_facts(entry), "machine": entry.machine} for entry in bundle.helpers],
+        "opaque": [_file_facts(entry) for entry in bundle.opaque],
+        "environments": [dict(pairs) for pairs in bundle.observed.environments],
+    }
+
+
+def _file_facts(entry: Any) -> dict[str, Any]:
+    return {"path": entry.path, "size_bytes": entry.artifact.size, "digest": entry.artifact.digest}
+
+
+def _kernel_facts(bundle: Bundle, kernel: Kernel, known: KernelSpecialization) -> dict[str, Any]:
+    seen = bundle.observed.kernels.get(kernel.key)
+    launch = sum(artifact.size for artifact in kernel.launch_set)
+    facts = kernel.launch.facts
+    return {
+        "key": kernel.key,
+        "name": kernel.name,
+        "target": str(kernel.target),
+        "warps": kernel.spec.num_warps,
+        **dataclasses.asdict(known),
+        "shared_bytes": kernel.spec.shared_bytes,
+        "binary_bytes": kernel.binary.size,
+        "ir_bytes": kernel.size - launch,
+        "facts": facts is not None,
+        "static_only": facts is not None and facts.source_kind == "ir",
+        "devices": list(seen.devices) if seen else [],
+        "compile_ms": wording.milliseconds(seen.times_us) if seen else None,
+        "toolchain": kernel.toolchain,
+        "files": [{"name": a.filename, "kind": a.kind, "size_bytes": a.size, "digest": a.digest}
+                  for a in kernel.artifacts],
+    }  # fmt: skip
+
+
+def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str, Any],
+          known: list[KernelSpecialization], *, whole: bool) -> None:  # fmt: skip
+    screen.facts([
+        ("bundle", facts["path"]),
+        ("digest", bundle.digest),
+        ("format", facts["format"]),
+        ("size", wording.size(facts["size_bytes"])),
+        *((("compiled by" if not number else ""), text) for number, text in enumerate(_compilers(kernels))),
+        *((("recorded on" if not number else ""), ", ".join(f"{name} {value}" for name, value in pairs))
+          for number, pairs in enumerate(bundle.observed.environments)),
+        *(("tuned", f"{wording.count(number, 'tuning record')}, which triton-bundler tune show lists")
+          for number in (facts["counts"]["tuning_records"],) if number),
+    ])  # fmt: skip
+    screen.line()
+    if kernels:
+        _show_kernels(screen, facts["kernels"], told(kernels, known))
+        _show_one_or_hint(screen, facts["kernels"], known)
+    beside = [*facts["tuning_files"], *facts["helpers"], *facts["opaque"]] if whole else []
+    if beside:
+        rows = [
+            (kind, file["path"], wording.size(file["size_bytes"])) for kind, name in _BESIDE for file in facts[name]
+        ]
+        screen.table((Column("beside them"), Column("path", folds=True), Column("size", True)), rows)
+        screen.line()
+    screen.done(
+        wording.count(len(kernels), "kernel") + (f", {wording.count(len(beside), 'other file')}" if beside else "")
+    )
+
+
+_BESIDE = (("tuning file", "tuning_files"), ("helper library", "helpers"), ("opaque file", "opaque"))
+
+
+def _show_kernels(screen: Screen, kernels: list[dict[str, Any]], rows: list[SpecializationRow]) -> None:
+    table = [_row(kernel, cells) for kernel, cells in zip(kernels, rows, strict=True)]
+    others = any(cells.other for cells in rows)
+    screen.table((*KERNELS, OTHER) if others else KERNELS, [row if others else row[:-1] for row in table])
+    screen.line()
+
+
+def _show_one_or_hint(screen: Screen, kernels: list[dict[str, Any]], known: list[KernelSpecialization]) -> None:
+    """Print all that is known of a kernel which is alone, or why nothing is known of some of several."""
+    packed = sum(not kernel["facts"] for kernel in kernels)
+    if len(kernels) == 1:
+        (kernel,) = kernels
+        screen.facts([
+            ("key", kernel["key"]),
+            ("constants", _listed(kernel["constants"], "=")),
+            ("signature", _listed(types(known[0]), ": ")),
+            ("options", _listed(kernel["options"], "=")),
+            ("files", ", ".join(f"{file['name']} {wording.size(file['size_bytes'])}" for file in kernel["files"])),
+        ])  # fmt: skip
+        screen.line()
+    if packed:
+        screen.line(f"constants and signatures of {wording.count(packed, 'kernel')} are not known: a cache directory, which pack reads, "
+                    "does not hold them; record with triton-bundler run")  # fmt: skip
+        screen.line()
+
+
+def _listed(items: Mapping[str, Any] | None, sign: str) -> str:
+    return ", ".join(f"{name}{sign}{value}" for name, value in (items or {}).items())
+
+
+def _row(kernel: dict[str, Any], told: SpecializationRow) -> tuple[str, ...]:
+    return (
+        kernel["name"],
+        kernel["target"],
+        str(kernel["warps"]),
+        told.stages,
+        told.constants,
+        told.signature,
+        wording.size(kernel["shared_bytes"]) if kernel["shared_bytes"] else "-",
+        wording.size(kernel["binary_bytes"]),
+        wording.size(kernel["ir_bytes"]) if kernel["ir_bytes"] else "-",
+        "static only" if kernel["static_only"] else "recorded" if kernel["facts"] else "packed",
+        ",".join(map(str, kernel["devices"])) or "-",
+        "-" if kernel["compile_ms"] is None else f"{kernel['compile_ms']:.0f} ms",
+        wording.short_key(kernel["key"]),
+        told.other,
+    )
+
+
+def _compilers(kernels: list[Kernel]) -> list[str]:
+    """Return a line for each toolchain, the one of most kernels first."""
+    counts = Counter(kernel.toolchain for kernel in kernels)
+    lines = []
+    for toolchain, number in sorted(counts.items(), key=lambda item: (-item[1], _compiler(item[0]))):
+        lines.append(_compiler(toolchain) + (f": {wording.count(number, 'kernel')}" if len(counts) > 1 else ""))
+    return lines
+
+
+def _compiler(toolchain: Toolchain) -> str:
+    release = f"Triton {toolchain.release or 'of an unknown release'}"
+    binary = f" (binary {toolchain.binary[:12]}…)" if toolchain.binary else ""
+    return release + binary + (f", ptxas {toolchain.ptxas}" if toolchain.ptxas else "")
+
+
+@click.command(
+    short_help="Check every byte of a bundle or a store.",
+    epilog=example("verify model.tbundle", "verify --store file:///var/cache/kernels --repair"),
+)
+@click.argument("bundle", required=False)
+@click.option("--store", "url", multiple=True, callback=only_one, metavar=STORE_METAVAR, help="Check a store instead.")
+@click.option(
+    "--repair", is_flag=True, help="Remove what is damaged in the store, so that the next push sends it again."
+)
+@reports
+def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool) -> int:
+    """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest.
+
+    Or everything in a store: each object, and that bundles and tags lack nothing.
+    """
+    url = one_given_or_set(url) if bundle is None else url
+    if (bundle is None) == (url is None):
+        raise click.UsageError("give a BUNDLE or --store" + (", not both" if bundle is not None else ""))
+    if url is not None:
+        return verify_store(screen, url, repair=repair)
+    if repair:
+        raise click.UsageError("--repair needs --store; a damaged bundle is made anew, or fetched again")
+    return _verify_bundle(screen, str(bundle))
+
+
+def _verify_bundle(screen: Screen, bundle: str) -> int:
+    with Bundle.load(bundle) as opened, screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
+        damage = _damage(opened)
+        problems = [*damage]
+        for kernel in opened.kernels:
+            bar.advance()
+            problem = _metadata_problem(opened, kernel)
+            problems += [(kernel.key, problem)] if problem and (kernel.key, problem) not in damage else []
+        checked = {
+            "kernels": len(opened.kernels),
+            "files": count_files(opened),
+            "bytes": sum(n for _, n in opened.content.blobs),
+        }
+        digest, names = opened.digest, wording.kernel_names(opened)
+    if problems:
+        first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
+        screen.complain(f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch it again")
+        for name, reason in first:
+            screen.line(f"  {names.get(name, name)}: {reason}")
+        if len(problems) > len(first):
+            screen.line(f"  … and {len(problems) - len(first)} more; --json lists all")
+    else:
+        screen.line(f"checked the digests of {wording.count(checked['files'], 'file')} ({wording.size(checked['bytes'])}), "
+                    f"the metadata of {wording.count(checked['kernels'], 'kernel')}, and the container")  # fmt: skip
+        screen.done(f"{bundle} is sound: {digest}")
+    screen.finish({"path": bundle, "ok": not problems, "digest": digest, "checked": checked,
+                   "problems": [{"name": name, "reason": reason} for name, reason in problems]})  # fmt: skip
+    return PROBLEM if problems else FINE
+
+
+def _damage(bundle: Bundle) -> list[tuple[str, str]]:
+    """Return what `Bundle.verify` finds: nothing, or each file that cannot be read, or what else it says."""
+    try:
+        bundle.verify()
+    except (FormatError, DigestMismatch) as error:
+        unreadable = []
+        for entry in bundle.content.entries:
+            for artifact in entry_artifacts(entry):
+                try:
+                    bundle.read(artifact)
+                except BundlerError as problem:
+                    unreadable.append((entry.key if isinstance(entry, Kernel) else entry.path, problem.message))
+        return list(dict.fromkeys(unreadable)) or [("container", error.message)]
+    return []
+
+
+def _metadata_problem(bundle: Bundle, kernel: Kernel) -> str | None:
+    """Return where a kernel's metadata contradicts the manifest."""
+    try:
+        metadata = parse_metadata(bundle.read(kernel.metadata))
+        target, digest = metadata["target"], bytes.fromhex(metadata["hash"])
+        said = Target(str(target["backend"]), str(target["arch"]))
+        name, release = metadata["name"], metadata.get("triton_version")
+    except BundlerError as error:
+        return error.message
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{kernel.metadata.filename} is not valid metadata ({type(error).__name__}: {error})"
+    if not is_key_of(kernel.key, digest):
+        return f"the metadata is of another kernel, with hash {digest.hex()[:12]}…"
+    for what, got, expected in (("name", name, kernel.name), ("target", said, kernel.target),
+                                ("Triton release", release, kernel.toolchain.release)):  # fmt: skip
+        if got != expected and got is not None and expected is not None:
+            return f"{what}: the metadata says {got}, the manifest {expected}"
+    return None

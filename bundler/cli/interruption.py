@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that ask a command to end: each becomes an exception, so that what was begun is cleaned up, and then the exit status."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+
+# As a shell reports a program that a signal ended.
+SIGNAL_STATUS = 128
+# How often it is looked whether somebody swallowed the exception.
+AGAIN_S = 0.1
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Interrupted(BaseException):
+    """A signal asked the command to end.  Not a `KeyboardInterrupt`, for which click has an exit status of its own."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Interruption:
+    """Raises `Interrupted` in the main thread for each signal of `ENDING`, unless one is on its way up already.
+
+    While that one unwinds, further signals change nothing: a second Ctrl-C does not stop the clean-up.  (SIGQUIT still ends the
+    process at once.)  One that somebody swallowed, as Python does in a destructor and Triton where it imports torch, is raised
+    again.
+    """
+
+    def __init__(self) -> None:
+        self._raised: weakref.ref[Interrupted] | None = None
+        self._number = 0
+
+    def begin(self) -> None:
+        """Listen from now on; a signal that whoever started us has ignored stays ignored, as `nohup` wants it."""
+        # Registered first, so called last: after the threads have ended, and whatever else is done at the end.
+        atexit.register(self._leave)
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._hear)
+
+    def end(self) -> None:
+        """Listen no more.  A command that was interrupted lets its threads finish; any other may be ended at once."""
+        action = signal.SIG_DFL if self._raised is None else signal.SIG_IGN
+        for number in ENDING:
+            if signal.getsignal(number) == self._hear:
+                signal.signal(number, action)
+        if self._raised is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if self._raised is None:
+            self._number = number
+            signal.signal(signal.SIGALRM, self._hear)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
+        if self._raised is None or self._raised() is None:
+            raise self._new()
+
+    def _new(self) -> Interrupted:
+        # Not in the function that raises it, whose frame is in its traceback: they would keep each other.
+        error = Interrupted(self._number)
+        self._raised = weakref.ref(error)
+        return error
+
+    def _leave(self) -> None:
+        """End the process of an interrupted command here: a library that was half imported may crash when it is taken apart."""
+        if self._raised is not None:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(SIGNAL_STATUS + self._number)
+
+
+def run(command: Callable[[], None]) -> None:
+    """Run the command; when a signal asks it to end, say so and exit with the signal's status, 130 for Ctrl-C."""
+    interruption = Interruption()
+    try:
+        try:
+            interruption.begin()
+            command()
+        finally:
+            interruption.end()
+    except Interrupted as interrupted:
+        # A terminal shows ^C where the cursor is.
+        line_break = "\n" if sys.stderr.isatty() else ""
+        print(f"{line_break}error: interrupted by {signal.Signals(interrupted.number).name}", file=sys.stderr)
+        sys.exit(SIGNAL_STATUS + interrupted.number)

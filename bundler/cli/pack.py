@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pack`: cache directory -> bundle; and what commands that write bundles share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+import bundler
+from bundler.cli import wording
+from bundler.cli.command import FINE, example, keep_option, output_option, reports
+from bundler.cli.terminal import Column, Screen
+from bundler.errors import AccessDenied, NotFound
+from bundler.format.bundle import Bundle, Keep, require_content
+from bundler.format.bundle_file import check_replaceable, os_errors
+from bundler.format.entries import entry_artifacts
+
+CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
+
+
+@click.command(
+    short_help="Make a bundle from a cache directory.", epilog=example("pack ~/.triton/cache -o model.tbundle")
+)
+@click.argument("directory")
+@output_option
+@keep_option
+@reports
+def pack(screen: Screen, directory: str, output: str, keep: Keep) -> int:
+    """Make a bundle from a Triton or Inductor cache DIRECTORY.
+
+    A cache directory does not hold argument types; record the compiles with `run` to have those too.
+    """
+    with screen.progress(f"reading {directory}"):
+        bundle = bundler.pack(directory, keep=keep)
+    if bundle.is_empty:
+        screen.reasons("left out", bundle.left_out)
+    size = save(screen, bundle, output)
+    show_contents(screen, bundle)
+    screen.reasons("left out", bundle.left_out)
+    screen.done(f"wrote {output}: {wording.size(size)}, {bundle.digest}")
+    screen.finish({**contents(bundle), "path": output, "size_bytes": size, "left_out": bundle.left_out})
+    return FINE
+
+
+def save(screen: Screen, bundle: Bundle, output: str) -> int:
+    """Write a bundle, with a progress bar, and return the file's size in bytes.
+
+    Raises `EmptyBundle` for one with nothing in it: a file that is there already is better than that.
+    """
+    require_content(bundle, f"{output} was not written")
+    with screen.transfer(f"writing {output}", sum(size for _, size in bundle.content.blobs)) as bar:
+        bar.watching(bundle).save(output)
+    with os_errors(output, "read"):
+        return os.stat(output).st_size
+
+
+def check_output(output: str) -> None:
+    """Raise now what writing `output` would raise after an hour's work."""
+    with os_errors(output, "write"):
+        folder = os.path.dirname(os.path.abspath(output))
+        if not os.path.isdir(folder):
+            raise NotFound(f"cannot write {output}: there is no directory {folder}; make it first", path=output)
+        check_replaceable(output)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise AccessDenied(f"cannot write {output}: {folder} is not writable; choose another place", path=output)
+
+
+def contents(bundle: Bundle) -> dict[str, Any]:
+    """Return what is in a bundle, in numbers, for `--json`."""
+    return {
+        "digest": bundle.digest,
+        "counts": counts(bundle),
+        "targets": [
+            {"target": target, "kernels": kernels, "launch_bytes": launch, "ir_bytes": rest}
+            for target, kernels, launch, rest in _by_target(bundle)
+        ],
+    }
+
+
+def counts(bundle: Bundle) -> dict[str, int]:
+    """Return how many entries of each kind a bundle has."""
+    return {
+        "kernels": len(bundle.kernels),
+        "tuning_files": len(bundle.tuning_files),
+        "helpers": len(bundle.helpers),
+        "opaque": len(bundle.opaque),
+        "tuning_records": len(bundle.tuning_records),
+    }
+
+
+def count_files(bundle: Bundle) -> int:
+    """Return how many files a bundle has in all; equal ones are stored once, and read each time."""
+    return sum(1 for entry in bundle.content.entries for _ in entry_artifacts(entry))
+
+
+def count_bytes(bundle: Bundle) -> int:
+    """Return the size of all files of a bundle; equal ones are stored once, and read each time."""
+    return sum(artifact.size for entry in bundle.content.entries for artifact in entry_artifacts(entry))
+
+
+def show_contents(screen: Screen, bundle: Bundle) -> None:
+    """Print what is in a bundle: kernels by target, and what lies beside them."""
+    rows = _by_target(bundle)
+    if rows:
+        screen.table(CONTENTS, [(t, f"{n:,}", wording.size(launch), wording.size(rest)) for t, n, launch, rest in rows])
+        screen.line()
+    beside = [
+        f"{wording.count(len(entries), noun)} ({wording.size(sum(entry.artifact.size for entry in entries))})"
+        for noun, entries in (
+            ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", bundle.opaque))
+        if entries
+    ]  # fmt: skip
+    if bundle.tuning_records:
+        beside.append(wording.count(len(bundle.tuning_records), "tuning record"))
+    if beside:
+        screen.line("beside them: " + ", ".join(beside))
+
+
+def _by_target(bundle: Bundle) -> list[tuple[str, int, int, int]]:
+    """Return (target, kernels, bytes of launch sets, bytes of the rest) for each target."""
+    sums: dict[str, tuple[int, int, int]] = {}
+    for kernel in bundle.kernels:
+        number, launch, rest = sums.get(str(kernel.target), (0, 0, 0))
+        own = sum(artifact.size for artifact in kernel.launch_set)
+        sums[str(kernel.target)] = (number + 1, launch + own, rest + kernel.size - own)
+    return [(target, *numbers) for target, numbers in sorted(sums.items())]

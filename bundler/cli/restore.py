@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`restore`: from a bundle, or from a store, to where the next process looks; or only a look at what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+import bundler
+from bundler.cli import wording
+from bundler.cli.command import FINE, PROBLEM, example, keep_option, reports
+from bundler.cli.pack import count_bytes, counts
+from bundler.cli.stores import STORE_VARIABLE, TIERS_HELP, existing_store, given_or_set, stores_option
+from bundler.cli.terminal import Screen
+from bundler.format.bundle import Bundle
+from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
+
+
+@click.command(
+    short_help="Put a bundle's kernels where the next process looks.",
+    epilog=example(
+        "restore model.tbundle",
+        "restore model.tbundle --cache-dir /tmp/cache --only all",
+        "restore --tag llama3/h200 --store file:///var/cache/kernels",
+        "restore --tag llama3/h200 --store file:///var/cache/kernels --check",
+    ),
+)
+@click.argument("bundle", required=False)
+@click.option(
+    "--tag", metavar="T", help="Instead of BUNDLE: a tag in a store, or the digest of a bundle there, or how it begins."
+)
+@stores_option(TIERS_HELP, callback=None)
+@click.option("--check", is_flag=True, help="Write nothing; exit status 1 when something usable is missing.")
+@click.option("--cache-dir", metavar="DIR", help="Where to; without it, where Triton (or Inductor) looks here and now.")
+@keep_option
+@click.option(
+    "--only",
+    type=click.Choice(["usable", "all"]),
+    default="usable",
+    show_default=True,
+    help="Leave out what this machine surely cannot use, or restore everything.",
+)
+@click.option(
+    "--trust",
+    type=click.Choice(["kernels", "code"]),
+    default="kernels",
+    show_default=True,
+    help="With code, also what is executed or unpickled: shared libraries, files of torch.",
+)
+@click.option("--device", "devices", type=click.IntRange(0), multiple=True, metavar="N",
+              help="For an Inductor bundle: the device to place kernels for; repeat for several.")  # fmt: skip
+@click.option("--rekey", is_flag=True,
+              help="Also use kernels of another build of the same Triton release, under this machine's keys.")  # fmt: skip
+@click.option("--allow-empty", is_flag=True, help="A bundle with nothing in it is fine.")
+@reports
+def restore(
+    screen: Screen,
+    bundle: str | None,
+    tag: str | None,
+    urls: tuple[str, ...],
+    check: bool,
+    rekey: bool,
+    devices: tuple[int, ...],
+    **choices: Any,
+) -> int:
+    """Put the kernels of BUNDLE, or of a bundle in a store, where Triton or Inductor will look for them.
+
+    Every byte is verified before it becomes visible. Exit status 1 when something of it is damaged and was skipped, or when
+    nothing in the bundle can be used here.
+    """
+    choices["devices"] = devices or None
+    if check and rekey:
+        raise click.UsageError("--rekey writes kernels of its own; --check writes nothing: give one of them")
+    with _source(bundle, tag, urls, read_only=check) as source:
+        if check:
+            return _check(screen, source, choices)
+        return _restore(screen, source, choices | {"rekey": rekey})
+
+
+@dataclass(frozen=True)
+class _Source:
+    bundle: Bundle
+    name: str
+    facts: dict[str, Any]
+
+    def told(self) -> dict[str, Any]:
+        """Return what `--json` says of it."""
+        return {**self.facts, "digest": self.bundle.digest, "counts": counts(self.bundle)}
+
+
+@contextmanager
+def _source(path: str | None, tag: str | None, urls: tuple[str, ...], *, read_only: bool) -> Iterator[_Source]:
+    if (path is None) == (tag is None):
+        raise click.UsageError("give a BUNDLE or --tag" + (", not both" if path is not None else ""))
+    stores = given_or_set(urls) if tag is not None else urls
+    if (tag is None) != (not stores):
+        raise click.UsageError(f"--tag and --store, or {STORE_VARIABLE}, belong together")
+    with ExitStack() as stack:
+        if path is not None:
+            yield _Source(stack.enter_context(Bundle.load(path)), path, {"bundle": path})
+        elif tag is not None:
+            store = stack.enter_context(existing_store(*stores, read_only=read_only))
+            pulled = stack.enter_context(store.pull(tag, read_only=read_only))
+            yield _Source(pulled, tag, {"store": store.name, "tag": tag})
+
+
+def _restore(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
+    opened = source.bundle
+    with screen.transfer(f"restoring {source.name}", count_bytes(opened)) as bar:
+        report = bundler.restore(bar.watching(opened), **choices)
+    _show_report(screen, report, opened)
+    screen.finish({**source.told(), "usable": report.usable, **asdict(report)})
+    return PROBLEM if report.damaged or (opened.kernels and not report.usable) else FINE
+
+
+def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
+    outcomes: tuple[tuple[str, Sequence[object], str], ...] = (
+        ("restored", report.restored, "written now"),
+        ("present", report.present, "there already, complete"),
+        ("repaired", report.repaired, "broken before, replaced as a whole"),
+        ("rekeyed", report.rekeyed, "of another build of this Triton, under this machine's keys"),
+    )
+    screen.facts([
+        *((name, f"{wording.count(len(keys), 'kernel')} ({why})") for name, keys, why in outcomes if keys),
+        *(("beside", wording.count(len(paths), "other file")) for paths in (report.companions,) if paths),
+        *(("tuned", wording.count(number, "tuning record")) for number in (report.tuned,) if number),
+        *(("rewritten", f"{wording.count(len(files), 'file')} with a path of this machine")
+          for files in (report.rewritten,) if files),
+        *(("into", directory) for directory in report.directories),
+        *(("not checked", fact) for fact in report.unchecked),
+    ])  # fmt: skip
+    screen.reasons("skipped", report.skipped, wording.kernel_names(bundle))
+    screen.done(
+        f"{report.usable:,} of {wording.count(len(bundle.kernels), 'kernel')} in place; {wording.count(report.files, 'file')}"
+        f", {wording.size(report.bytes)} written in {wording.duration(report.seconds)}"
+    )
+
+
+def _check(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
+    with screen.progress(f"checking {source.name}"):
+        report = bundler.check(source.bundle, **choices)
+    keys = {kernel.key for kernel in source.bundle.kernels}
+    present = keys & {*report.present}
+    _show_check(screen, report, source.bundle, len(present), len(keys))
+    screen.finish({**source.told(), "ok": report.complete, **asdict(report)})
+    nothing_usable = keys <= {name for name, _ in report.skipped}
+    return PROBLEM if report.missing or (keys and nothing_usable) else FINE
+
+
+def _show_check(screen: Screen, report: CheckReport, bundle: Bundle, present: int, total: int) -> None:
+    screen.facts([
+        *(("looked in", directory) for directory in report.directories),
+        *(("not checked", fact) for fact in report.unchecked),
+    ])  # fmt: skip
+    screen.reasons("would be skipped", report.skipped, wording.kernel_names(bundle))
+    screen.reasons("missing", report.missing, wording.kernel_names(bundle))
+    missing = len({name for name, _ in report.missing})
+    screen.done(f"{present:,} of {wording.count(total, 'kernel')} in place; "
+                + (f"{missing:,} to restore" if missing else "nothing to restore"))  # fmt: skip

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`stats`, `prune`, and the store's part of `verify`: looking after a store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from bundler.cli import wording
+from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.quantities import to_bytes, to_grace, to_seconds
+from bundler.cli.stores import existing_store, one_store_option
+from bundler.cli.terminal import Screen
+from bundler.lifecycle.machine_store import Store
+from bundler.store import holders
+from bundler.store.store_reports import Held, PruneReport, VerifyReport
+
+PROBLEMS_SHOWN = 10
+_REASONS = {
+    holders.TAGS: "tags reach",
+    holders.UNREAD_TAGS: "tags that cannot be read may reach",
+    holders.AGE: "--older-than spares",
+    holders.ROOM: "--max-bytes leaves room for",
+    holders.USE: "others used meanwhile",
+}
+_FIXES = {
+    holders.TAGS: "delete tags",
+    holders.GRACE: "prune again later or with a shorter --grace",
+    holders.AGE: "prune with a shorter --older-than",
+    holders.USE: "prune again",
+}
+
+
+@click.command(short_help="Say what a store holds.", epilog=example("stats --store file:///var/cache/kernels"))
+@one_store_option
+@reports
+def stats(screen: Screen, url: str) -> int:
+    """Say how much a store holds, and how much of it tags reach."""
+    with existing_store(url) as store:
+        found = store.stats()
+        in_all = found.unit_bytes + found.manifest_bytes + found.record_bytes + found.dictionary_bytes
+        screen.facts([
+            ("store", store.name),
+            ("tags", f"{found.tags:,}"),
+            ("bundles", f"{found.manifests:,} ({wording.size(found.manifest_bytes)} of manifests)"),
+            ("units", f"{found.units:,} ({wording.size(found.unit_bytes)})"),
+            ("dictionaries", f"{found.dictionaries:,} ({wording.size(found.dictionary_bytes)}), which units share"
+             if found.dictionaries else ""),
+            ("records", f"{found.records:,} ({wording.size(found.record_bytes)}), published one by one" if found.records else ""),
+            ("failures", f"{wording.count(found.failures, 'compile')} that failed" if found.failures else ""),
+            ("tagged", wording.size(found.tagged_bytes)),
+            ("untagged", f"{wording.size(in_all - found.tagged_bytes)}, which prune removes once unused for a day, or --grace"),
+        ])  # fmt: skip
+        screen.finish({"store": store.name, **asdict(found)})
+    return FINE
+
+
+@click.command(
+    short_help="Remove what no tag reaches.",
+    epilog=example(
+        "prune --store file:///var/cache/kernels --older-than 7d --dry-run",
+        "prune --store file:///var/cache/kernels --max-bytes 20GB",
+        "prune --store file:///var/cache/kernels --grace 10min",
+    ),
+)
+@one_store_option
+@click.option(
+    "--max-bytes", callback=to_bytes, metavar="SIZE", help="Stop when the store holds no more than this: 500MB, 2GiB."
+)
+@click.option(
+    "--older-than", callback=to_seconds, metavar="DURATION", help="Only what was not used for so long: 36h, 7d."
+)
+@click.option(
+    "--grace",
+    callback=to_grace,
+    default="24h",
+    show_default=True,
+    metavar="DURATION",
+    help="Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes longer may lose units, and "
+    "its kernels are compiled again; 0 is for a store that nobody writes to at the moment.",
+)
+@click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
+@reports
+def prune(screen: Screen, url: str, max_bytes: int | None, older_than: int | None, grace: int, dry_run: bool) -> int:
+    """Remove what no tag reaches, oldest first.
+
+    What was used within --grace stays, since a push may be about to name it. Exit status 1 when what tags reach is already
+    more than --max-bytes.
+    """
+    with existing_store(url) as store, screen.progress(f"pruning {store.name}"):
+        report = store.prune(max_bytes, older_than, dry_run, grace_s=grace)
+    _show_prune(screen, report, dry_run=dry_run)
+    status = _limit(screen, report, max_bytes)
+    for tag, reason in report.unfollowed:
+        screen.complain(f"nothing may be removed, since it is not known what tag {tag} reaches: {reason}")
+    screen.finish({"store": store.name, "dry_run": dry_run, **asdict(report)})
+    return PROBLEM if report.unfollowed else status
+
+
+def _show_prune(screen: Screen, report: PruneReport, *, dry_run: bool) -> None:
+    number, size = wording.count(len(report.removed), "object"), wording.size(report.removed_bytes)
+    what = f"{number}, {size}" if report.removed else "nothing"
+    screen.line(f"{'would keep' if dry_run else 'kept'} {wording.size(report.kept_bytes)}")
+    for held in report.held:
+        screen.line(f"  {_why(held.by, report.grace_s)} {_amount(held)}")
+    screen.done(f"would remove {what}" if dry_run else f"removed {what}")
+
+
+def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:
+    """Say why the store holds more than it should; returns the exit status."""
+    if max_bytes is None or not report.over_limit_bytes or report.unfollowed:
+        return FINE
+    over = f"{wording.size(report.over_limit_bytes)} more than --max-bytes {wording.size(max_bytes)}"
+    what_holds = " and ".join(f"{_why(held.by, report.grace_s)} {_amount(held)}" for held in report.held)
+    stay, tagged = (
+        f"{wording.size(report.kept_bytes)} stay, {over}, because {what_holds}",
+        report.tagged_bytes > max_bytes,
+    )
+    fixes = [_FIXES[held.by] for held in report.held if held.by in _FIXES and (tagged or held.by != holders.TAGS)]
+    if tagged:
+        screen.complain(f"{stay}; {', '.join([*fixes, 'or allow more'])}")
+        return PROBLEM
+    screen.warn(f"{stay}; {', or '.join(fixes)}")
+    return FINE
+
+
+def _amount(held: Held) -> str:
+    return f"{wording.size(held.size_bytes)} in {wording.count(held.objects, 'object')}"
+
+
+def _why(by: str, grace_s: float) -> str:
+    """Return what holds something, in words that its amount follows."""
+    return f"--grace of {wording.span(grace_s)} spares" if by == holders.GRACE else _REASONS[by]
+
+
+def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
+    """Check everything in a store; returns the exit status."""
+    with existing_store(url) as store:
+        with screen.progress(f"verifying {store.name}"):
+            report = store.verify(repair)
+        if report.sound:
+            screen.line(f"checked {wording.count(report.checked, 'object')}, and that bundles and tags lack nothing")
+            screen.done(f"{store.name} is sound")
+        else:
+            _show_problems(screen, store, report, repair=repair)
+        screen.finish({"store": store.name, "ok": report.sound, **asdict(report)})
+    return FINE if report.sound else PROBLEM
+
+
+def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair: bool) -> None:
+    found = [wording.count(len(reasons), noun) for reasons, noun in (
+        (report.damaged, "damaged object"), (report.dangling, "incomplete bundle, tag or record")) if reasons]  # fmt: skip
+    again = "push these bundles again"
+    fix = again if repair or not report.damaged else f"verify --repair, then {again}"
+    screen.complain(f"{store.name}: {', '.join(found)}; {fix}")
+    tagged: dict[str, list[str]] = {}
+    for tag in store.tags():
+        tagged.setdefault(tag.digest or "", []).append(tag.name)
+    problems = [*report.damaged, *report.dangling]
+    for name, reason in problems[:PROBLEMS_SHOWN]:
+        called = f" ({', '.join(tagged[name])})" if name in tagged else ""
+        screen.line(f"  {name}{called}: {reason.removeprefix(f'{name}: ')}")
+    if len(problems) > PROBLEMS_SHOWN:
+        screen.line(f"  … and {len(problems) - PROBLEMS_SHOWN} more; --json lists all")
+    if repair and report.removed:
+        screen.done(
+            f"removed {wording.count(len(report.removed), 'damaged object')}; the next push sends what was in them"
+        )

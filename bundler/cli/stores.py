@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens stores for commands: by `--store`, else by the environment, with the environment's settings for servers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+import bundler
+from bundler import config
+from bundler.errors import ConfigError, NotFound
+from bundler.lifecycle.machine_store import Store
+from bundler.store.store_urls import local_directory, store_url, with_settings
+from bundler.user_warnings import warn
+
+STORE_METAVAR = "URL"
+STORE_VARIABLE = f"{config.PREFIX}STORE"
+STORE_HELP = "The store: a directory, with ?mode=group one that a group shares, or redis://host:6379"
+TIERS_HELP = (
+    f"{STORE_HELP}; else {STORE_VARIABLE}. Repeat it for tiers, the nearest first; ?readonly=1 leaves one as it is."
+)
+ONE_STORE_HELP = f"{STORE_HELP}; else {STORE_VARIABLE}."
+_NONE = f"give --store URL, or set {STORE_VARIABLE}"
+
+
+def given_or_set(urls: Sequence[str]) -> tuple[str, ...]:
+    """Return the stores that were given, by URL or path, else those that the environment names."""
+    return tuple(map(_as_url, urls)) or config.store_setting()
+
+
+def _as_url(text: str) -> str:
+    try:
+        return store_url(text, relative=True)
+    except ConfigError:
+        return text  # opening it says what is wrong
+
+
+def one_given_or_set(url: str | None) -> str | None:
+    """Return the one store that was given, else the one that the environment names; raises `UsageError` for several there."""
+    found = given_or_set([url] if url is not None else [])
+    if len(found) > 1:
+        raise click.UsageError(f"{STORE_VARIABLE} names {len(found)} stores; give the one to look after by --store")
+    return found[0] if found else None
+
+
+def only_one(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> str | None:
+    """Return the one store that was given; several would be looked after by their tiers' rules, which nobody expects."""
+    if len(urls) > 1:
+        raise click.BadParameter(f"expected one store, got {len(urls)}: look after each tier by itself")
+    return urls[0] if urls else None
+
+
+def from_environment(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the stores that were given, else those that the environment names: for options that may be left out."""
+    return given_or_set(urls)
+
+
+def _some(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> tuple[str, ...]:
+    found = given_or_set(urls)
+    if not found:
+        raise click.UsageError(_NONE)
+    return found
+
+
+def _one(context: click.Context, option: click.Parameter, urls: tuple[str, ...]) -> str:
+    url = one_given_or_set(only_one(context, option, urls))
+    if url is None:
+        raise click.UsageError(_NONE)
+    return url
+
+
+def stores_option(
+    help_text: str = TIERS_HELP, callback: Callable[..., Any] | None = _some
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--store` of a command that works on a store, or on tiers of one."""
+    return click.option("--store", "urls", multiple=True, metavar=STORE_METAVAR, callback=callback, help=help_text)
+
+
+store_option = stores_option()
+one_store_option = click.option(
+    "--store", "url", multiple=True, callback=_one, metavar=STORE_METAVAR, help=ONE_STORE_HELP
+)
+
+
+def open_stores(*urls: str, read_only: bool = False) -> Store:
+    """Open a store, with the settings of the environment where its URL says nothing else; raises as `bundler.open_store`."""
+    warn_of_unknown_variables()
+    server = config.server_settings()
+    return bundler.open_store(*(with_settings(url, server) for url in urls), read_only=read_only)
+
+
+def existing_store(*urls: str, read_only: bool = False) -> Store:
+    """Open a store to read from it; raises `NotFound` when nobody made it, which is more likely a wrong path.
+
+    Of several tiers the farthest must be there; nearer ones are made when they are filled.
+    """
+    store = open_stores(*urls, read_only=read_only)
+    directory = local_directory(urls[-1])
+    if directory is not None and not os.path.isdir(directory):
+        store.close()
+        raise NotFound(f"there is no store at this place: no directory {directory}; push makes it", store=urls[-1])
+    return store
+
+
+def warn_of_unknown_variables() -> None:
+    """Name the variables that begin as ours do and that nobody reads."""
+    unknown = config.unknown_words()
+    if unknown is not None:
+        warn(unknown)

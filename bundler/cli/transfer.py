@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`push`, `pull` and `tags`: bundles to a store, from it, and what they are called there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from bundler.cli import wording
+from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
+from bundler.cli.pack import check_output, contents, count_bytes, save, show_contents
+from bundler.cli.stores import existing_store, open_stores, store_option
+from bundler.cli.terminal import Column, Screen
+from bundler.format.bundle import Bundle
+from bundler.lifecycle.machine_store import Store
+from bundler.store.bundle_store import MODES, PushMode
+from bundler.store.references import unknown_tag
+from bundler.store.store_reports import PushReport, TagInfo
+
+TAGS = (
+    Column("tag", shrinks=True),
+    Column("kernels", True),
+    Column("targets", shrinks=True),
+    Column("size", True),
+    Column("digest", shrinks=True),
+)
+
+
+@click.command(
+    short_help="Send a bundle to a store.",
+    epilog=example(
+        "push model.tbundle --store file:///var/cache/kernels --tag llama3/h200",
+        "push model.tbundle --store file:///var/cache/kernels --store redis://host:6379 --tag llama3/h200",
+    ),
+)
+@click.argument("bundle")
+@store_option
+@click.option("--tag", required=True, metavar="T", help="What to call it there, such as llama3/h200.")
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    default="merge",
+    show_default=True,
+    help="If the tag is set: add to what it names, name this instead, or refuse.",
+)
+@click.option("--allow-empty", is_flag=True, help="Also push a bundle with nothing in it.")
+@reports
+def push(screen: Screen, bundle: str, urls: tuple[str, ...], tag: str, mode: PushMode, *, allow_empty: bool) -> int:
+    """Send BUNDLE to a store, and call it by a tag.
+
+    Only what the store lacks is sent. Of several pushes to one tag at once, the tag holds all.
+    """
+    with Bundle.load(bundle) as opened, open_stores(*urls) as store:
+        with screen.transfer(f"pushing {bundle}", count_bytes(opened)) as bar:
+            report = store.push(bar.watching(opened), tag, mode, allow_empty=allow_empty)
+        _show_push(screen, report, mode)
+        screen.done(f"{tag} in {store.name} is {report.digest} ({wording.duration(report.seconds)})")
+        screen.finish({"bundle": bundle, "store": store.name, "tag": tag, **asdict(report)})
+    return FINE
+
+
+def _show_push(screen: Screen, report: PushReport, mode: PushMode) -> None:
+    screen.facts([
+        ("sent", f"{wording.count(report.blobs_sent, 'unit')}, {wording.size(report.bytes_sent)}" if report.bytes_sent else
+         "nothing, all of it was there"),
+        ("present", wording.count(report.blobs_present, "unit") if report.blobs_present and report.bytes_sent else ""),
+        ("repaired", f"{wording.count(report.repaired, 'unit')} that the store held damaged" if report.repaired else ""),
+        ("dropped", f"{wording.count(report.variants_dropped, 'variant')}: other builds of a kernel that is kept once"
+         if report.variants_dropped else ""),
+        ("before", _before(report, mode)),
+    ])  # fmt: skip
+
+
+def _before(report: PushReport, mode: PushMode) -> str:
+    if report.tag_before is None:
+        return "" if mode == "replace" else "the tag was not set"  # replace does not mind what it cannot read
+    return "the same" if report.tag_before == report.tag_after else report.tag_before
+
+
+@click.command(
+    short_help="Fetch a bundle from a store.",
+    epilog=example("pull llama3/h200 -o model.tbundle --store file:///var/cache/kernels"),
+)
+@click.argument("tag")
+@output_option
+@store_option
+@reports
+def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
+    """Write a bundle of a store to a file: the one that TAG names, or the one whose digest is TAG, or begins so."""
+    check_output(output)
+    with existing_store(*urls) as store, store.pull(tag) as bundle:
+        size = save(screen, bundle, output)
+        show_contents(screen, bundle)
+        screen.done(f"wrote {output}: {wording.size(size)}, {bundle.digest}")
+        screen.finish({"store": store.name, "tag": tag, **contents(bundle), "path": output, "size_bytes": size})
+    return FINE
+
+
+@click.command(
+    short_help="List the tags of a store, or remove one.",
+    epilog=example(
+        "tags --store file:///var/cache/kernels", "tags --store file:///var/cache/kernels --delete llama3/h200"
+    ),
+)
+@store_option
+@click.option("--delete", metavar="T", help="Remove this tag; what it named stays until prune.")
+@reports
+def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
+    """List the tags of a store, and what they name.
+
+    Exit status 1 when a tag leads nowhere.
+    """
+    with existing_store(*urls) as store:
+        if delete is not None:
+            return _delete(screen, store, delete)
+        found = store.tags()
+        if found:
+            screen.table(TAGS, [_row(tag) for tag in found])
+            screen.line()
+        problems = [(tag.name, tag.problem) for tag in found if tag.problem is not None]
+        for name, problem in problems:
+            screen.complain(f"tag {name}: {problem}")
+        screen.done(wording.count(len(found), "tag"))
+        screen.finish({"store": store.name, "tags": found})
+    return PROBLEM if problems else FINE
+
+
+def _row(tag: TagInfo) -> tuple[str, ...]:
+    if tag.problem is not None:
+        return tag.name, "-", "-", "-", tag.digest or "-"
+    return tag.name, f"{tag.kernels:,}", ", ".join(tag.targets) or "-", wording.size(tag.size_bytes), tag.digest or "-"
+
+
+def _delete(screen: Screen, store: Store, tag: str) -> int:
+    if not store.delete_tag(tag):
+        raise unknown_tag(store.name, tag, store.near_tags(tag))
+    screen.done(f"deleted tag {tag}; what it named stays until prune")
+    screen.finish({"store": store.name, "deleted": tag})
+    return FINE

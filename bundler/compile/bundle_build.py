@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`build`: a plan's jobs become one bundle; what a store has already is taken from there.  Called by the `build` command."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bundler.compile.build_plan import Failure, Plan
+from bundler.compile.compile_job import Compiled, Job
+from bundler.compile.service import CompileService
+from bundler.compile.service_progress import Progress, ServiceCounters
+from bundler.compile.shared_compiles import SharedCompiles
+from bundler.errors import BundlerError
+from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.bundle_file import cleaned_up, os_errors
+from bundler.format.bundle_union import merge
+from bundler.format.manifest import Content, Observation, Observed
+from bundler.format.summary import Summarized
+from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
+from bundler.lifecycle.machine_store import Store
+from bundler.store.kernel_records import KernelRecords
+from bundler.toolchain import identity
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, repr=False)
+class Built(Summarized):
+    """What a build made.
+
+    Attributes:
+        bundle: every kernel that could be built, or was in the store.
+        compiled, reused: keys of kernels compiled here, and of those that the store had or another build put there meanwhile.
+        static_only: keys of kernels that were built from IR.
+        unsent: keys of kernels that were compiled and could not be sent to the store.
+        failures: what could not be built.
+        notes: (kernel, target, what was assumed).
+        seconds: wall time.
+    """
+
+    bundle: Bundle
+    compiled: tuple[str, ...]
+    reused: tuple[str, ...]
+    static_only: tuple[str, ...]
+    unsent: tuple[str, ...]
+    failures: tuple[Failure, ...]
+    notes: tuple[tuple[str, str, str], ...]
+    seconds: float
+
+    @staticmethod
+    def nothing_of(plan: Plan) -> Built:
+        """Return what is known of a build that was not begun."""
+        empty = Bundle(Content(), Observed(), MemoryBlobs({}))
+        return Built(empty, (), (), (), (), tuple(plan.failures), tuple(plan.notes), 0.0)
+
+
+def missing(plan: Plan, records: KernelRecords) -> tuple[Job, ...]:
+    """Return the jobs whose kernels a store does not hold; compiles nothing.
+
+    A kernel that would be built from IR has no key before it is compiled, and counts as missing.
+    """
+    absent = {*records.look_up([job.key for job in plan.jobs.values() if job.key], keep="launch").missing}
+    return tuple(job for job in plan.jobs.values() if not job.key or job.key in absent)
+
+
+def build(plan: Plan, workers: int | None = None, store: Store | None = None, watch: Watch | None = None) -> Built:
+    """Compile a plan's jobs, on all cores, into a bundle.
+
+    Of builds with one store at the same time, each kernel is compiled by one.
+
+    Args:
+        plan: what to build; its failures are passed on.
+        workers: processes that compile; None for one a core; 1 compiles in this process, which a crash of the compiler then ends, but
+            for what is built from IR.
+        store: kernels that it holds are not compiled, and what is compiled is published there.
+        watch: told of each job's progress.
+
+    Raises:
+        StoreUnavailable, AccessDenied: the store cannot be read.
+        StoreFull, AccessDenied: the temporary directory cannot be written.
+        ConfigError: the number of workers.
+
+    Warns:
+        BundlerWarning: the store failed while we compiled; what it lacks is in `unsent`.
+    """
+    started = time.monotonic()
+    held = None if store is None else store.kernel_records().look_up([job.key for job in plan.jobs.values() if job.key])
+    in_store = frozenset(kernel.key for kernel in held.bundle.kernels) if held is not None else frozenset()
+    jobs = [job for job in plan.jobs.values() if job.key not in in_store]
+    if watch is not None:
+        for number, key in enumerate(sorted(in_store), 1):
+            watch(Progress(plan.jobs[key].name, "hit", ServiceCounters(number, hits=number), (), None))
+    folder = os.path.join(tempfile.gettempdir(), f"triton-bundler-build-{secrets.token_hex(8)}")
+    cache_dir = os.path.join(folder, "cache")
+    shared = None if store is None else SharedCompiles(store, cache_dir)
+
+    def compile_and_collect() -> tuple[list[Compiled | BundlerError], Bundle, list[Failure]]:
+        with os_errors(folder, "make"):
+            os.mkdir(folder, 0o700)
+        results = _compile(jobs, cache_dir, workers, shared, watch)
+        return (results, *_collect(jobs, results, cache_dir))
+
+    results, fresh, failures = cleaned_up(compile_and_collect, lambda: shutil.rmtree(folder, ignore_errors=True))
+    unsent: frozenset[str] = frozenset()
+    if store is not None and shared is not None:
+        fresh, unsent = _send(store.kernel_records(), fresh, shared.in_store)
+    made = {result.key for result in results if isinstance(result, Compiled) and not result.hit}
+    there = {kernel.key for kernel in fresh.kernels}
+    return Built(
+        fresh if held is None else merge([held.bundle, fresh]),
+        tuple(sorted(made & there)),
+        tuple(sorted(in_store | (there - made))),
+        tuple(sorted(key for job, key in _keys(jobs, results) if job.source.kind == "ir")),
+        tuple(sorted(unsent)),
+        (*plan.failures, *failures),
+        tuple(plan.notes),
+        time.monotonic() - started,
+    )
+
+
+def _compile(
+    jobs: Sequence[Job], cache_dir: str, workers: int | None, shared: SharedCompiles | None, watch: Watch | None
+) -> list[Compiled | BundlerError]:
+    if not jobs:
+        return []
+    # Some IR crashes the compiler, and with it the process: never this one.
+    isolate = workers is None or any(job.source.kind == "ir" for job in jobs)
+    count = min(workers or os.cpu_count() or 1, len(jobs))
+    with CompileService(count, cache_dir=cache_dir, isolate=isolate, once=shared, on_progress=watch) as service:
+        return service.compile_all(jobs)
+
+
+def _send(records: KernelRecords, fresh: Bundle, known: frozenset[str]) -> tuple[Bundle, frozenset[str]]:
+    """Publish what the store lacks still; returns the builds that everybody gets, and the keys that could not be sent."""
+    absent = [kernel for kernel in fresh.kernels if kernel.key not in known]
+    if not absent:
+        return fresh, frozenset()
+    seen = fresh.observed.kernels
+    part = Bundle(Content.of(absent), Observed({kernel.key: seen[kernel.key] for kernel in absent}), fresh.blobs)
+    try:
+        published = records.publish(part)
+    except BundlerError as error:
+        records.excuse(error)  # what was compiled is worth keeping all the same
+        return fresh, frozenset(kernel.key for kernel in absent)
+    others = [kernel for kernel in fresh.kernels if kernel.key in known]
+    return merge([published.bundle, Bundle(Content.of(others), fresh.observed, fresh.blobs)]), frozenset()
+
+
+def _keys(jobs: Sequence[Job], results: Sequence[Compiled | BundlerError]) -> list[tuple[Job, str]]:
+    pairs = zip(jobs, results, strict=True)
+    return [(job, result.key) for job, result in pairs if isinstance(result, Compiled)]
+
+
+def _collect(
+    jobs: Sequence[Job], results: Sequence[Compiled | BundlerError], cache_dir: str
+) -> tuple[Bundle, list[Failure]]:
+    """Return the compiled kernels as a bundle in memory, and what went wrong."""
+    builder = Builder(cache_dir)
+    failures = []
+    for job, result in zip(jobs, results, strict=True):
+        if isinstance(result, BundlerError):
+            failures.append(Failure.of(job.name, job.target, result))
+            continue
+        times = tuple((stage, round(seconds * 1e6)) for stage, seconds in result.stages)
+        known = KnownFacts(result.toolchain, result.facts, result.parts)
+        if not builder.add_directory(result.key, Observation(layouts=("triton",), times_us=times), known):
+            failures.append(Failure(job.name, str(job.target), dict(builder.left_out)[result.key]))
+    return join([builder], identity.environment()), failures

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Job`: one kernel to compile, as plain data that travels to a worker; `Compiled`: what came of it.
+
+Build plans, tuners and programs make jobs for the service; a worker, or the service itself without workers, calls `perform`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from bundler.compile import module_import
+from bundler.compile.source_modules import source_module
+from bundler.errors import BundlerError, CompileFailed, FormatError
+from bundler.format import wire
+from bundler.format.constant_values import Value
+from bundler.format.digest import digest_text, sha256
+from bundler.format.entries import Target, Toolchain
+from bundler.format.launch_spec import LaunchFacts, Named, Path
+from bundler.lifecycle.bundle_builder import KnownFacts
+from bundler.lifecycle.collection import known_facts
+from bundler.toolchain import compile_call, jit_specialization
+from bundler.toolchain.events import CompileEvent
+
+SourceKind = Literal["module", "text", "ir"]
+_KINDS = ("module", "text", "ir")
+_MAYBE_BYTES = (bytes, type(None))
+_MAYBE_TEXT = (str, type(None))
+_MICROSECOND = 1e-6
+
+
+@dataclass(frozen=True)
+class SourceRef:
+    """Where a kernel's source is.
+
+    Attributes:
+        kind: `module`: a Python file that whoever makes the job trusts, since compiling imports it; `text`: the text of a Python
+            module, which becomes a content-addressed file; `ir`: Triton's IR, which is never executed.
+        function: qualified name of the JIT function in its module; for IR the name of the kernel.
+        module: the name that the file is imported by, dotted inside a package.
+        path: the file of a `module`.
+        root: the directory that must be on `sys.path` for it.
+        data: the text of a `text` or `ir` source.
+    """
+
+    kind: SourceKind
+    function: str
+    module: str = ""
+    path: str = ""
+    root: str = ""
+    data: bytes = b""
+
+    def to_wire(self) -> list[Any]:
+        """Return the positional form."""
+        return [self.kind, self.function, self.module, self.path, self.root, self.data]
+
+    @staticmethod
+    def from_wire(data: Any) -> SourceRef:
+        """Decode what `to_wire` wrote; raises `FormatError` for anything else."""
+        kind, *rest = wire.fields(data, "source", str, str, str, str, str, bytes)
+        if kind not in _KINDS:
+            raise FormatError(f"source: unknown kind {kind!r}", got=kind)
+        return SourceRef(kind, *rest)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to compile for one target.
+
+    Signature, constants, attributes and options are those that Triton's own JIT hands to its compiler for one call
+    (`toolchain.specialising` asks it); all are data, and none is executed.
+
+    Attributes:
+        name: the kernel's name, for people.
+        source: where its source is.
+        signature: argument name -> Triton type.
+        constants, attributes: path of an argument -> value.
+        options: every option of the target's backend.
+        target: what to compile for.
+        key: the kernel key that the JIT will ask for, where that is known; a compile that gives another one fails.
+        helpers_first: the functions that the kernel calls were hashed before it; matters on Triton 3.6 and 3.7 only.
+        facts: launch facts of the compile that the IR came from (`ir` only).
+    """
+
+    name: str
+    source: SourceRef
+    signature: Named
+    constants: tuple[tuple[Path, Value], ...]
+    attributes: tuple[tuple[Path, Value], ...]
+    options: Named
+    target: Target
+    key: str = ""
+    helpers_first: bool | None = None
+    facts: bytes | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return the positional msgpack form."""
+        return wire.pack(
+            [
+                self.name,
+                self.source.to_wire(),
+                [[name, value.to_wire()] for name, value in self.signature],
+                [[list(path), value.to_wire()] for path, value in self.constants],
+                [[list(path), value.to_wire()] for path, value in self.attributes],
+                [[name, value.to_wire()] for name, value in self.options],
+                [self.target.backend, self.target.arch, self.target.warp_size],
+                self.key,
+                self.helpers_first,
+                self.facts,
+            ]
+        )
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Job:
+        """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
+        name, source, signature, constants, attributes, options, target, key, first, facts = wire.fields(
+            wire.unpack(data, "job"),
+            "job",
+            str,
+            list,
+            list,
+            list,
+            list,
+            list,
+            list,
+            str,
+            (bool, type(None)),
+            _MAYBE_BYTES,
+        )
+        return Job(
+            name,
+            SourceRef.from_wire(source),
+            _named(signature),
+            _by_path(constants),
+            _by_path(attributes),
+            _named(options),
+            Target(*wire.fields(target, "job's target", str, str, int)),
+            key,
+            first,
+            facts,
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """`sha256:<hex>` over everything above: equal jobs have equal digests."""
+        return digest_text(sha256(self.to_bytes()))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What came of a job.
+
+    Attributes:
+        key: the kernel's key.
+        directory: its directory, complete.
+        seconds: wall time of the job, imports included.
+        stages: (stage, seconds) of the compile; empty for a hit.
+        hit: whether the kernel was there already.
+        toolchain: who compiled it.
+        facts, parts: launch facts and named key parts, encoded; None where they cannot be had.
+    """
+
+    key: str
+    directory: str
+    seconds: float
+    stages: tuple[tuple[str, float], ...]
+    hit: bool
+    toolchain: Toolchain = field(default_factory=Toolchain)
+    facts: bytes | None = None
+    parts: bytes | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return the positional msgpack form."""
+        toolchain = [self.toolchain.release, self.toolchain.binary, self.toolchain.ptxas]
+        stages = [[name, seconds] for name, seconds in self.stages]
+        return wire.pack([self.key, self.directory, self.seconds, stages, self.hit, toolchain, self.facts, self.parts])
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Compiled:
+        """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
+        key, directory, seconds, stages, hit, toolchain, facts, parts = wire.fields(
+            wire.unpack(data, "result"), "result", str, str, float, list, bool, list, _MAYBE_BYTES, _MAYBE_BYTES
+        )
+        times: Any = tuple(tuple(wire.fields(stage, "stage", str, float)) for stage in stages)
+        who = Toolchain(*wire.fields(toolchain, "toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT))
+        return Compiled(key, directory, seconds, times, hit, who, facts, parts)
+
+
+def _named(data: list[Any]) -> Named:
+    pairs = [wire.fields(item, "named value", str, object) for item in data]
+    return tuple((name, Value.from_wire(value)) for name, value in pairs)
+
+
+def _by_path(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
+    pairs = [wire.fields(item, "value by path", list, object) for item in data]
+    return tuple((tuple(wire.expect(i, int, "path") for i in path), Value.from_wire(value)) for path, value in pairs)
+
+
+def perform(job: Job, cache_dir: str) -> Compiled:
+    """Compile a job's kernel into `cache_dir`, or find it there.
+
+    Runs in a worker or in process, one at a time in each; needs no GPU.  It imports the source, which is code.
+
+    Args:
+        job: what to compile.
+        cache_dir: a cache directory of Triton's kind; made when it is not there.
+
+    Raises:
+        CompileFailed: with the compiler's message and, where it names one, the line of the source; also when the kernel came
+            out under another key than the job says.
+    """
+    started = time.monotonic()
+    event = _compiled(job, cache_dir)
+    if job.key and event.key != job.key:
+        raise CompileFailed(
+            f"{job.name} for {job.target}: expected the key {job.key}, got {event.key}; its source changed since the build was "
+            "planned, or gives another kernel each time it is imported",
+            name=job.name, reason="another key", expected=job.key, got=event.key,
+        )  # fmt: skip
+    known = known_facts(event, [])
+    return Compiled(
+        event.key,
+        event.directory,
+        time.monotonic() - started,
+        tuple((stage, spent * _MICROSECOND) for stage, spent in event.stage_times_us if not event.cache_hit),
+        event.cache_hit,
+        known.toolchain,
+        known.launch if job.facts is None else _ir_facts(job.facts, known),
+        known.parts,
+    )
+
+
+def _compiled(job: Job, cache_dir: str) -> CompileEvent:
+    if job.source.kind == "ir":
+        with tempfile.TemporaryDirectory(prefix="triton-bundler-ir-") as folder:
+            return compile_call.compile_ir(job.source.data, job.name, job.options, job.target, cache_dir, folder)
+    return compile_call.compile_function(
+        jit_specialization.jit_function(load_kernel(job.source, job.target)),
+        job.signature,
+        job.constants,
+        job.attributes,
+        job.options,
+        job.target,
+        cache_dir,
+        helpers_first=job.helpers_first,
+    )
+
+
+def load_kernel(source: SourceRef, target: Target) -> Any:
+    """Return the kernel that a source names, imported for a target; raises `CompileFailed`."""
+    try:
+        if source.kind == "text":
+            module = source_module(source.data.decode()).load()
+        else:
+            module = module_import.load(module_import.ModulePlace(source.path, source.module, source.root), target)
+        return module_import.function_in(module, source.function)
+    except CompileFailed:
+        raise
+    except (BundlerError, UnicodeDecodeError) as error:
+        raise CompileFailed(f"{source.function}: {error}", name=source.function, reason=str(error)) from error
+
+
+def _ir_facts(recorded: bytes, known: KnownFacts) -> bytes | None:
+    """Return facts for a static launch of what was compiled from IR: the recorded call's, with this compile's options."""
+    if known.launch is None:
+        return None
+    options = LaunchFacts.from_bytes(known.launch).options
+    return replace(LaunchFacts.from_bytes(recorded), source_kind="ir", options=options).to_bytes()

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a compile service is: `ServiceCounters`, `Progress` for each thing that happens, `JobTiming` for where the time went.
+
+The service writes them down in a `Ledger`; the `build` command shows them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+# Of so many jobs the timing is kept.
+TIMINGS = 10_000
+_LOG = logging.getLogger("bundler.compile")
+
+Happening = Literal["submitted", "started", "compiled", "hit", "remembered", "failed", "cancelled"]
+
+
+@dataclass(frozen=True)
+class ServiceCounters:
+    """What a service has done so far; a snapshot.
+
+    Attributes:
+        submitted: jobs handed in.
+        compiled: jobs that Triton compiled.
+        hits: jobs whose kernel was in the cache directory already, or came from elsewhere.
+        remembered: jobs answered from memory.
+        joined: jobs that waited for an equal one which was under way.
+        failed, cancelled: jobs that ended so.
+        retried: jobs tried again because their worker died.
+    """
+
+    submitted: int = 0
+    compiled: int = 0
+    hits: int = 0
+    remembered: int = 0
+    joined: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+
+    @property
+    def done(self) -> int:
+        """How many jobs have an end; those that `joined` end with the one that they wait for."""
+        return self.compiled + self.hits + self.remembered + self.joined + self.failed + self.cancelled
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One thing that happened, and how far everything is.
+
+    Attributes:
+        name: the kernel.
+        happened: what happened to it.
+        counters: after it.
+        running: names of the kernels that workers have begun, oldest first.
+        left_s: seconds until everything submitted so far is done, if it goes on as before; None while there is nothing to tell by.
+        error: why it failed.
+    """
+
+    name: str
+    happened: Happening
+    counters: ServiceCounters
+    running: tuple[str, ...]
+    left_s: float | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class JobTiming:
+    """Where the time of one job went, in seconds.
+
+    Attributes:
+        name: the kernel.
+        happened: `compiled`, `hit` or `failed`.
+        queued_s: waiting for a worker.
+        worker_s: in the worker, imports included.
+        total_s: from `submit` to the result.
+        stages: (stage of Triton's compiler, seconds); empty for a hit.
+    """
+
+    name: str
+    happened: Happening
+    queued_s: float
+    worker_s: float
+    total_s: float
+    stages: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def overhead_s(self) -> float:
+        """What is neither waiting for a worker nor work."""
+        return max(0.0, self.total_s - self.queued_s - self.worker_s)
+
+
+class Ledger:
+    """Counts what happens and tells whoever listens; thread-safe, and what is told stays in order.
+
+    Args:
+        workers: how many work at once.
+        listener: called with each `Progress`; must not submit.
+    """
+
+    def __init__(self, workers: int, listener: Callable[[Progress], None] | None) -> None:
+        self._workers, self._listener = workers, listener
+        self._lock = threading.RLock()
+        self._counters = ServiceCounters()
+        self._timings: deque[JobTiming] = deque(maxlen=TIMINGS)
+        self._running: dict[str, str] = {}
+        self._worked_s, self._worked = 0.0, 0
+
+    @property
+    def counters(self) -> ServiceCounters:
+        """What was counted so far."""
+        return self._counters
+
+    @property
+    def timings(self) -> tuple[JobTiming, ...]:
+        """The timings kept, in the order in which the jobs ended."""
+        with self._lock:
+            return tuple(self._timings)
+
+    def tell(self, name: str, happened: Happening, error: str = "", **counts: int) -> None:
+        """Count, and say what happened."""
+        with self._lock:
+            now = self._counters
+            self._counters = replace(now, **{count: getattr(now, count) + more for count, more in counts.items()})
+            if self._listener is None:
+                return
+            running = tuple(self._running.values())
+            try:
+                self._listener(Progress(name, happened, self._counters, running, self._left_s(), error))
+            except Exception:  # noqa: BLE001  # the seam: the user's bar must not stop compiles
+                _LOG.exception("on_progress raised")
+
+    def began(self, key: str, name: str) -> None:
+        """A worker has begun with a job."""
+        with self._lock:
+            self._running[key] = name
+            self.tell(name, "started")
+
+    def ended(self, key: str, timing: JobTiming | None) -> None:
+        """A job is no longer under way; None when it was cancelled."""
+        with self._lock:
+            self._running.pop(key, None)
+            if timing is not None:
+                self._timings.append(timing)
+                self._worked_s += timing.worker_s
+                self._worked += 1
+
+    def _left_s(self) -> float | None:
+        left = self._counters.submitted - self._counters.done
+        return left * self._worked_s / self._worked / self._workers if self._worked else None

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source modules: kernel source given as text becomes a module file that its digest names, imported once a process.
+
+::
+
+    <directory>/bundler_source_<64 hex>.py      created whole, for its owner alone, never changed
+
+Triton's key of a kernel depends on its text, its line numbers and, for recursive functions, its module's name, never on the path:
+all three follow from the text here, so that keys are equal on every machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.abc
+import importlib.util
+import io
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from bundler.backends import file_steps
+from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, UntrustedRoot
+from bundler.backends.port import Unread
+from bundler.errors import (
+    AccessDenied,
+    BundlerError,
+    CompileFailed,
+    ConfigError,
+    DigestMismatch,
+    NotFound,
+    StoreFull,
+    StoreUnavailable,
+)
+from bundler.fork_safety import after_fork
+from bundler.format.limits import DEFAULT_LIMITS
+
+PREFIX = "bundler_source_"
+_DIRECTORIES = ("triton-bundler", "sources")
+
+
+class _Imports:
+    """One import at a time: of two threads that load one module, the second gets what the first has made."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        after_fork(self._forget)
+
+    def _forget(self) -> None:
+        self.lock = threading.RLock()
+
+
+_IMPORTS = _Imports()
+
+
+@dataclass(frozen=True)
+class SourceModule:
+    """A file with the source of kernels, named by its digest.
+
+    Guarantees: what is imported has that digest, whatever happened to the file since; `inspect` and tracebacks show that text.
+    Importing runs the text, so only make one of text that you trust as you trust your program.
+    Thread-safe; a forked child shares what its parent had imported.
+
+    Attributes:
+        digest: sha256 of the text, 64 hex digits.
+        directory: where the file is.
+    """
+
+    digest: str
+    directory: str
+
+    @property
+    def name(self) -> str:
+        """What the module is called; equal on every machine."""
+        return PREFIX + self.digest
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return os.path.join(self.directory, f"{self.name}.py")
+
+    def read(self) -> str:
+        """Return the text.
+
+        Raises:
+            NotFound: the file is gone.
+            DigestMismatch: the file was changed.
+            AccessDenied, StoreUnavailable: it cannot be read.
+        """
+        with _errors():
+            data = file_steps.read(self.path, DEFAULT_LIMITS.file_bytes)
+        if isinstance(data, Unread):
+            raise StoreUnavailable(f"{data.why}; remove it", path=self.path)
+        if data is None:
+            raise NotFound(f"{self.path} is gone; make the source module again", path=self.path)
+        got = hashlib.sha256(data).hexdigest()
+        if got != self.digest:
+            raise DigestMismatch(
+                f"{self.path}: expected sha256 {self.digest}, got {got}; somebody changed the file, remove it",
+                path=self.path,
+                expected=self.digest,
+                got=got,
+            )
+        return data.decode()
+
+    def load(self) -> ModuleType:
+        """Return the module, imported at the first call in this process.
+
+        Raises:
+            NotFound, DigestMismatch, AccessDenied, StoreUnavailable: see `read`.
+            CompileFailed: running the text raised; `line` is where, and the error is its cause.
+        """
+        with _IMPORTS.lock:
+            module = sys.modules.get(self.name)
+            return module if module is not None else self._import()
+
+    def unload(self) -> None:
+        """Forget the module and its lines; the next `load` imports it again.  Whoever holds its kernels keeps them."""
+        with _IMPORTS.lock:
+            module = sys.modules.pop(self.name, None)
+            linecache.cache.pop(self.path if module is None else str(module.__file__), None)
+
+    def _import(self) -> ModuleType:
+        text = self.read()
+        # Triton asks `inspect` for a kernel's text, which asks linecache.  An entry without a time is never read again from disk.
+        linecache.cache[self.path] = (len(text), None, io.StringIO(text).readlines(), self.path)
+        spec = importlib.util.spec_from_loader(self.name, _VerifiedText(self.path, text), origin=self.path)
+        assert spec is not None
+        spec.has_location = True  # sets __file__
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.name] = module
+        try:
+            spec.loader.exec_module(module)  # type: ignore[union-attr]  # it is the one given above
+        except BaseException as error:
+            self.unload()
+            if not isinstance(error, Exception):
+                raise
+            line = _line_of(error, self.path)
+            where = f"{self.path}:{line}" if line else self.path
+            raise CompileFailed(
+                f"the source module {where} cannot be imported: {type(error).__name__}: {error}; mend its text",
+                name=self.name,
+                reason=f"{type(error).__name__}: {error}",
+                line=line,
+            ) from error
+        return module
+
+
+class _VerifiedText(importlib.abc.ExecutionLoader):
+    """Imports text that was verified; reads neither the file again nor a .pyc that somebody may have put beside it."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self._path, self._text = path, text
+
+    def get_filename(self, fullname: str) -> str:
+        return self._path
+
+    def get_source(self, fullname: str) -> str:
+        return self._text
+
+
+def source_module(text: str, directory: str | os.PathLike[str] | None = None) -> SourceModule:
+    """Make a module file of a text, unless it is there already.
+
+    Args:
+        text: Python source; line ends become newlines, and the last line gets one.  A declared encoding counts for nothing: it is text.
+        directory: where to put it, made for its owner alone; None takes `triton-bundler/sources` in the user's cache directory.
+
+    Returns:
+        The module, not yet imported.  Two processes that make the same one at once are fine.
+
+    Raises:
+        ConfigError: others may write to the directory, or the text is no Unicode.
+        LimitExceeded: the text is larger than a file may be.
+        AccessDenied, StoreFull, StoreUnavailable: the file cannot be written.
+    """
+    data = _plain(text)
+    DEFAULT_LIMITS.check("file_bytes", len(data), "source text")
+    where = os.path.abspath(_default_directory() if directory is None else directory)
+    module = SourceModule(hashlib.sha256(data).hexdigest(), where)
+    with _errors():
+        if not (file_steps.check_root(where, file_steps.PRIVATE) and file_steps.read(module.path, len(data)) == data):
+            _write(module.path, data)
+    return module
+
+
+def _plain(text: str) -> bytes:
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        return (lines if lines.endswith("\n") else lines + "\n").encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the source text is not Unicode: {error}; expected text that UTF-8 can hold") from error
+
+
+def _write(path: str, data: bytes) -> None:
+    """Put a whole file at `path`, over whatever damaged one is there."""
+    folder = os.path.dirname(path)
+    file_steps.make_directories(folder, folder, file_steps.PRIVATE)
+    file_steps.check_root(folder, file_steps.PRIVATE)
+    temporary = os.path.join(folder, file_steps.temporary_name())
+
+    def write_and_rename() -> None:
+        file_steps.write_new(temporary, data, file_steps.PRIVATE)
+        os.replace(temporary, path)
+
+    file_steps.with_temporary(temporary, write_and_rename)
+
+
+def _default_directory() -> str:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(home, *_DIRECTORIES)
+
+
+def _line_of(error: BaseException, path: str) -> int | None:
+    """Return the last line of the file that an error came through."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return error.lineno
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            found = trace.tb_lineno
+        trace = trace.tb_next
+    return found
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Raise this package's errors for those of the file system."""
+    kinds: dict[type[BackendError], type[BundlerError]] = {
+        BackendFull: StoreFull,
+        BackendDenied: AccessDenied,
+        UntrustedRoot: ConfigError,
+    }
+    try:
+        with file_steps.errors_by_meaning("the directory of source modules", "use"):
+            yield
+    except BackendError as error:
+        raise kinds.get(type(error), StoreUnavailable)(str(error)) from error

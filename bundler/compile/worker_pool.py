@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`WorkerPool`: queue, deadlines, leases, retries, idle shutdown and forks of the processes that compile; used by the service.
+
+One thread, alive while there is work or processes stand ready, owns the processes; other threads only change the queue and wake it.  What
+may run code of others, callbacks of futures above all, runs in that thread too, and never under the pool's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from bundler.compile import schedule
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.pool_tasks import Task, TaskOutcome
+from bundler.compile.task_leases import TakeLease, TaskLeases
+from bundler.compile.worker_messages import decode_error
+from bundler.compile.worker_processes import Answer, Died, Event, Lost, Worker, WorkerPlan, WorkerProcesses, describe
+from bundler.errors import BundlerError, ConfigError, FormatError
+from bundler.fork_safety import after_fork
+from bundler.format import wire
+
+# A task that ended so many workers is not tried again.
+DEATHS = 2
+# Nor one that so many workers died before, such as all that start.
+MISSES = 5
+# Servers lost one after the other, without a task done between them, before the queue is given up.
+SERVERS = 3
+# A server that has not imported Triton by then never will.
+START_TIMEOUT_S = 120.0
+_LOG = logging.getLogger("bundler.compile")
+
+
+class WorkerPool:
+    """Workers that do tasks.
+
+    Guarantees: each task's future is settled, whatever happens to processes; a task that ends `DEATHS` workers fails, is not
+    tried again, and takes no other task with it.  Processes exist from the first task or `warm_up` until the idle time, and never
+    outlive this process.  Thread-safe; a forked child has an empty pool of its own, and the futures it inherited have failed.
+
+    Args:
+        plan: what workers do.
+        workers: how many at most.
+        queue_limit: `submit` waits while so many tasks are queued.
+        idle_s: without work for so long, all processes end.
+        take_lease: asks for the right to do a task on this host; None while another process has it.
+        on_start: called when a worker begins with a task.
+    """
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        workers: int,
+        queue_limit: int,
+        idle_s: float,
+        take_lease: TakeLease | None = None,
+        on_start: Callable[[Task], None] = lambda _: None,
+    ) -> None:
+        self._plan, self._size, self._limit, self._idle_s = plan, workers, queue_limit, idle_s
+        self._leases, self._on_start = TaskLeases(take_lease), on_start
+        self._poison: dict[str, BundlerError] = {}
+        self._closing = ""
+        #: How many tasks were tried again because their worker ended.
+        self.retried = 0
+        self._begin_anew()
+        after_fork(self._forget)
+
+    def _begin_anew(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._queue: deque[Task] = deque()
+        self._later: list[Task] = []
+        self._thread: threading.Thread | None = None
+        self._last_thread: threading.Thread | None = None
+        self._processes: WorkerProcesses | None = None
+        self._after: deque[Callable[[], None]] = deque()
+        self._generation = self._warm = self._count = self._lost = 0
+        self._quiet = False
+
+    def submit(self, task: Task) -> CompileFuture[TaskOutcome]:
+        """Queue a task; waits while the queue is full.
+
+        Raises:
+            ConfigError: the pool was closed.
+        """
+        task.future.on_cancel(lambda: self._drop(task))
+        with self._changed:
+            while self._is_full() and not self._closing:
+                self._changed.wait()
+            self._check_open()
+            known = self._poison.get(task.key)
+            if known is None:
+                task.submitted_s = time.monotonic()
+                self._queue.append(task)
+                self._run_thread()
+        if known is not None:
+            task.future.settle(error=known)
+        return task.future
+
+    def warm_up(self, wait_s: float) -> bool:
+        """Start all workers; returns whether they stood ready within so many seconds."""
+        with self._changed:
+            self._check_open()
+            self._warm, self._quiet = self._size, False
+            self._run_thread()
+            thread = self._thread
+            self._changed.wait_for(lambda: self._is_warm() or self._thread is not thread, wait_s)
+            return self._is_warm()
+
+    def quiesce(self) -> None:
+        """Let workers go once they have nothing to do; the server, with its imports, stays until the idle time."""
+        with self._changed:
+            self._warm, self._quiet = 0, True
+            self._wake()
+
+    def renew(self) -> None:
+        """Have every task from now on done by a worker that has imported nothing of the user's yet."""
+        with self._changed:
+            self._generation += 1
+            self._wake()
+
+    def processes(self) -> tuple[int, ...]:
+        """Return the process numbers of the workers that exist now, sorted."""
+        with self._changed:
+            workers = tuple(self._processes.workers.values()) if self._processes is not None else ()
+            return tuple(sorted(worker.pid for worker in workers if worker.pid is not None and not worker.leaving))
+
+    def close(self, *, wait: bool) -> None:
+        """End everything: when `wait` after what is queued, else at once, and what is not done is cancelled.  Twice is fine."""
+        with self._changed:
+            self._closing = "after the queue" if wait and self._closing != "now" else "now"
+            self._wake()
+            self._changed.notify_all()
+            thread = self._last_thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _is_full(self) -> bool:
+        # The thread that empties the queue must not wait for it.
+        return len(self._queue) >= self._limit and self._thread is not threading.current_thread()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ConfigError("this compile service was closed; make another one")
+
+    def _is_warm(self) -> bool:
+        return self._processes is not None and self._processes.ready and len(self.processes()) >= self._size
+
+    def _drop(self, task: Task) -> None:
+        """Take a cancelled task out of the queue; one that runs loses its worker in the pool's thread."""
+        with self._changed:
+            with contextlib.suppress(ValueError):
+                self._queue.remove(task)
+                self._changed.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._processes is not None:
+            self._processes.wake()
+
+    def _run_thread(self) -> None:
+        if self._thread is None:
+            # A daemon: the processes end with this one anyway, so an interpreter that exits need not wait.
+            self._thread = self._last_thread = threading.Thread(target=self._serve, name="bundler-compile", daemon=True)
+            self._thread.start()
+        self._wake()
+
+    def _forget(self) -> None:
+        """Begin anew in a forked child; locks may be held by threads that are not there."""
+        processes = self._processes
+        tasks = [*self._queue, *self._later, *(processes.tasks() if processes is not None else ())]
+        self._begin_anew()
+        if processes is not None:
+            processes.abandon()
+        for task in tasks:
+            task.future.abandon()
+
+    # From here on: the pool's thread.
+
+    def _serve(self) -> None:
+        try:
+            again = True
+            while again:
+                processes = WorkerProcesses(self._plan)
+                with self._changed:
+                    self._processes = processes
+                again = self._serve_with(processes)
+        except OSError as error:
+            self._give_up(f"they cannot be started: {error}")
+        finally:
+            self._run_after()
+
+    def _serve_with(self, processes: WorkerProcesses) -> bool:
+        """Work with these processes; True when others are to take over, because the server was lost."""
+        begun_s = active_s = time.monotonic()
+        try:
+            while True:
+                with self._changed:
+                    now_s = time.monotonic()
+                    self._expire(processes, now_s)
+                    self._assign(processes, now_s)
+                    # A start that takes longer than the idle time must not end itself: `warm_up` waits for it.
+                    if self._is_busy(processes) or not processes.ready:
+                        active_s = now_s
+                    if self._is_over(processes, now_s - active_s):
+                        return False
+                    pause_s = self._pause_s(processes, active_s)
+                self._run_after()
+                if not processes.ready and now_s - begun_s > START_TIMEOUT_S:
+                    return self._replace(processes, Lost(f"not started within {START_TIMEOUT_S:g} s", never_ready=True))
+                for event in processes.wait(pause_s):
+                    if isinstance(event, Lost):
+                        return self._replace(processes, event)
+                    with self._changed:
+                        self._handle(event)
+        except Exception as error:  # noqa: BLE001  # the seam: no future may be left waiting
+            _LOG.exception("the compile service stopped")
+            self._give_up(f"{type(error).__name__}: {error}", processes.tasks())
+            return False
+        finally:
+            processes.close()
+
+    def _is_over(self, processes: WorkerProcesses, idle_s: float) -> bool:
+        """Whether this thread has to end; after that a task starts another one."""
+        if self._closing != "now" and (self._is_busy(processes) or not (self._closing or idle_s >= self._idle_s)):
+            return False
+        left = [*self._queue, *self._later, *processes.tasks()]
+        self._queue.clear()
+        self._later.clear()
+        for task in left:
+            self._leases.release(task)
+            self._after.append(task.future.cancel)  # type: ignore[arg-type]  # what it returns is not needed
+        self._leave()
+        return True
+
+    def _is_busy(self, processes: WorkerProcesses) -> bool:
+        return bool(self._queue or self._later or processes.tasks())
+
+    def _leave(self) -> None:
+        self._processes = self._thread = None
+        self._warm = 0
+        self._changed.notify_all()
+
+    def _give_up(self, reason: str, tasks: list[Task] | None = None) -> None:
+        with self._changed:
+            for task in [*(tasks or ()), *self._queue, *self._later]:
+                self._leases.release(task)
+                self._settle(task, error=task.without_workers(reason))
+            self._queue.clear()
+            self._later.clear()
+            self._leave()
+
+    def _replace(self, processes: WorkerProcesses, lost: Lost) -> bool:
+        """Decide what follows a lost server; its workers are gone, and no task is to blame."""
+        tasks = processes.tasks()
+        self._lost += 1
+        if lost.never_ready or self._lost >= SERVERS:
+            self._give_up(lost.reason, tasks)
+            return False
+        _LOG.warning("the compile server is started again: %s", lost.reason)
+        with self._changed:
+            for task in tasks:
+                self._again(task)
+        return True
+
+    def _pause_s(self, processes: WorkerProcesses, active_s: float) -> float:
+        """Return for how long nothing is to be done unless something happens."""
+        moments = [task.not_before_s for task in self._later]
+        for task in processes.tasks():
+            moments += [task.deadline_s, task.renew_s]
+        if not moments and not self._queue:
+            moments = [active_s + self._idle_s]
+        return min(max(0.0, min(moments, default=math.inf) - time.monotonic()), START_TIMEOUT_S)
+
+    def _expire(self, processes: WorkerProcesses, now_s: float) -> None:
+        for worker in list(processes.workers.values()):
+            task, following = worker.task, worker.next_task
+            if task is None:
+                continue
+            if task.future.cancelled() or now_s >= task.deadline_s:
+                self._part(processes, worker)
+                if not task.future.cancelled():
+                    self._settle(task, error=task.timed_out())
+            elif following is not None and following.future.cancelled() and processes.retract(worker) is following:
+                self._leases.release(following)
+            for one in worker.tasks:
+                self._leases.renew(one, now_s)
+
+    def _part(self, processes: WorkerProcesses, worker: Worker) -> None:
+        """End a worker whose task is over; what it would have done next goes to another."""
+        self._finish(worker)
+        if worker.task is not None:
+            self._again(self._finish(worker))
+        processes.kill(worker)
+
+    def _assign(self, processes: WorkerProcesses, now_s: float) -> None:
+        due = [task for task in self._later if task.not_before_s <= now_s]
+        self._later = [task for task in self._later if task.not_before_s > now_s and not task.future.done()]
+        self._queue.extendleft(reversed(due))
+        while self._queue or self._take_back(processes):
+            worker = schedule.next_worker(processes, self._size, self._generation)
+            if worker is None:
+                break
+            task = self._queue.popleft()
+            if task.future.done():
+                continue
+            if not self._leases.may_start(task, now_s):
+                self._later.append(task)
+                continue
+            self._give(processes, worker, task)
+        schedule.adjust(processes, self._warm, self._generation, quiet=self._quiet)
+        self._quiet = self._quiet and self._is_busy(processes)
+        self._changed.notify_all()
+
+    def _take_back(self, processes: WorkerProcesses) -> bool:
+        """Where a worker has nothing to do, let it have what another one was sent too early."""
+        task = schedule.take_back(processes, self._size)
+        if task is not None:
+            self._again(task)
+        return task is not None
+
+    def _give(self, processes: WorkerProcesses, worker: Worker, task: Task) -> None:
+        self._count += 1
+        task.number, task.started_s = self._count, None
+        try:
+            processes.send(worker, task)
+        except FormatError as error:  # too large
+            self._leases.release(task)
+            self._settle(task, error=error)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Answer):
+            self._hear(event)
+        elif isinstance(event, Died):
+            worker = event.worker
+            following = worker.next_task
+            if worker.task is not None:
+                self._mourn(self._finish(worker), event, worker.last_words())
+            if following is not None:
+                self._again(self._finish(worker))
+            worker.close()
+        self._changed.notify_all()
+
+    def _hear(self, answer: Answer) -> None:
+        worker, (what, number, *rest) = answer.worker, answer.message
+        task = worker.task
+        if task is None or number != task.number:
+            return  # cancelled, or out of time
+        if what == "started":
+            (worker.said,) = wire.fields(rest, "start", int)
+            task.started_s = time.monotonic()
+            task.future.mark_started()
+            self._after.append(lambda: self._on_start(task))
+            return
+        self._lost = 0
+        self._finish(worker)
+        if what == "done":
+            data, worker_s = wire.fields(rest, "answer", bytes, float)
+            self._settle(task, TaskOutcome(data, (task.started_s or 0.0) - task.submitted_s, worker_s))
+        else:
+            (error,) = wire.fields(rest, "failure", list)
+            self._settle(task, error=decode_error(error))
+
+    def _mourn(self, task: Task, death: Died, words: str) -> None:
+        task.misses += task.started_s is None
+        task.deaths += task.started_s is not None
+        if task.deaths < DEATHS and task.misses < MISSES:
+            self.retried += 1
+            self._again(task)
+            return
+        self._poison[task.key] = error = task.killed_workers(describe(death.status), words)
+        self._settle(task, error=error)
+
+    def _again(self, task: Task) -> None:
+        self._leases.release(task)
+        self._queue.appendleft(task)
+
+    def _finish(self, worker: Worker) -> Task:
+        task = worker.task
+        assert task is not None
+        worker.task, worker.next_task = worker.next_task, None
+        self._leases.release(task)
+        return task
+
+    def _settle(self, task: Task, outcome: TaskOutcome | None = None, error: BundlerError | None = None) -> None:
+        self._after.append(lambda: task.future.settle(outcome, error))
+
+    def _run_after(self) -> None:
+        # A thread that ends and the one that follows it may both be here.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._after.popleft()()

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`WorkerProcesses`: starts the server, has it fork workers, sends them tasks, and hears what becomes of them.
+
+It decides nothing: the pool's thread calls it and gets events, `Answer`, `Died` and `Lost`.  Only `wake` may be called by any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import bundler
+from bundler.compile.pool_tasks import Task
+from bundler.compile.worker_messages import PROTOCOL, TOKEN_BYTES, Inbox, Surroundings, frame, read_printed
+from bundler.errors import FormatError
+from bundler.format import wire
+
+_BOOT = "import sys; sys.path[:] = sys.argv[3:]; from bundler.compile.compile_worker import main; main()"
+# Of what the server printed, the end goes into messages.
+_WORDS_BYTES = 4096
+_PACKET_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 20
+# The server answers at once or not at all: it does nothing else.
+_CONTROL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """How to start the processes.
+
+    Attributes:
+        perform: `module:function`, called as `function(payload, cache_dir) -> bytes` for each job.
+        preload: `module:function` that the server calls before it forks; empty for nothing.
+        cache_dir: handed to `perform`.
+        memory_bytes: how much private memory a worker may have; 0 for no limit.
+    """
+
+    perform: str
+    preload: str
+    cache_dir: str
+    memory_bytes: int
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker process, as the service sees it."""
+
+    number: int
+    generation: int
+    channel: socket.socket
+    output: IO[bytes]
+    tokens: tuple[int, int]
+    inbox: Inbox = field(default_factory=Inbox)
+    unsent: bytearray = field(default_factory=bytearray)
+    surroundings: Surroundings | None = None
+    pid: int | None = None
+    said: int = 0
+    leaving: bool = False
+    # What it works on, and what it has been sent to begin with right afterwards.
+    task: Task | None = None
+    next_task: Task | None = None
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks that it has: none, one or two."""
+        return [task for task in (self.task, self.next_task) if task is not None]
+
+    def close(self) -> None:
+        """Release what belongs to it, once it has ended."""
+        self.channel.close()
+        self.output.close()
+        tokens, self.tokens = self.tokens, (-1, -1)
+        for descriptor in tokens:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def last_words(self) -> str:
+        """Return what it printed since its job began."""
+        with contextlib.suppress(OSError):
+            return read_printed(self.output.fileno(), self.said)
+        return ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A worker says something about its job."""
+
+    worker: Worker
+    message: list[Any]
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker has ended; `status` as `os.wait` gives it."""
+
+    worker: Worker
+    status: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The server cannot start, or has ended, and every worker with it."""
+
+    reason: str
+    never_ready: bool
+
+
+Event = Answer | Died | Lost
+
+
+class WorkerProcesses:
+    """A server and its workers.
+
+    Args:
+        plan: what they are to do.
+    """
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self.ready = False
+        self.workers: dict[int, Worker] = {}
+        self._count = 0
+        self._lost: Lost | None = None
+        self._events: list[Event] = []
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._output: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as the server
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_CONTROL_TIMEOUT_S)
+        self._selector.register(self._control, selectors.EVENT_READ)
+        with theirs:
+            try:
+                self._server = _start(theirs.fileno(), self._output)
+            except OSError:
+                self._release()
+                raise
+        self._order("begin", plan.perform, plan.preload, os.fsencode(plan.cache_dir), plan.memory_bytes)
+
+    def wake(self) -> None:
+        """Let `wait` return; from any thread."""
+        with contextlib.suppress(OSError):  # full: it is awake already; closed: it is gone
+            self._wake.send(b"\0")
+
+    def fork(self, generation: int) -> Worker:
+        """Have a worker started; jobs may be sent to it at once."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as the worker
+        # A job's token is in the pipe until its worker begins with it, or the service takes the job back.
+        tokens = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        worker = Worker(self._count, generation, ours, output, tokens)
+        self._count += 1
+        self.workers[worker.number] = worker
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        with theirs:
+            self._order("fork", worker.number, descriptors=[theirs.fileno(), output.fileno(), tokens[0]])
+        return worker
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks that workers have."""
+        return [task for worker in self.workers.values() for task in worker.tasks]
+
+    def send(self, worker: Worker, task: Task) -> None:
+        """Send a task to a worker that has at most one, with its surroundings where they are not those of the one before.
+
+        Raises:
+            FormatError: the task is larger than a message may be; nothing was sent.
+        """
+        changed = None if worker.surroundings == task.surroundings else task.surroundings.to_wire()
+        worker.unsent += frame([task.number, task.name, task.payload, changed])
+        worker.surroundings = task.surroundings
+        if worker.task is None:
+            worker.task = task
+        else:
+            worker.next_task = task
+        os.write(worker.tokens[1], task.number.to_bytes(TOKEN_BYTES, "little"))
+        self._flush(worker)
+
+    def retract(self, worker: Worker) -> Task | None:
+        """Take back the task that a worker would do next; None when it has none, or has begun with it: one of the two gets its token."""
+        task = worker.next_task
+        if task is None:
+            return None
+        with contextlib.suppress(BlockingIOError):
+            if int.from_bytes(os.read(worker.tokens[0], TOKEN_BYTES), "little") == task.number:
+                worker.next_task = None
+                return task
+        return None
+
+    def kill(self, worker: Worker) -> None:
+        """End a worker and what it started; `Died` follows."""
+        worker.leaving = True
+        self._order("kill", worker.number)
+
+    def dismiss(self, worker: Worker) -> None:
+        """Let an idle worker end by itself; `Died` follows."""
+        worker.leaving = True
+        self._stop_listening(worker)
+
+    def wait(self, timeout_s: float | None) -> list[Event]:
+        """Return what happened, after at most so many seconds."""
+        for key, mask in self._selector.select(timeout_s):
+            if key.fileobj is self._woken:
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(_PACKET_BYTES)
+            elif key.fileobj is self._control:
+                self._hear_server()
+            elif mask & selectors.EVENT_WRITE:
+                self._flush(key.data)
+            else:
+                self._hear(key.data)
+        if self._lost is not None:
+            self._events.append(self._lost)
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """End all processes, at once."""
+        with contextlib.suppress(OSError):
+            # The server kills its workers and what they started when this socket closes; killing it would leave compilers behind.
+            self._control.shutdown(socket.SHUT_RDWR)
+        if not self.ready:
+            self._server.kill()  # it has forked nothing yet, and may hang
+        try:
+            self._server.wait(_CONTROL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+        self._release()
+
+    def abandon(self) -> None:
+        """Forget everything in a forked child: the processes belong to the parent."""
+        self._server.returncode = 0  # not ours to wait for
+        self._release()
+
+    def _release(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        self.workers.clear()
+        self._selector.close()
+        for one in (self._control, self._woken, self._wake):
+            one.close()
+        self._output.close()
+
+    def _order(self, *words: Any, descriptors: list[int] | None = None) -> None:
+        try:
+            socket.send_fds(self._control, [wire.pack(list(words))], descriptors or [])
+        except OSError as error:
+            self._fail(f"it does not take orders ({error})")
+
+    def _fail(self, reason: str) -> None:
+        if self._lost is None:
+            output = os.pread(self._output.fileno(), _WORDS_BYTES, max(0, self._size() - _WORDS_BYTES))
+            words = output.decode("utf-8", "replace").strip()
+            self._lost = Lost(reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready)
+
+    def _size(self) -> int:
+        return os.fstat(self._output.fileno()).st_size
+
+    def _hear_server(self) -> None:
+        try:
+            data = self._control.recv(_PACKET_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(self._control)
+            try:
+                status = self._server.wait(_CONTROL_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                status = None
+            self._fail(f"it ended with {status}" if status is not None else "it closed its socket")
+            return
+        what, *rest = wire.unpack(data, "message of the compile server")
+        if what == "ready":
+            self._check(rest)
+        elif what == "unready":
+            (reason,) = wire.fields(rest, "unready", bytes)
+            self._lost = Lost(reason.decode("utf-8", "replace"), never_ready=True)
+        elif what == "forked":
+            number, pid = wire.fields(rest, "forked", int, int)
+            self.workers[number].pid = pid
+        elif what == "died":
+            number, status = wire.fields(rest, "died", int, int)
+            self._bury(self.workers.pop(number), status)
+
+    def _check(self, said: list[Any]) -> None:
+        self.ready = said == [PROTOCOL, bundler.__version__]
+        if not self.ready:
+            self._fail(
+                f"it is of another release: expected {bundler.__version__} (protocol {PROTOCOL}), it says {said}; "
+                "the package was replaced while this program runs, start it again"
+            )
+
+    def _hear(self, worker: Worker) -> None:
+        while True:
+            try:
+                data = worker.channel.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                # It is dead, or no longer able to answer: the server tells which, after making sure.
+                self._stop_listening(worker)
+                self._order("kill", worker.number)
+                return
+            try:
+                self._events += [Answer(worker, message) for message in worker.inbox.feed(data)]
+            except FormatError:
+                # A job wrote into the worker's socket.
+                self.kill(worker)
+                return
+
+    def _bury(self, worker: Worker, status: int) -> None:
+        if worker.channel in {key.fileobj for key in self._selector.get_map().values()}:
+            self._hear(worker)  # it may have answered before it died
+            self._stop_listening(worker)
+        self._events.append(Died(worker, status))
+
+    def _stop_listening(self, worker: Worker) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(worker.channel)
+        worker.channel.close()
+
+    def _flush(self, worker: Worker) -> None:
+        try:
+            while worker.unsent:
+                del worker.unsent[: worker.channel.send(worker.unsent)]
+        except BlockingIOError:
+            pass  # the rest goes when there is room
+        except OSError:
+            worker.unsent.clear()  # it is dead; `Died` follows
+            return
+        both = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.modify(worker.channel, both, worker)
+
+
+def _start(control: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _BOOT, str(control), str(os.getpid()), *path],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[control],
+        # The terminal's signals go to a process group; this one is ours to end.
+        process_group=0,
+    )
+
+
+def describe(status: int) -> str:
+    """Return in words how a process ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"it exited with status {code}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    hint = ", which the system also sends when it has no memory left" if name == "SIGKILL" else ""
+    return f"it was ended by {name}{hint}"

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Union and comparison of bundles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from bundler.errors import ConfigError, MergeConflict
+from bundler.format.bundle import Bundle, FirstBlobs
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, TuningFile, entry_artifacts
+from bundler.format.manifest import Content, merge_observed
+from bundler.format.metadata import parse_metadata
+from bundler.format.summary import Summarized
+
+
+@dataclass(frozen=True, repr=False)
+class Diff(Summarized):
+    """Entries by kernel key or path: only in the second bundle, only in the first, in both but different."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+def diff(first: Bundle, second: Bundle) -> Diff:
+    """Compare two bundles by content; observations do not count."""
+    ours = {entry_name(entry): entry for entry in first.content.entries}
+    theirs = {entry_name(entry): entry for entry in second.content.entries}
+    return Diff(
+        tuple(sorted(theirs.keys() - ours.keys())),
+        tuple(sorted(ours.keys() - theirs.keys())),
+        tuple(sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])),
+    )
+
+
+def merge(bundles: Iterable[Bundle]) -> Bundle:
+    """Return the union of bundles.
+
+    Two compiles of one launch identity are variants: their bytes may differ, since debug information holds source
+    paths.  One whose files another has too, and more, counts for nothing; of the others the one with the least digest
+    wins, and the result's `variants_dropped` counts the rest, those that the given bundles had dropped included.  The
+    order of the bundles does not matter.
+
+    Raises:
+        ConfigError: no bundle given.
+        MergeConflict: one kernel key, but another target, entry point or metadata.
+    """
+    sources = tuple(bundles)
+    if not sources:
+        raise ConfigError("merge needs at least one bundle, got none")
+    found: dict[str, list[tuple[Entry, Bundle]]] = {}
+    for bundle in sources:
+        for entry in bundle.content.entries:
+            found.setdefault(entry_name(entry), []).append((entry, bundle))
+    chosen: list[Entry] = []
+    dropped = sum(bundle.variants_dropped for bundle in sources)
+    for builds in found.values():
+        for other in builds[1:]:
+            _check_same_identity(*builds[0], *other)
+        winner, variants = _choose([entry for entry, _ in builds])
+        chosen.append(winner)
+        dropped += variants - 1
+    return Bundle(
+        Content.of(chosen, {r for bundle in sources for r in bundle.tuning_records}),
+        reduce(merge_observed, [bundle.observed for bundle in sources]),
+        FirstBlobs(bundle.blobs for bundle in sources),
+        writable=all(bundle.writable for bundle in sources),
+        variants_dropped=dropped,
+    )
+
+
+def entry_name(entry: Entry) -> str:
+    """Return what an entry is addressed by: a kernel's key, any other's path."""
+    return entry.key if isinstance(entry, Kernel) else entry.path
+
+
+def metadata_identity(data: bytes) -> str:
+    """Return metadata in a form that is equal for equal kernels: parsed, sorted, with sentinels for paths.
+
+    Raises:
+        FormatError: it is not a JSON object.
+    """
+    return json.dumps(parse_metadata(data), sort_keys=True)
+
+
+def _choose(builds: list[Entry]) -> tuple[Entry, int]:
+    """Return the build to keep, whatever the order of `builds`, and how many variants there are."""
+    ordered = sorted(builds, key=_rank) if len(builds) > 1 else builds
+    complete = [one for one in ordered if not any(_files(one) < _files(other) for other in builds)]
+    return _with_facts(complete, ordered), len({_files(entry) for entry in complete})
+
+
+def _check_same_identity(one: Entry, bundle_one: Bundle, two: Entry, bundle_two: Bundle) -> None:
+    if type(one) is not type(two):
+        raise MergeConflict(f"{entry_name(one)} is a {_kind(one)} in one bundle and a {_kind(two)} in another")
+    if isinstance(one, Kernel) and isinstance(two, Kernel):
+        _check_same_launch(one, bundle_one, two, bundle_two)
+
+
+def _check_same_launch(one: Kernel, bundle_one: Bundle, two: Kernel, bundle_two: Bundle) -> None:
+    for what, mine, theirs in (("target", one.target, two.target), ("entry point", one.name, two.name)):
+        if mine != theirs:
+            raise MergeConflict(f"{one.key}: {what} {mine} in one bundle, {theirs} in another", key=one.key)
+    if one.metadata == two.metadata:
+        return
+    mine_json = metadata_identity(bundle_one.read(one.metadata))
+    theirs_json = metadata_identity(bundle_two.read(two.metadata))
+    if mine_json != theirs_json:
+        raise MergeConflict(
+            f"{one.key} ({one.name}): the metadata differs ({_first_difference(mine_json, theirs_json)}); "
+            "one of the bundles was made by a changed compiler, leave it out",
+            key=one.key,
+        )
+
+
+def _first_difference(one: str, two: str) -> str:
+    mine, theirs = json.loads(one), json.loads(two)
+    fields: Sequence[str] = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
+    return ", ".join(
+        f"{ascii(name)[1:-1]:.80}: {mine.get(name)!a:.200} and {theirs.get(name)!a:.200}" for name in fields[:3]
+    )
+
+
+def _with_facts(complete: list[Entry], builds: list[Entry]) -> Entry:
+    """Return the first build; a kernel that came by pack gets the facts that a recording of the same key knows."""
+    winner = complete[0]
+    if not isinstance(winner, Kernel):
+        return winner
+    twins = [e for e in (*complete, *builds) if isinstance(e, Kernel)]
+    return replace(
+        winner,
+        facts_bytes=next((k.facts_bytes for k in twins if k.facts_bytes is not None), None),
+        parts_bytes=next((k.parts_bytes for k in twins if k.parts_bytes is not None), None),
+        toolchain=next((k.toolchain for k in twins if k.toolchain.binary is not None), winner.toolchain),
+    )
+
+
+def _files(entry: Entry) -> frozenset[Artifact]:
+    return frozenset(entry_artifacts(entry))
+
+
+def _rank(entry: Entry) -> tuple[str, bytes]:
+    digest = entry.files_digest if isinstance(entry, Kernel) else entry.artifact.digest
+    # What stands in a manifest breaks ties between equal files with different facts.
+    return digest, Content.of([entry]).encode()
+
+
+def _kind(entry: Entry) -> str:
+    names = {Kernel: "kernel", TuningFile: "tuning file", HelperLibrary: "helper library", Opaque: "opaque file"}
+    return names[type(entry)]

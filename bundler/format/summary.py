@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Things in one short line: numbers with their noun, and reprs that count what they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sized
+from typing import Any
+
+# With the quotes of a debugger around it, a line of a terminal.
+REPR_CHARACTERS = 110
+_TEXT_CHARACTERS = 40
+_DIGEST = "sha256:"
+_DIGEST_CHARACTERS = len(_DIGEST) + 12
+_PLURALS = {
+    "helper library": "helper libraries",
+    "device binary": "device binaries",
+    "is": "are",
+    "was": "were",
+    "process": "processes",
+    "incomplete bundle, tag or record": "incomplete bundles, tags or records",
+}
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a noun or verb in the form that goes with a number."""
+    return noun if number == 1 else _PLURALS.get(noun, noun + "s")
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 kernel`, `22 kernels`."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def short(text: str) -> str:
+    """Return the beginning of a text, or enough of a digest to recognise it."""
+    most = _DIGEST_CHARACTERS if text.startswith(_DIGEST) else _TEXT_CHARACTERS
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def printable(text: str) -> str:
+    """Return text that cannot command a terminal: names in a bundle were chosen by whoever made it."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+class Summarized:
+    """A dataclass, made with `repr=False`, whose repr is one short line: collections are counted, and what is empty is left out."""
+
+    def __repr__(self) -> str:
+        fields = [field for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
+        values = ((field.name, getattr(self, field.name)) for field in fields)
+        text = f"<{type(self).__name__}"
+        for name, value in values:
+            if value is None or value is False or (isinstance(value, (Sized, int, float)) and not value):
+                continue
+            pair = f" {name}={_brief(value)}"
+            if len(text) + len(pair) > REPR_CHARACTERS:
+                return f"{text} …>"
+            text += pair
+        return f"{text}>"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, str):
+        return short(printable(value))
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, (tuple, list, set, frozenset, bytes, Mapping)):
+        return str(len(value))
+    return str(value)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`explain`: why a kernel was compiled although others were recorded."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bundler.config import settings
+from bundler.errors import ConfigError, NotFound
+from bundler.format.entries import Kernel
+from bundler.format.summary import Summarized
+from bundler.integrations.kernel_lookup import Shelf
+from bundler.integrations.key_comparison import Difference, keyed, nearest
+from bundler.integrations.miss_notes import NotedMiss, read_misses
+from bundler.integrations.process_notes import ProcessNote, of_one_run, read_processes
+from bundler.integrations.source_texts import read_source, source_diff
+from bundler.integrations.strict_mode import asked_of
+from bundler.integrations.user_directories import LocalDirectory
+from bundler.lifecycle.machine_store import Store, open_store
+from bundler.store.store_urls import with_settings
+from bundler.toolchain.spool_records import SpooledEvent
+from bundler.user_warnings import show
+
+# Of a store with more kernels the newest are compared.
+MOST_COMPARED = 10_000
+Status = Literal["recorded", "differs", "never recorded", "unknown"]
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Summarized):
+    """Why one kernel was compiled.
+
+    Attributes:
+        key: its key.
+        name: its entry point.
+        status: `recorded`: it is there, nothing differs; `differs`: the nearest recorded kernel of that name differs;
+            `never recorded`: no kernel of that name was recorded; `unknown`: what its key was made of is not known.
+        nearest: key of the nearest recorded kernel.
+        differences: what differs from that one.
+        missed_at_s: when it was compiled, in seconds since the epoch; None when it was not, on this host.
+        there_now: whether the store has it now, so that the next process finds it.
+        pid: the process that compiled it; None when that was not on this host.
+        source_diff: where the source differs, a unified diff from the recorded one to this one; None where one of the two texts
+            was never used on this host.
+    """
+
+    key: str
+    name: str
+    status: Status
+    nearest: str | None = None
+    differences: tuple[Difference, ...] = ()
+    missed_at_s: float | None = None
+    there_now: bool = False
+    pid: int | None = None
+    source_diff: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a sentence."""
+        if self.status == "recorded":
+            return f"{self.name}: recorded; no part of its key differs"
+        if self.status == "never recorded":
+            return f"{self.name}: never recorded: no kernel of that name was there before"
+        if self.status == "unknown":
+            return f"{self.name}: what its key was made of is not known, so it cannot be compared"
+        return f"{self.name}: {'; '.join(map(str, self.differences))} (nearest recorded kernel: {self.nearest})"
+
+
+def explain(
+    key: str | None = None,
+    *,
+    name: str | None = None,
+    last: bool = False,
+    store: Store | None = None,
+) -> tuple[Explanation, ...]:
+    """Say why kernels were compiled: what differs from the nearest that was recorded before.
+
+    Looks at the notes that cache managers of this user left on this host, and at what the store, and its tag, hold.
+
+    Args:
+        key: a kernel key, or the beginning of one.
+        name: kernels of this name; `*` and `?` stand for anything.
+        last: all kernels that the latest process compiled, with its forks and what it started; none when it found everything.
+        store: where kernels were recorded; None for what TRITON_BUNDLER_STORE names.
+
+    Raises:
+        ConfigError: not exactly one of `key`, `name` and `last` was given; or no store.
+        NotFound: no such kernel was compiled here, and none is recorded; with `last`, no process asked our cache manager.
+        StoreUnavailable, AccessDenied: the store cannot be read.
+    """
+    if [key is not None, name is not None, last].count(True) != 1:
+        raise ConfigError("expected one of: a kernel's key, name=..., last=True")
+    if not last:
+        return _of_kernels(key, name, store)
+    return explain_run(latest_run(), store)
+
+
+def explain_run(run: Run | None, store: Store | None) -> tuple[Explanation, ...]:
+    """Say why a run compiled what it compiled; raises as `explain`."""
+    if run is None:
+        raise NotFound("no process here asked this package's cache manager for a kernel")
+    if not run.misses:
+        return ()
+    return _of_misses(run.misses, list(read_misses(_local())), _recorded(store))
+
+
+def _of_kernels(key: str | None, name: str | None, store: Store | None) -> tuple[Explanation, ...]:
+    kernels, misses = _recorded(store), list(read_misses(_local()))
+    wanted = [miss for miss in misses if _is(miss.event, key, name)]
+    found = _of_misses(wanted, misses, kernels)
+    told = {explanation.key for explanation in found}
+    others = [kernel for kernel in kernels.values() if kernel.key not in told and _is(kernel, key, name)]
+    found += tuple(Explanation(kernel.key, kernel.name, "recorded", kernel.key, there_now=True) for kernel in others)
+    if not found:
+        raise NotFound(
+            f"nothing compiled a kernel {key or name!r} here through this package's cache manager, and the store has none"
+        )
+    return found
+
+
+def _of_misses(
+    wanted: Sequence[NotedMiss], misses: list[NotedMiss], kernels: dict[str, Kernel]
+) -> tuple[Explanation, ...]:
+    latest = {miss.event.key: miss for miss in reversed(wanted)}
+    local = _local()
+    return tuple(
+        replace(
+            _with_diff(_explained(miss, misses, kernels), local),
+            there_now=key in kernels, missed_at_s=miss.at_s, pid=miss.pid,
+        )
+        for key, miss in latest.items()
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """The processes of one run, by start.
+
+    Attributes:
+        processes: each that asked the cache manager for a kernel.
+        misses: what they compiled, the latest first.
+    """
+
+    processes: tuple[ProcessNote, ...]
+    misses: tuple[NotedMiss, ...]
+
+    @property
+    def hits(self) -> int | None:
+        """How many kernels were found; None unless each process told at its end."""
+        counts = [process.hits for process in self.processes]
+        return None if None in counts else sum(filter(None, counts))
+
+
+def latest_run() -> Run | None:
+    """Return the latest run on this host, whether it compiled anything or not; None when there was none."""
+    local = _local()
+    misses = list(read_misses(local))
+    noted = {(process.began_ns, process.pid): process for process in read_processes(local)}
+    for miss in misses:  # the note of its process may have been removed, or never have been written
+        noted.setdefault((miss.process_began_ns, miss.pid), ProcessNote(miss.pid, miss.process_began_ns))
+    processes = of_one_run(noted.values())
+    if not processes:
+        return None
+    theirs = {(process.began_ns, process.pid) for process in processes}
+    return Run(processes, tuple(miss for miss in misses if (miss.process_began_ns, miss.pid) in theirs))
+
+
+def _local() -> LocalDirectory:
+    return LocalDirectory(settings().local, show)
+
+
+def _recorded(store: Store | None) -> dict[str, Kernel]:
+    """Return what a store and its tag hold, by key; None for the store that TRITON_BUNDLER_STORE names."""
+    chosen = settings()
+    with ExitStack() as opened:
+        if store is None:
+            if not chosen.store:
+                raise ConfigError("no store to compare with; pass store=..., or set TRITON_BUNDLER_STORE")
+            urls = [with_settings(url, chosen.server) for url in chosen.store]
+            store = opened.enter_context(open_store(*urls, read_only=True))
+        return {kernel.key: kernel for kernel in _kernels_of(store, chosen.tag)}
+
+
+def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
+    yield from store.kernel_records().recorded(MOST_COMPARED)
+    if tag is not None:
+        try:
+            with store.pull(tag, read_only=True) as bundle:
+                yield from Shelf(bundle, "tag").bundle.kernels
+        except NotFound:
+            return
+
+
+def _is(kernel: Kernel | SpooledEvent, key: str | None, name: str | None) -> bool:
+    if key is not None:
+        return kernel.key.startswith(key)
+    return fnmatch.fnmatchcase(kernel.name, name or "")
+
+
+def _explained(miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, Kernel]) -> Explanation:
+    """Compare with what was recorded when the process of a miss began, as far as this host's notes tell."""
+    asked, event = asked_of(miss.event), miss.event
+    if asked is None:
+        return Explanation(event.key, event.name, "unknown")
+    later = {other.event.key for other in misses if other.at_ns >= miss.process_began_ns}
+    earlier = {other.event.key for other in misses if other.at_ns < miss.process_began_ns}
+    before = [kernel for kernel in kernels.values() if kernel.key not in later - earlier]
+    found = nearest(asked, keyed(kernel for kernel in before if kernel.key != event.key))
+    if event.key in earlier and event.key in kernels:
+        return Explanation(event.key, event.name, "recorded", event.key)
+    if found is None:
+        return Explanation(event.key, event.name, "never recorded")
+    return Explanation(event.key, event.name, "differs", found[0].key, found[1])
+
+
+def _with_diff(explanation: Explanation, local: LocalDirectory) -> Explanation:
+    """Add what changed in the source, where both texts were used on this host."""
+    changed = next((difference for difference in explanation.differences if difference.what == "source"), None)
+    if changed is None:
+        return explanation
+    recorded, asked = (read_source(local, digest or "") for digest in (changed.recorded, changed.asked))
+    if recorded is None or asked is None:
+        return explanation
+    return replace(explanation, source_diff=source_diff(explanation.name, recorded, asked))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Troubles`: where a failure of a cache becomes a warning and a number, or in strict mode an error.
+
+Every way from Triton into a session (`lookup_engine.py`, `sessions.py`) leads through `Troubles.excused`, and nothing else in this
+room catches what it did not expect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from bundler.config import Strict
+from bundler.errors import BundlerError, StrictModeViolation
+from bundler.integrations.session_counters import Tally
+from bundler.user_warnings import show
+
+_LOG = logging.getLogger("bundler.integrations")
+
+
+class Troubles:
+    """Tells of each cause once, and counts all.
+
+    Args:
+        tally: where they are counted.
+        strict: returns the mode in force now.
+    """
+
+    def __init__(self, tally: Tally, strict: Callable[[], Strict]) -> None:
+        self._tally, self._strict = tally, strict
+
+    @contextmanager
+    def excused(self, doing: str, *, heard: bool = True) -> Iterator[None]:
+        """Go on after a failure, which is counted, and warned of the first time.
+
+        Args:
+            doing: what we are doing, for the message.
+            heard: whether an error that strict mode raises would reach somebody; not in a thread of ours.
+
+        Raises:
+            StrictModeViolation: as it is; it says what strict mode is asked for.
+            Exception: what failed, in strict mode.
+        """
+        try:
+            yield
+        except Exception as error:  # the seam: no failure of ours may reach a program that only compiles
+            if not heard:
+                self.noted(error, doing)
+            elif isinstance(error, StrictModeViolation):
+                raise
+            else:
+                self.met(error, doing)
+
+    def met(self, error: Exception, doing: str) -> None:
+        """Count a failure and warn of it the first time; in strict mode raise it instead.
+
+        Args:
+            error: what went wrong.
+            doing: what we were doing, for the message.
+        """
+        cause = error.code if isinstance(error, BundlerError) else type(error).__name__
+        first = self._tally.failed(cause)
+        if self._strict() == "error":
+            raise error
+        self.tell(f"{doing}: {error}", first=first, error=error)
+
+    def noted(self, error: Exception, doing: str) -> None:
+        """Count a failure where raising would reach nobody, as in a thread of ours."""
+        cause = error.code if isinstance(error, BundlerError) else type(error).__name__
+        self.tell(f"{doing}: {error}", first=self._tally.failed(cause), error=error)
+
+    def noticed(self, cause: str, message: str) -> None:
+        """Count something that is no error, and warn of it the first time."""
+        self.tell(message, first=self._tally.failed(cause))
+
+    @staticmethod
+    def mentioned(message: str) -> None:
+        """Warn of something that may be as it should be, a first run for one: never an error, whatever the filters say."""
+        _LOG.warning("%s", message)
+        show(message)
+
+    @staticmethod
+    def tell(message: str, *, first: bool, error: Exception | None = None) -> None:
+        """Warn the first time; later ones are for those who read logs."""
+        trace = error if error is not None and not isinstance(error, BundlerError) else None
+        _LOG.log(logging.WARNING if first else logging.DEBUG, "%s", message, exc_info=trace)
+        if first:
+            show(f"{message}; the program goes on without it")
+
+    def unsafe(self, sentence: str) -> None:
+        """Count a directory that others could have put something into, and warn of it."""
+        self._tally.failed("unsafe-directory")
+        _LOG.warning("%s", sentence)
+        show(sentence)
+
+    def unexpected(self, sentence: str) -> None:
+        """Count a kernel that strict mode warns of, and warn."""
+        self._tally.add("strict_warnings")
+        _LOG.warning("%s", sentence)
+        show(sentence)

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Shelves`: where a session looks for a kernel: the tag it fetched at the start, the store, bundles that libraries registered.
+
+The lookup engine asks it for each kernel that Triton does not have, and places what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bundler.errors import BundlerError, NotFound
+from bundler.format.bundle import Bundle, Keep
+from bundler.format.entries import Kernel
+from bundler.format.manifest import Observation
+from bundler.lifecycle.compiled_once import AlreadyThere, Turn, Turns
+from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.machine_store import Store
+from bundler.lifecycle.restoration import restore
+from bundler.lifecycle.restore_options import Trust
+from bundler.store.kernel_records import KernelRecords
+
+# A compile whose time nobody recorded is taken for as long as this: others wait for three times that.
+TYPICAL_COMPILE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """A kernel that need not be compiled.
+
+    Attributes:
+        kernel: the kernel.
+        bundle: one that holds it, where its bytes are read when it is placed.
+        place: where it was: `tag`, `store` or `registered`.
+    """
+
+    kernel: Kernel
+    bundle: Bundle
+    place: str
+
+    @property
+    def seen(self) -> Observation:
+        """What was observed when it was recorded."""
+        return self.bundle.observed.kernels.get(self.kernel.key, Observation())
+
+    @property
+    def seconds(self) -> float:
+        """How long its compile took."""
+        return seconds_of(self.seen)
+
+
+def seconds_of(seen: Observation) -> float:
+    """Return how long the compile of an observed kernel took, 0 when that is not known."""
+    return sum(us for _, us in seen.times_us) / 1e6
+
+
+class Shelf:
+    """The kernels of one bundle, by key."""
+
+    def __init__(self, bundle: Bundle, place: str) -> None:
+        self.bundle, self._place = bundle, place
+        self._kernels = {kernel.key: kernel for kernel in bundle.kernels}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._kernels
+
+    def find(self, key: str) -> Found | None:
+        """Return a kernel."""
+        kernel = self._kernels.get(key)
+        return Found(kernel, self.bundle, self._place) if kernel is not None else None
+
+
+class Registered:
+    """Bundles that libraries bring along: opened when a kernel is looked for, read only, each path once.
+
+    Safe from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shelves: dict[str, Shelf | None] = {}
+
+    def add(self, path: str) -> None:
+        """Add a bundle by its path; it is not opened yet."""
+        with self._lock:
+            self._shelves.setdefault(os.path.abspath(path), None)
+
+    def __bool__(self) -> bool:
+        return bool(self._shelves)
+
+    def find(self, key: str, failed: Callable[[BundlerError, str], None]) -> Found | None:
+        """Return a kernel from the first bundle that has it.
+
+        Args:
+            key: the kernel's key.
+            failed: is told of a bundle that cannot be opened, which is left out from then on.
+        """
+        found = (shelf.find(key) for shelf in self._opened(failed))
+        return next(filter(None, found), None)
+
+    def kernels(self, failed: Callable[[BundlerError, str], None]) -> Iterator[Kernel]:
+        """Yield every kernel."""
+        for shelf in self._opened(failed):
+            yield from shelf.bundle.kernels
+
+    def reset_after_fork(self) -> None:
+        """Give the child a lock that no thread of the parent holds."""
+        self._lock = threading.Lock()
+
+    def _opened(self, failed: Callable[[BundlerError, str], None]) -> list[Shelf]:
+        with self._lock:
+            for path in [path for path, shelf in self._shelves.items() if shelf is None]:
+                try:
+                    self._shelves[path] = Shelf(Bundle.load(path), "registered")
+                except BundlerError as error:
+                    del self._shelves[path]
+                    failed(error, f"the registered bundle {path} cannot be used")
+            return [shelf for shelf in self._shelves.values() if shelf is not None]
+
+
+class Shelves:
+    """Where one session looks.
+
+    Args:
+        store: the store; None for none.
+        registered: bundles of libraries, asked last.
+        keep: what is fetched of a kernel.
+        excuse: is told of a failure that only means compiling, and what it was that failed.
+    """
+
+    def __init__(
+        self, store: Store | None, registered: Registered, keep: Keep, excuse: Callable[[BundlerError, str], None]
+    ) -> None:
+        self._store, self._registered, self._keep = store, registered, keep
+        self._excuse = excuse
+        self.tag: Shelf | None = None
+        self.records: KernelRecords | None = None
+        if store is not None:
+            self.records = store.kernel_records().excused_by(lambda error: excuse(error, "the store cannot be used"))
+
+    def fetch_tag(self, tag: str, cache_dir: str | None, trust: Trust) -> RestoreReport | None:
+        """Fetch what a tag names and put it where Triton looks; None when there is no such tag yet.
+
+        Raises:
+            BundlerError: the store, or the directory, cannot be used.
+        """
+        if self._store is None:
+            return None
+        try:
+            bundle = self._store.pull(tag)
+        except NotFound:
+            return None
+        self.tag = Shelf(bundle, "tag")
+        return restore(bundle, cache_dir, self._keep, trust=trust, allow_empty=True)
+
+    def find(self, key: str, *, turn: bool) -> Found | Turn | None:
+        """Return a kernel, or the turn to compile it for everyone, or None.
+
+        Args:
+            key: its key.
+            turn: ask for the turn, which may mean to wait for another's compile.
+
+        Raises:
+            BundlerError: the store cannot be read.
+        """
+        found = self.tag.find(key) if self.tag is not None else None
+        if found is not None:
+            return found
+        prebuilt = self._registered.find(key, self._excuse) if self._registered else None
+        if self.records is not None and (prebuilt is not None or not turn):
+            looked_up = self.records.look_up([key], self._keep).bundle
+            return _of_store(looked_up) if looked_up.kernels else prebuilt
+        if self.records is not None:
+            answer = Turns(self.records).begin(key, TYPICAL_COMPILE_S)
+            return _of_store(answer.bundle) if isinstance(answer, AlreadyThere) else answer
+        return prebuilt
+
+    def reject(self, found: Found) -> None:
+        """Forget a kernel that Triton could not read; who builds it next publishes it anew."""
+        if found.place == "store" and self.records is not None:
+            self.records.remove([found.kernel.key])
+
+    def recorded(self, most: int) -> Iterator[Kernel]:
+        """Yield kernels that were recorded: of the tag, of registered bundles, of the store."""
+        if self.tag is not None:
+            yield from self.tag.bundle.kernels
+        yield from self._registered.kernels(self._excuse)
+        if self.records is not None:
+            yield from self.records.recorded(most)
+
+
+def _of_store(bundle: Bundle) -> Found:
+    return Found(bundle.kernels[0], bundle, "store")

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two kernel keys, compared part by part, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from bundler.format.entries import Kernel, Target
+from bundler.format.keyparts import KeyParts
+
+# Parts of one key's digests are long; a person compares their beginnings.
+_SHOWN = 12
+_SHOWN_TEXT = 60
+# An item of a list is whole or not there: half of one says nothing.
+_SHOWN_ITEM = 160
+_LISTS = frozenset({"signature", "constants", "alignment"})
+_OPENING, _CLOSING, _QUOTES = "([{<", ")]}>", "'\""
+_DIGEST = 64
+# Of the options these are chosen by who launches; the others come from the target where that differs.
+_CHOSEN_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
+_LIBRARY = ("triton.binary", "triton.code")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs between two kernel keys.
+
+    Attributes:
+        what: `release`, `binary`, `location`, `source`, `line numbers`, `dependencies`, `signature`, `constants`, `alignment`,
+            `target`, `ptxas`, `stages`, `option NAME` or `environment NAME`.
+        recorded, asked: the texts there and here; None where there is none.
+    """
+
+    what: str
+    recorded: str | None
+    asked: str | None
+
+    def __str__(self) -> str:
+        if self.what == "source":
+            return "the source of the kernel changed"
+        if self.what == "line numbers":
+            return f"only line numbers: it begins at line {self.asked} here, at line {self.recorded} there"
+        if self.what == "dependencies":
+            return (
+                "a function that it calls, or a global that it uses, changed; or, before Triton 3.9, the same helper was hashed "
+                "after another kernel, which changes the key of one that uses a constexpr of its module (triton-bundler build "
+                "publishes both keys)"
+            )
+        short = _short_list if self.what in _LISTS else _short
+        return f"{self.what}: {short(self.asked)} here, {short(self.recorded)} there"
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A kernel, asked for or recorded, by what its key is made of."""
+
+    key: str
+    name: str
+    target: Target | None
+    parts: KeyParts
+
+    @property
+    def specialization(self) -> str:
+        """Signature and constants, in short."""
+        texts = dict(self.parts.parts)
+        shown = [texts.get("source.signature", ""), texts.get("source.constants", "")]
+        return "; ".join(filter(None, shown)) or "no arguments"
+
+
+def keyed(kernels: Iterable[Kernel]) -> Iterator[Keyed]:
+    """Yield recorded kernels whose key parts are known."""
+    for kernel in kernels:
+        if kernel.parts is not None:
+            name = dict(kernel.parts.parts).get("source.name", kernel.name)
+            yield Keyed(kernel.key, name, kernel.target, kernel.parts)
+
+
+def nearest(asked: Keyed, kernels: Iterable[Keyed]) -> tuple[Keyed, tuple[Difference, ...]] | None:
+    """Return the recorded kernel of the same name that differs least, and in what; None when there is none.
+
+    The kernel itself, if it is among them, differs in nothing.
+    """
+    best: tuple[Keyed, tuple[Difference, ...]] | None = None
+    for kernel in kernels:
+        if kernel.key == asked.key:
+            return kernel, ()
+        if kernel.name != asked.name:
+            continue
+        found = differences(asked, kernel)
+        if best is None or (len(found), kernel.key) < (len(best[1]), best[0].key):
+            best = kernel, found
+    return best
+
+
+def differences(asked: Keyed, kernel: Keyed) -> tuple[Difference, ...]:
+    """Return what differs between a kernel that was asked for and a recorded one."""
+    here, there = dict(asked.parts.parts), dict(kernel.parts.parts)
+    changed = {name: (there.get(name), here.get(name)) for name, _, _ in asked.parts.diff(kernel.parts)}
+    found = [*_toolchain(changed, here, there), *_source(changed), *_specialization(changed)]
+    other_target = None not in {asked.target, kernel.target} and asked.target != kernel.target
+    if other_target:
+        found.append(Difference("target", str(kernel.target), str(asked.target)))
+    elif "backend.hash" in changed or "backend.name" in changed:
+        found.append(Difference("ptxas", *changed.get("backend.hash", (None, None))))
+    found += _rest(changed, other_target=other_target)
+    return tuple(found)
+
+
+def _toolchain(
+    changed: Mapping[str, tuple[str | None, str | None]], here: Mapping[str, str], there: Mapping[str, str]
+) -> Iterator[Difference]:
+    if "triton.release" in changed:
+        yield Difference("release", *changed["triton.release"])
+    elif any(part in changed for part in _LIBRARY):
+        part = next(part for part in _LIBRARY if part in changed)
+        yield Difference("binary", there.get(part), here.get(part))
+    if "triton.location" in changed:
+        yield Difference("location", *changed["triton.location"])
+
+
+def _source(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Difference]:
+    if "source.text" in changed or "source.format" in changed:
+        yield Difference("source", *changed.get("source.text", (None, None)))
+    elif "source.line" in changed:
+        yield Difference("line numbers", *changed["source.line"])
+    elif "source.hash" in changed:
+        yield Difference("dependencies", *changed["source.hash"])
+
+
+def _specialization(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Difference]:
+    for part, what in (("signature", "signature"), ("constants", "constants"), ("attributes", "alignment")):
+        if f"source.{part}" in changed:
+            recorded, asked = changed[f"source.{part}"]
+            yield Difference(what, *_only_changed(recorded or "", asked or ""))
+
+
+def _rest(changed: Mapping[str, tuple[str | None, str | None]], *, other_target: bool) -> Iterator[Difference]:
+    for name, (recorded, asked) in changed.items():
+        kind, _, rest = name.partition(".")
+        if kind == "option" and (not other_target or rest in _CHOSEN_OPTIONS):
+            yield Difference(f"option {rest}", recorded, asked)
+        elif kind == "env":
+            yield Difference(f"environment {rest}", recorded, asked)
+        elif name == "backend.stages":
+            yield Difference("stages", recorded, asked)
+
+
+def _only_changed(recorded: str, asked: str) -> tuple[str, str]:
+    """Leave out of two lists what they have in common."""
+    there, here = split_items(recorded), split_items(asked)
+    return (
+        ", ".join(item for item in there if item not in here) or "nothing",
+        ", ".join(item for item in here if item not in there) or "nothing",
+    )
+
+
+def split_items(text: str) -> list[str]:
+    """Split a list at its own commas: not at those inside brackets or quotes."""
+    items, start, depth, quote, escaped = [], 0, 0, "", False
+    for position, character in enumerate(text):
+        if escaped:
+            escaped = False
+        elif quote:
+            escaped = character == "\\"
+            quote = "" if character == quote else quote
+        elif character in _QUOTES:
+            quote = character
+        elif character in _OPENING:
+            depth += 1
+        elif character in _CLOSING:
+            depth -= 1
+        elif depth <= 0 and text.startswith(", ", position):
+            items.append(text[start:position])
+            start = position + 2
+    return [*items, text[start:]]
+
+
+def _short_list(text: str | None) -> str:
+    """Return the items that there is room for, each whole, and how many more there are."""
+    items = split_items(text or "nothing")
+    shown = [_cut(items[0], _SHOWN_ITEM)]
+    for item in items[1:]:
+        if len(", ".join([*shown, item])) > _SHOWN_ITEM:
+            break
+        shown.append(item)
+    more = len(items) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "not set"
+    plain = text.removeprefix("sha256:")
+    if len(plain) == _DIGEST and all(character in "0123456789abcdef" for character in plain):
+        return f"{plain[:_SHOWN]}…"
+    return _cut(text, _SHOWN_TEXT)

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Engine`: what one session does for Triton's cache managers: look up, place, publish, count.
+
+`_process.py` makes one for each session and hands it to the managers (`bundler/toolchain/cache_manager.py`), who call it `Keeper`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bundler.config import Mode, Strict
+from bundler.errors import AccessDenied, BundlerError
+from bundler.format.bundle import Keep
+from bundler.format.summary import count, plural
+from bundler.integrations.failure_policy import Troubles
+from bundler.integrations.kernel_lookup import Found, Registered, Shelves
+from bundler.integrations.kernel_publisher import Publisher
+from bundler.integrations.key_comparison import Keyed, keyed
+from bundler.integrations.miss_notes import Notes
+from bundler.integrations.publish_queue import Job, MadeFile, MadeKernel, Over, bundle_of, file_known_by
+from bundler.integrations.session_counters import Tally
+from bundler.integrations.session_usage import Used
+from bundler.integrations.strict_mode import Guard, asked_of
+from bundler.integrations.user_directories import Homes, LocalDirectory
+from bundler.lifecycle.cache_directory import CacheDirectory
+from bundler.lifecycle.compiled_once import Turn
+from bundler.lifecycle.kernel_directory import Rejected
+from bundler.lifecycle.kernel_placement import place_kernel
+from bundler.lifecycle.machine_store import Store
+from bundler.lifecycle.restore_options import Trust
+from bundler.store.bundle_store import PushMode
+from bundler.store.references import did_you_mean
+from bundler.toolchain import directories, instances
+from bundler.toolchain.helper_libraries import LIBRARY_SUFFIXES
+from bundler.toolchain.spool_records import SpooledEvent
+
+if TYPE_CHECKING:
+    from bundler.toolchain.cache_manager import CacheCall
+
+# Recorded kernels that are compared for "what is nearest": the newest ones.
+MOST_COMPARED = 10_000
+MOST_REMEMBERED = 1000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a session was told.
+
+    Attributes:
+        tag: fetched at the start, and given what was used at the end; None for none.
+        mode: look up (`read`), publish (`write`), or both.
+        push: how the tag is given what was used; None for not at all.
+        strict, trust, keep: as the settings of these names.
+        local: our own directory; None for the usual place.
+    """
+
+    tag: str | None = None
+    mode: Mode = "readwrite"
+    push: PushMode | None = "merge"
+    strict: Strict = "off"
+    trust: Trust = "kernels"
+    keep: Keep = "all"
+    local: str | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether kernels are looked up."""
+        return self.mode != "write"
+
+    @property
+    def writes(self) -> bool:
+        """Whether kernels are published."""
+        return self.mode != "read"
+
+
+class Engine:
+    """The keeper of one session (`bundler.toolchain.cache_manager.Keeper`); its methods are called by any thread.
+
+    Guarantees: no failure of a cache leaves it but in strict mode; what it places is verified and appears whole.
+    A forked child goes on with it: it publishes for itself and counts from nought.
+
+    Args:
+        store: where kernels are shared; None for a session that only uses registered bundles.
+        options: what the session was told.
+        registered: bundles of libraries.
+    """
+
+    def __init__(self, store: Store | None, options: Options, registered: Registered) -> None:
+        self.store, self.options = store, options
+        self.tally = Tally()
+        self.troubles = Troubles(self.tally, lambda: self.guard.mode)
+        self.guard = Guard(options.strict, self._recorded, self.troubles.unexpected)
+        self.publisher: Publisher[Job] = Publisher(self._send)
+        self._shelves = Shelves(store, registered, options.keep, self._excuse)
+        local = LocalDirectory(options.local, self.troubles.unsafe)
+        self._homes, self._notes = Homes(local, self._moved), Notes(local)
+        self._compiled: deque[SpooledEvent] = deque(maxlen=MOST_REMEMBERED)
+        self._turns: dict[str, tuple[int, Turn]] = {}
+        # By path.  A directory is listed, and swept, once a session, not for each kernel.
+        self._directories: dict[str, CacheDirectory] = {}
+        self._prefetched: frozenset[str] = frozenset()
+        self.used: Used | None = None
+        self.closed = False
+
+    def start(self) -> None:
+        """Fetch the tag, if there is one, and begin to keep account of what it will get."""
+        instances.note_from_now_on()
+        if self.options.tag is None:
+            return
+        if self.options.reads:
+            with self.troubles.excused(f"tag {self.options.tag} was not fetched"):
+                self._fetch_tag(self.options.tag)
+        else:
+            with self.troubles.excused("a tag was not looked for", heard=False):
+                self._mention_missing(self.options.tag)
+        if self.options.writes and self.options.push is not None:
+            self.used = Used()
+
+    def _fetch_tag(self, tag: str) -> None:
+        root = directories.triton_cache_dir()
+        home = self.home(root)
+        report = self._shelves.fetch_tag(tag, None if home == root else home, self.options.trust)
+        if report is None:
+            self._mention_missing(tag)
+        else:
+            self._prefetched = frozenset((*report.restored, *report.present, *report.repaired))
+            self.tally.add("bytes_fetched", report.bytes)
+
+    def _mention_missing(self, tag: str) -> None:
+        """Say that a tag is not set, which is a first run, or a misspelled one."""
+        near = self.store.near_tags(tag) if self.store is not None else ()
+        if self.store is None or tag in near:  # the tag is set, and what it names is missing
+            return
+        makes = self.options.writes and self.options.push is not None
+        then = "this session makes it at its end" if makes else "nothing is fetched"
+        hint = f"; {did_you_mean(near)}" if near else ""
+        self.troubles.mentioned(f"tag {tag!r} is not in {self.store.name} yet: {then}{hint}")
+
+    # What cache managers ask -------------------------------------------------------------------------------------------
+
+    def home(self, root: str) -> str:
+        """Return where to write what belongs into `root`."""
+        return self._homes.home(root)
+
+    def found(self, call: CacheCall) -> None:
+        """Count a kernel that was in Triton's directory."""
+        instances.note_from_now_on()  # torch may have been imported since
+        self._note(call)
+        tag = self._shelves.tag
+        recorded = tag.find(call.key) if tag is not None else None
+        place = "tag" if call.key in self._prefetched else "triton"
+        self.tally.hit(place, recorded.seconds if recorded is not None else 0.0)
+        if self.used is not None and recorded is None and call.key not in self.used:
+            with self.troubles.excused(f"{call.name} was not recorded"):
+                self.used.add(call.record(cache_hit=True))
+
+    def fetch(self, call: CacheCall) -> bool:
+        """Place a kernel; False when it has to be compiled."""
+        instances.note_from_now_on()  # as in `found`
+        self._note(call)
+        with self.troubles.excused(f"looking up {call.name}"):
+            if self._fetch(call):
+                return True
+        self.tally.add("misses")
+        try:
+            self._strictly(call)
+        except BaseException:
+            self.abandoned(call)
+            raise
+        return False
+
+    def _strictly(self, call: CacheCall, why: str = "") -> None:
+        with self.troubles.excused(f"strict mode cannot tell what {call.name} is"):
+            self.guard.miss(lambda: call.record(cache_hit=False), why)
+
+    def _fetch(self, call: CacheCall) -> bool:
+        if not self.options.reads:
+            return False
+        answer = self._shelves.find(call.key, turn=self._may_take_turn(call.key))
+        if isinstance(answer, Turn):
+            self._turns[call.key] = (threading.get_ident(), answer)
+            return False
+        return answer is not None and self._place(call, answer)
+
+    def _may_take_turn(self, key: str) -> bool:
+        held = self._turns.get(key)
+        # Waiting for our own lease, after a compile of ours that failed, would be waiting for nobody.
+        mine = held is not None and held[0] == threading.get_ident()
+        return self.options.writes and self.guard.mode != "error" and not mine
+
+    def _place(self, call: CacheCall, found: Found) -> bool:
+        placed = place_kernel(
+            found.bundle, found.kernel, self._directory(call.root), keep=self.options.keep, trust=self.options.trust
+        )
+        if isinstance(placed, Rejected):
+            message = f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"
+            self.troubles.noticed("rejected", message)
+            self._shelves.reject(found)
+            return False
+        self.tally.hit(found.place, found.seconds, placed.size_bytes)
+        if self.used is not None and found.place != "tag":
+            self.used.add(_event_of(found, call))
+        return True
+
+    def _directory(self, root: str) -> CacheDirectory:
+        path = os.path.abspath(root)  # a program may have a relative one and change its working directory
+        if path not in self._directories:
+            self._directories[path] = CacheDirectory(path)
+        return self._directories[path]
+
+    def forced(self, call: CacheCall) -> None:
+        """Hear that Triton was told to compile a kernel whether it is there or not."""
+        self._note(call)
+        self._strictly(call, "TRITON_ALWAYS_COMPILE is set")
+
+    def compiled(self, call: CacheCall, group: Mapping[str, str]) -> None:
+        """Count a compile, and publish what it made."""
+        record = None
+        try:
+            with self.troubles.excused("a compile was not recorded"):
+                record = call.record(cache_hit=False, group=group)
+        finally:
+            if record is None:
+                self.abandoned(call)
+        if record is None:
+            return
+        turn = self._turns.pop(call.key, (0, None))[1]
+        self._compiled.append(record)
+        self.tally.compiled(record.name, sum(us for _, us in record.stage_times_us) / 1e6)
+        if self.used is not None:
+            self.used.add(record)
+        self.publisher.hand_over(MadeKernel(record, turn))
+
+    def abandoned(self, call: CacheCall) -> None:
+        """Let others compile a kernel that is not compiled here any more."""
+        turn = self._turns.pop(call.key, (0, None))[1]
+        if turn is not None:
+            # This may be called by the garbage collector, in any thread and at any place.
+            self.publisher.hand_over(Over(turn))
+
+    def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
+        """Return a tuning file, or with trust a helper library."""
+        library = filename.endswith(LIBRARY_SUFFIXES)
+        if self.store is None or not self.options.reads or (library and self.options.trust != "code"):
+            return None
+        with self.troubles.excused(f"looking up {filename}"):
+            data = self.store.file_records().look_up(file_known_by(key, filename, origin))
+            if data is not None:
+                self.tally.add("bytes_fetched", len(data))
+            return data
+        return None
+
+    def made_file(self, key: str, filename: str, data: bytes, origin: str | None) -> None:
+        """Publish a single file."""
+        self.publisher.hand_over(MadeFile(file_known_by(key, filename, origin), filename, data))
+
+    # Publishing --------------------------------------------------------------------------------------------------------
+
+    def _send(self, jobs: list[Job]) -> None:
+        """Send what was made; never raises."""
+        kernels = [job for job in jobs if isinstance(job, MadeKernel)]
+        self._attempt(partial(self._notes.write, [made.event for made in kernels]), "a note of a miss was not written")
+        if kernels:
+            self._attempt(
+                lambda: self._publish_kernels(kernels),
+                f"{count(len(kernels), 'kernel')} {plural(len(kernels), 'was')} not published",
+            )
+        for job in jobs:
+            if isinstance(job, MadeFile):
+                self._attempt(partial(self._publish_file, job), f"{job.filename} was not published")
+            elif job.turn is not None:
+                self._attempt(job.turn.close, "a lease was not given back")
+
+    def _attempt(self, what: Callable[[], object], failing: str) -> None:
+        with self.troubles.excused(failing, heard=False):
+            what()
+
+    def _publish_kernels(self, kernels: list[MadeKernel]) -> None:
+        records = self._shelves.records
+        if records is None or not self.options.writes:
+            return
+        with bundle_of(kernels, self.options.keep) as bundle:
+            for name, reason in bundle.left_out:
+                self.troubles.noticed("not-published", f"{name} was not published: {reason}")
+            published = records.publish(bundle)
+            self.tally.add("published", len(published.created))
+            sent = [kernel for kernel in bundle.kernels if kernel.key in published.created]
+            self.tally.add("bytes_sent", sum(kernel.size for kernel in sent))
+
+    def _publish_file(self, made: MadeFile) -> None:
+        if self.store is None or not self.options.writes:
+            return
+        if self.store.file_records().publish(made.known_by, made.filename, made.data):
+            self.tally.add("published")
+            self.tally.add("bytes_sent", len(made.data))
+
+    def end_notes(self) -> None:
+        """Note what this process found and compiled."""
+        counters = self.tally.snapshot()
+        self._attempt(
+            partial(self._notes.end, counters.hits, counters.compiles), "a note of this process was not written"
+        )
+
+    def push_tag(self) -> None:
+        """Give the tag what was used since the start, unless it has all of it."""
+        store, tag, push = self.store, self.options.tag, self.options.push
+        if store is None or tag is None or push is None or self.used is None:
+            return
+        with self.used.gather(self.options.keep) as bundle:
+            held = self._shelves.tag
+            new = [kernel for kernel in bundle.kernels if held is None or kernel.key not in held]
+            if new or bundle.tuning_files:
+                report = store.push(bundle, tag, push)
+                self.tally.add("bytes_sent", report.bytes_sent)
+
+    def end_turns(self) -> None:
+        """Let others compile what was begun here and not finished; a session that goes on publishes it, if there is one."""
+        self.closed = True
+        for key in list(self._turns):
+            _, turn = self._turns.pop(key, (0, None))
+            if turn is not None:
+                turn.close()
+
+    def reset_after_fork(self) -> None:
+        """Leave to the parent what is its own; for the child only."""
+        self._turns = {}
+        self.tally.reset_after_fork()
+        self.guard.reset_after_fork()
+        self._notes.reset_after_fork()
+        self.publisher.reset_after_fork()
+        if self.used is not None:
+            self.used.reset_after_fork()
+
+    def _note(self, call: CacheCall) -> None:
+        """Note this process and the kernel's source, for who asks `explain`."""
+        self._attempt(self._notes.begin, "a note of this process was not written")
+        self._attempt(lambda: self._notes.keep_source(call.source()), "the source of a kernel was not noted")
+
+    # Telling -----------------------------------------------------------------------------------------------------------
+
+    def _recorded(self) -> Iterator[Keyed]:
+        # What was compiled a moment ago may still be on its way to the store.
+        yield from filter(None, map(asked_of, list(self._compiled)))
+        yield from keyed(self._shelves.recorded(MOST_COMPARED))
+
+    def _excuse(self, error: BundlerError, what: str) -> None:
+        if self.guard.mode == "error":
+            raise error  # to the seam that asked
+        self.troubles.noted(error, what)
+
+    def _moved(self, path: str, home: str) -> None:
+        error = AccessDenied(f"{path} cannot be written, kernels go to {home}", path=path)
+        self.troubles.noticed("unwritable", error.message)
+
+
+def _event_of(found: Found, call: CacheCall) -> SpooledEvent:
+    """Return what is known of a kernel that was fetched, as if a compile here had told it."""
+    kernel, seen = found.kernel, found.seen
+    device = seen.devices[0] if seen.devices else None
+    return SpooledEvent(
+        kernel.key, "", f"{call.root}/{call.key}", kernel.name, kernel.target, device, seen.times_us, True,
+        kernel.facts_bytes, kernel.parts_bytes, kernel.toolchain, 0,
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session, or a registered bundle, adds to the manager environment: our cache manager, here and in child processes.
+
+`bundler/integrations/_process.py` adds it when one begins, and removes it when a session ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from bundler.config import PREFIX
+from bundler.integrations.lookup_engine import Options
+from bundler.lifecycle.machine_store import Store
+from bundler.toolchain.child_recording import hidden_package_parent
+from bundler.toolchain.manager_environment import Active
+
+if TYPE_CHECKING:
+    from bundler.toolchain.cache_manager import Keeper
+
+
+def activity_of(store: Store, options: Options, keeper: Callable[[], Keeper]) -> Active:
+    """Return what makes Triton use a session's store: here, and in children where they can open it by its URLs.
+
+    Args:
+        store, options: of the session.
+        keeper: returns what looks after the managers of this process, for each kernel.
+    """
+    in_front = partial(_in_front_of, keeper)
+    if not store.urls:
+        from bundler.toolchain import cache_manager  # noqa: F401  # imports Triton, whose settings in Python are changed
+
+        return Active(in_code=in_front, here_only=True)
+    return Active(session=_for_children(store.urls, options), path=hidden_package_parent(), in_code=in_front)
+
+
+def activity_of_bundle(path: str, keeper: Callable[[], Keeper]) -> Active:
+    """Return what makes Triton use a registered bundle, here and in children; `keeper` as for `activity_of`."""
+    return Active(bundle=path, path=hidden_package_parent(), in_code=partial(_in_front_of, keeper))
+
+
+def _for_children(urls: tuple[str, ...], options: Options) -> Mapping[str, str]:
+    """Return what makes a child process look where we look.  Tags are the parent's: it fetches and pushes for all."""
+    chosen = {"STORE": " ".join(urls), "MODE": options.mode, "TRUST": options.trust, "STRICT": options.strict,
+              "KEEP": options.keep}  # fmt: skip
+    return {PREFIX + name: value for name, value in chosen.items()}
+
+
+def _in_front_of(keeper: Callable[[], Keeper], theirs: type | None) -> type | None:
+    """Return our manager in front of the one that the program set in Python, or of what the environment names; None for what is ours."""
+    from bundler.toolchain import cache_manager
+
+    behind = theirs if theirs is not None else cache_manager.named_by_environment()
+    if issubclass(behind, cache_manager.KeptCacheManager):
+        return None
+    return cache_manager.manager_before(keeper, cast(Any, behind))

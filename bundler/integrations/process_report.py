@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a process: its counters as a JSON file, and the most important ones in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+from typing import Any
+
+from bundler.integrations.session_counters import Counters
+from bundler.lifecycle.machine_store import Store
+from bundler.toolchain.tuners import tuners_not_saved
+
+PID = "{pid}"
+
+
+def report_of(counters: Counters, store: Store | None) -> dict[str, Any]:
+    """Return what the report says, as JSON knows it."""
+    return {
+        **dataclasses.asdict(counters),
+        "slowest": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in counters.slowest],
+        "tuning_not_saved": list(tuners_not_saved()),
+        "store": store.name if store is not None else None,
+        "tiers": [dataclasses.asdict(tier) for tier in store.tiers] if store is not None else [],
+        "pid": os.getpid(),
+    }
+
+
+def summary(counters: Counters, path: str) -> str:
+    """Return the line that says what a process did, and where its report is."""
+    return (
+        f"triton-bundler: hits {counters.hits:,}, misses {counters.misses:,}, compiles {counters.compiles:,}, "
+        f"seconds saved {counters.seconds_saved:,.1f}; report in {path}"
+    )
+
+
+def write_report(path: str, counters: Counters, store: Store | None) -> str:
+    """Write the report whole, in place of an older one; returns its path.
+
+    Args:
+        path: the file; `{pid}` in it stands for the process id.
+        counters: what it says.
+        store: whose tiers it lists.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    target = path.replace(PID, str(os.getpid()))
+    temporary = f"{target}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            json.dump(report_of(counters, store), file, indent=2)
+            file.write("\n")
+        os.replace(temporary, target)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return target

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session used, gathered into the bundle that its tag gets at the end."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from bundler.format.bundle import Bundle, Keep
+from bundler.lifecycle.collection import collect_sightings
+from bundler.lifecycle.recorded_kernels import JIT_CACHE, DirectoryWatch, Sightings
+from bundler.toolchain import inductor_tuners, loaded_kernels
+from bundler.toolchain.spool_records import SpooledEvent
+
+
+class Used:
+    """The kernels that one process compiled or found, until they are gathered.
+
+    Besides what the cache manager was asked for it takes what the JIT has loaded, and complete kernel directories that appeared in
+    this process's caches: torch's workers and its static launcher ask no manager of this process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: dict[str, SpooledEvent] = {}
+        self._watch = DirectoryWatch()
+        self._pid = os.getpid()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._events
+
+    def add(self, event: SpooledEvent) -> None:
+        """Add a kernel."""
+        with self._lock:
+            self._events[event.key] = event
+
+    def gather(self, keep: Keep) -> Bundle:
+        """Return everything as a bundle; what could not be read is left out."""
+        with self._lock:
+            events = list(self._events.values())
+        sightings = Sightings()
+        for event in events:
+            sightings.add_spooled(event)
+        # A forked child has its parent's caches, which the parent gathers.
+        if self._pid == os.getpid():
+            for found in loaded_kernels.loaded_kernels():
+                sightings.add_event(found, JIT_CACHE)
+            for directory in (*self._watch.appeared(), *inductor_tuners.loaded_directories()):
+                if directory not in sightings:
+                    sightings.add_directory(directory)
+        roots = {sighting.root for sighting in sightings}
+        bundle, _ = collect_sightings(sightings, roots, keep)
+        return bundle
+
+    def reset_after_fork(self) -> None:
+        """Leave to the parent what is its own; for the child only."""
+        self._lock = threading.Lock()
+        self._events = {}

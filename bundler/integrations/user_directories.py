@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of this user on this host: in place of a Triton cache that cannot be written, and for notes on misses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from bundler.toolchain.private_directory import OTHERS_WRITE, TemporaryPlace, why_not_ours
+
+_SUBDIRECTORY = "triton-bundler"
+_KERNELS = "kernels"
+
+
+class LocalDirectory:
+    """Our directory on this host: the one that the user chose, else in the user's cache, else in the temporary directory.
+
+    The last two are looked at before each use: who could write there could give us kernels.
+
+    Args:
+        chosen: what the user chose, who answers for it; None for the usual places.
+        tell: is told in a sentence of each place that others could have put something into, once.
+    """
+
+    def __init__(self, chosen: str | None, tell: Callable[[str], None]) -> None:
+        self._chosen, self._tell = chosen, tell
+        self._told: set[str] = set()
+        self._temporary = TemporaryPlace(f"{_SUBDIRECTORY}-cache", tell)
+
+    def base(self, *, make: bool) -> str | None:
+        """Return the directory, None when there is none.
+
+        Args:
+            make: create it, to write to it; else it has to be there.
+        """
+        if self._chosen is not None:
+            path = os.path.abspath(self._chosen)
+            return path if _is_there(path, make=make) else None
+        try:
+            return self._in_cache(make=make) or (self._temporary.made() if make else self._temporary.found())
+        except OSError:
+            return None
+
+    def notes(self, kind: str, *, make: bool) -> str | None:
+        """Return where notes of a kind (`misses`, `processes`, `kernel-sources`) are, None when there is no such place."""
+        base = self.base(make=make)
+        path = os.path.join(base, kind) if base is not None else None
+        return path if path is not None and _is_there(path, make=make) else None
+
+    def kernels(self) -> str | None:
+        """Return where kernels are written that cannot be written where they belong, None when there is no such place."""
+        base = self.base(make=True)
+        return os.path.join(base, _KERNELS) if base is not None else None
+
+    def _in_cache(self, *, make: bool) -> str | None:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        path = os.path.join(cache, _SUBDIRECTORY)
+        if not os.path.isabs(cache) or not _is_there(path, make=make):
+            return None
+        # The user's own cache directory: a link there is the user's.
+        reason = why_not_ours(path, OTHERS_WRITE, links=True)
+        if reason is not None and reason not in self._told:
+            self._told.add(reason)
+            self._tell(f"{path} {reason}, so it is not used; make it yours alone, or set TRITON_BUNDLER_LOCAL")
+        return path if reason is None else None
+
+
+def _is_there(path: str, *, make: bool) -> bool:
+    if not make:
+        return os.path.isdir(path)
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK | os.X_OK)
+
+
+class Homes:
+    """Where kernels are written that belong into a directory: there, or in our own directory.
+
+    Args:
+        local: our own directory.
+        tell: is told of each directory that cannot be written, with the one that takes its place.
+    """
+
+    def __init__(self, local: LocalDirectory, tell: Callable[[str, str], None]) -> None:
+        self._local, self._tell = local, tell
+        self._can_be_written: dict[str, bool] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def home(self, root: str) -> str:
+        """Return the directory to write to for `root`, which it is itself where that can be."""
+        fine = self._can_be_written.get(root)
+        if fine is None:
+            fine = self._can_be_written[root] = _can_write(os.path.abspath(root))
+        home = None if fine else self._local.kernels()
+        if home is None:
+            return root  # where that cannot be written, the error is the one that Triton gives without us
+        if (root, home) not in self._told:
+            self._told.add((root, home))
+            self._tell(os.path.abspath(root), home)
+        return home
+
+
+def _can_write(path: str) -> bool:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK | os.X_OK)

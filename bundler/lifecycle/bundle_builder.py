@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Builder`: turns files of a cache directory into entries of a bundle; `join` makes one bundle of several builders.
+
+Called by whatever makes bundles from directories: collecting, packing, and sessions that publish what was compiled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bundler.errors import FormatError, MergeConflict, UnsafeName
+from bundler.format import names, sentinel
+from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.bundle_union import merge
+from bundler.format.digest import digest_text, sha256
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Toolchain, TuningFile
+from bundler.format.launch_spec import LaunchSpec
+from bundler.format.limits import DEFAULT_LIMITS
+from bundler.format.manifest import Content, Observation, Observed
+from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
+from bundler.toolchain import identity
+
+NOT_NEEDED = "not needed to launch (keep='launch')"
+
+
+@dataclass(frozen=True)
+class KnownFacts:
+    """What a recording knows about a kernel beyond its files."""
+
+    toolchain: Toolchain
+    launch: bytes | None = None
+    parts: bytes | None = None
+
+
+@dataclass
+class Builder:
+    """Collects entries of one cache directory; several builders of one bundle are joined by `join`.
+
+    Attributes:
+        root: the cache directory.
+        keep: `all`, or `launch` for device binary and metadata only.
+        left_out: (name, reason) of what was seen and not taken.
+        triton_dir: where Triton is installed here.
+    """
+
+    root: str
+    keep: str = "all"
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    observed: dict[str, Observation] = field(default_factory=dict)
+    blobs: dict[bytes, bytes] = field(default_factory=dict)
+    triton_dir: str | None = field(default_factory=identity.triton_dir)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """Kernels taken so far."""
+        return [entry for entry in self.entries.values() if isinstance(entry, Kernel)]
+
+    def add_directory(self, name: str, observation: Observation, facts: KnownFacts | None = None) -> bool:
+        """Take the kernel in `<root>/<name>`; True when it is in the bundle now, else `left_out` says why."""
+        found = read_kernel(os.path.join(self.root, name))
+        if isinstance(found, Rejected):
+            self.left_out.append((name, found.reason))
+            return False
+        try:
+            self._add_kernel(found, observation, facts)
+        except (FormatError, UnsafeName) as error:
+            self.left_out.append((name, error.message))
+            return False
+        for other in found.others:
+            self.add_single(name, other)
+        return True
+
+    def _add_kernel(self, found: KernelFiles, observation: Observation, facts: KnownFacts | None) -> None:
+        metadata = found.metadata
+        release = metadata.get("triton_version")
+        known = facts or KnownFacts(Toolchain(release=release if isinstance(release, str) else None))
+        roots = {self.root, os.path.abspath(self.root), os.path.realpath(self.root), *found.written_roots}
+        wanted = names.LAUNCH_KINDS if self.keep == "launch" else None
+        artifacts = tuple(
+            self._store(name, data, roots)
+            for name, data in found.files.items()
+            if wanted is None or names.artifact_kind(name) in wanted
+        )
+        self.entries[found.key] = Kernel(
+            found.key, found.name, found.target, artifacts, known.toolchain,
+            LaunchSpec.from_metadata(metadata), known.launch, known.parts,
+        )  # fmt: skip
+        self.observed[found.key] = observation
+
+    def add_single(self, folder: str, name: str) -> bool:
+        """Take a tuning file or helper library `<root>/<folder>/<name>`; anything else is reported."""
+        path = f"{folder}/{name}"
+        if name.endswith(names.AUTOTUNE_SUFFIX):
+            return self.add_file(path, TuningFile)
+        if name.endswith(".so") and self.keep == "all":
+            return self.add_file(path, HelperLibrary)
+        if name.endswith(".so"):
+            self.left_out.append((path, NOT_NEEDED))
+        elif name.startswith("tmp."):
+            self.left_out.append((path, "a temporary file of a compile"))
+        else:
+            self.left_out.append((path, "not listed in the kernel's group file"))
+        return False
+
+    def add_file(self, path: str, kind: type[TuningFile | HelperLibrary | Opaque]) -> bool:
+        """Take one file, by its path relative to the root; True when it is in the bundle now."""
+        folder, _, name = path.rpartition("/")
+        try:
+            names.check_relative_path(path)
+            data = read_file(os.path.join(self.root, folder), name, DEFAULT_LIMITS)
+        except (UnsafeName, OSError) as error:
+            self.left_out.append((path, error.strerror or str(error) if isinstance(error, OSError) else str(error)))
+            return False
+        if isinstance(data, Rejected):
+            self.left_out.append((path, data.reason))
+            return False
+        roots = {self.root, os.path.abspath(self.root), os.path.realpath(self.root)} if kind is TuningFile else set()
+        artifact = self._store(name, data, roots)
+        self.entries[path] = (
+            HelperLibrary(path, artifact, identity.machine()) if kind is HelperLibrary else kind(path, artifact)  # type: ignore[call-arg]
+        )
+        return True
+
+    def _store(self, name: str, data: bytes, roots: Iterable[str]) -> Artifact:
+        spans: tuple[sentinel.Span, ...] = ()
+        if name.endswith(".json"):
+            data, spans = portable(data, roots, self.triton_dir)
+        raw = sha256(data)
+        self.blobs[raw] = data
+        return Artifact(name, digest_text(raw), len(data), spans)
+
+
+def portable(
+    data: bytes, roots: Iterable[str], triton_dir: str | None = None
+) -> tuple[bytes, tuple[sentinel.Span, ...]]:
+    """Put sentinels in place of cache directories and of Triton's install directory, wherever that was.
+
+    Who does this for many files looks up where Triton is now, `triton_dir`, once.
+    """
+    prefixes = sentinel.triton_dirs(data)
+    here = triton_dir or identity.triton_dir()
+    if here is not None:
+        prefixes.add(here)
+    places = [(sentinel.CACHE_DIR, root) for root in roots] + [(sentinel.TRITON_DIR, prefix) for prefix in prefixes]
+    return sentinel.to_sentinels(data, places)
+
+
+def join(builders: Iterable[Builder], environment: tuple[tuple[str, str], ...] | None = None) -> Bundle:
+    """Return one bundle of all builders.
+
+    A kernel that several directories hold is kept once.  Where they hold different kernels under one key, which only
+    a damaged cache does, the first directory's stays and the other is reported.
+    """
+    bundles: list[Bundle] = []
+    left_out: list[tuple[str, str]] = []
+    environments = () if environment is None else (environment,)
+    for builder in builders:
+        left_out += builder.left_out
+        entries = dict(builder.entries)
+        while entries or not bundles:
+            bundle = Bundle(
+                Content.of(entries.values()),
+                Observed(builder.observed, environments),
+                MemoryBlobs(builder.blobs, verified=True),
+            )
+            try:
+                bundles = [merge([*bundles, bundle]) if bundles else bundle]
+                break
+            except MergeConflict as error:
+                key = error.facts.get("key")
+                left_out.append((key or builder.root, error.message))
+                entries = {name: entry for name, entry in entries.items() if key not in {None, name}}
+    whole = bundles[0] if bundles else Bundle(Content(), Observed({}, environments), MemoryBlobs({}))
+    return Bundle(
+        whole.content, whole.observed, whole.blobs,
+        variants_dropped=whole.variants_dropped, left_out=tuple(sorted(set(left_out))),
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns what was seen during a recording into a bundle and a report.
+
+Called at the end of a recording, by `triton-bundler run`, and by sessions for what their tag gets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bundler.errors import BundlerError, ConfigError
+from bundler.format import names
+from bundler.format.bundle import Bundle, Keep
+from bundler.format.entries import Kernel
+from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
+from bundler.lifecycle.directory_pack import single_files, tuning_results
+from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
+from bundler.lifecycle.recorded_kernels import Sighting, Sightings
+from bundler.lifecycle.tuning_directory import winners_in, with_tunings
+from bundler.toolchain import capture, identity
+
+if TYPE_CHECKING:
+    from bundler.toolchain.child_recording import ChildSpool
+    from bundler.toolchain.events import CompileEvent
+
+_log = logging.getLogger("bundler.lifecycle")
+
+
+def collect_sightings(
+    sightings: Sightings, roots: Iterable[str], keep: Keep, environment: tuple[tuple[str, str], ...] | None = None
+) -> tuple[Bundle, RecordReport]:
+    """Read every directory that was seen.
+
+    Args:
+        sightings: what was seen, and by whom.
+        roots: cache directories to search for results of Triton's tuner for the kernels found.
+        keep: `all`, or `launch` for device binaries, metadata and tuning files only.
+        environment: names and versions of the host that compiled; None for this process.
+
+    Returns:
+        The bundle, and a report that names whatever is not in it.
+    """
+    if keep not in ("all", "launch"):
+        raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+    builders: dict[str, Builder] = {}
+    for sighting in sightings:
+        _take(sighting, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
+    roots = list(roots)
+    _add_tuning_files(builders, roots, keep)
+    bundle = join(builders.values(), environment or identity.environment())
+    bundle = with_tunings(bundle, winners_in({*roots, *builders}, bundle))
+    return bundle, _reported(sightings, bundle)
+
+
+def collect_spool(spool: ChildSpool, keep: Keep = "all") -> tuple[Bundle, RecordReport]:
+    """Return what the processes that wrote to a spool compiled."""
+    sightings = Sightings()
+    add_spool(sightings, spool)
+    roots = {sighting.root for sighting in sightings}
+    # The children may run another Python than this process; what their records say of Triton is what is known.
+    releases = {("triton", event.toolchain.release) for event in spool.events() if event.toolchain.release}
+    host = tuple(pair for pair in identity.environment() if pair[0] in {"platform", "gpu", "driver"})
+    bundle, report = collect_sightings(sightings, roots, keep, (*host, *sorted(releases)))
+    return bundle, replace(report, left_out=merge_reasons(report.left_out, spool.problems))
+
+
+def add_spool(sightings: Sightings, spool: ChildSpool) -> None:
+    """Add everything that child processes wrote down."""
+    for event in spool.events():
+        sightings.add_spooled(event)
+    for file in spool.files():
+        if file.directory not in sightings:
+            sightings.add_directory(file.directory)
+
+
+def merge_reasons(*reasons: Iterable[tuple[str, str]]) -> Reasons:
+    """Return all reasons once, in order."""
+    return tuple(sorted({pair for group in reasons for pair in group}))
+
+
+def _take(sighting: Sighting, builder: Builder) -> None:
+    singles = single_files(sighting.directory)
+    for name in singles:
+        builder.add_single(sighting.key, name)
+    if singles:
+        return
+    facts = sighting.facts
+    if facts is None and sighting.event is not None:
+        facts = known_facts(sighting.event, builder.left_out)
+    builder.add_directory(sighting.key, sighting.observation, facts)
+
+
+def _add_tuning_files(builders: dict[str, Builder], roots: Iterable[str], keep: Keep) -> None:
+    """Take results of Triton's tuner for the kernels we have, also those that were there before."""
+    wanted = {kernel.name for builder in builders.values() for kernel in builder.kernels}
+    for root in roots:
+        for key, name in tuning_results(root):
+            if name.removesuffix(names.AUTOTUNE_SUFFIX) in wanted:
+                builders.setdefault(root, Builder(root, keep)).add_single(key, name)
+
+
+def _reported(sightings: Sightings, bundle: Bundle) -> RecordReport:
+    taken = {kernel.key for kernel in bundle.kernels}
+    sources = Counter({s.key: s.source for s in sightings if s.key in taken}.values())
+    return RecordReport(
+        sources=dict(sorted(sources.items())),
+        hits=sum(sighting.hits for sighting in sightings),
+        compiles=sum(sighting.compiles for sighting in sightings),
+        compile_seconds=sum(us for sighting in sightings for _, us in sighting.times_us) / 1e6,
+        left_out=bundle.left_out,
+        not_portable=tuple((k.key, name) for k in bundle.kernels for name in _unportable(k)),
+        without_facts=tuple(k.key for k in bundle.kernels if k.facts_bytes is None),
+    )
+
+
+def known_facts(event: CompileEvent, problems: list[tuple[str, str]]) -> KnownFacts:
+    """Return what a compile in this process tells about its kernel; what cannot be had goes to `problems`."""
+    toolchain = capture.toolchain_of(event.target.backend, event.target.arch)
+    if event.options is None or event.env_vars is None:
+        problems.append((event.key, "launch facts: the compile's options could not be seen"))
+        return KnownFacts(toolchain)
+    try:
+        launch = capture.launch_facts(event.src, event.options).to_bytes()
+        parts = capture.key_parts(
+            event.src, event.backend, event.options, event.env_vars, event.hash, event.stages_key
+        ).to_bytes()
+    except (AttributeError, KeyError, TypeError, ValueError, OSError, BundlerError) as error:
+        # A source kind that a later Triton brings; the kernel itself is still good for a hit.
+        _log.warning("no launch facts for %s (%s): %r", event.name, event.key, error)
+        problems.append((event.key, f"launch facts: {type(error).__name__}: {error}"))
+        return KnownFacts(toolchain)
+    return KnownFacts(toolchain, launch, parts)
+
+
+def _unportable(kernel: Kernel) -> tuple[str, ...]:
+    facts = kernel.launch.facts
+    return () if facts is None else facts.unportable

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a bundle from a Triton or Inductor cache directory that somebody else filled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from bundler.errors import ConfigError, NotFound
+from bundler.format import names
+from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle_file import os_errors
+from bundler.format.entries import Opaque, TuningFile
+from bundler.format.manifest import Observation
+from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
+from bundler.lifecycle.tuning_directory import FOLDER, TuningFolder, with_tunings
+
+KERNEL_SUBDIRECTORY = "triton"
+
+
+def pack(directory: str | os.PathLike[str], *, keep: Keep = "all") -> Bundle:
+    """Make a bundle from a cache directory.
+
+    Args:
+        directory: a Triton cache directory (it holds kernel directories), or an Inductor cache directory (it holds
+            `triton/<device>/` with kernel directories, beside generated code and graph entries).
+        keep: `all`, or `launch` for device binaries, metadata and tuning files only.
+
+    Returns:
+        A bundle whose `left_out` names everything that was seen and not taken, with the reason.  Its kernels have no
+        launch facts and no key parts, since a cache directory does not hold them; record the compiles to have those.
+
+    Raises:
+        NotFound: no such directory, or it holds no kernels.
+        AccessDenied: the directory cannot be read.
+    """
+    if keep not in ("all", "launch"):
+        raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
+    root = os.fspath(directory)
+    with os_errors(root, "read"):
+        found = sorted(os.listdir(root))
+        devices = _devices(root) if KERNEL_SUBDIRECTORY in found else []
+        if not devices and not any(names.is_kernel_key(name) for name in found):
+            raise NotFound(
+                f"no kernels in {root}: expected directories named by a kernel key, as in a Triton cache, or "
+                f"{KERNEL_SUBDIRECTORY}/<device>/ as in an Inductor cache",
+                path=root,
+            )
+        if not devices:
+            kernels = join([_pack_kernels(root, keep, Observation(layouts=("triton",)))])
+            return with_tunings(kernels, TuningFolder(root).records())
+        builders = [
+            _pack_kernels(os.path.join(root, KERNEL_SUBDIRECTORY, str(device)), keep,
+                          Observation((device,), ("inductor",)))
+            for device in devices
+        ]  # fmt: skip
+        return join([*builders, _pack_rest(root, keep, devices)])
+
+
+def _devices(root: str) -> list[int]:
+    folder = os.path.join(root, KERNEL_SUBDIRECTORY)
+    return sorted(int(name) for name in os.listdir(folder) if name.isdecimal() and str(int(name)) == name)
+
+
+def _pack_kernels(root: str, keep: str, observation: Observation) -> Builder:
+    builder = Builder(root, keep)
+    for name in sorted(os.listdir(root)):
+        path = os.path.join(root, name)
+        if name == FOLDER:
+            continue
+        if not names.is_kernel_key(name) or not os.path.isdir(path):
+            builder.left_out.append((name, "not a kernel directory"))
+            continue
+        singles = single_files(path)
+        for child in singles:
+            builder.add_single(name, child)
+        if not singles:
+            builder.add_directory(name, observation)
+    return builder
+
+
+def single_files(directory: str) -> list[str]:
+    """Return the names in a key directory that holds only tuning results and shared libraries, else nothing."""
+    try:
+        content = sorted(os.listdir(directory))
+    except OSError:
+        return []  # gone or unreadable: reading it as a kernel says which
+    return content if all(name.endswith((names.AUTOTUNE_SUFFIX, ".so")) for name in content) else []
+
+
+def tuning_results(root: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, file name) of every result file of Triton's tuner in a cache directory."""
+    if os.path.isdir(root):
+        for key in sorted(filter(names.is_kernel_key, os.listdir(root))):
+            for name in single_files(os.path.join(root, key)):
+                if name.endswith(names.AUTOTUNE_SUFFIX):
+                    yield key, name
+
+
+def _pack_rest(root: str, keep: str, devices: Iterable[int]) -> Builder:
+    """Take what Inductor keeps beside the kernels: tuning results, and files that torch executes or unpickles."""
+    builder = Builder(root, keep)
+    kernels = {f"{KERNEL_SUBDIRECTORY}/{device}" for device in devices}
+    for path in _files_beside_kernels(root, kernels, builder.left_out):
+        if path.endswith(names.BEST_CONFIG_SUFFIX):
+            builder.add_file(path, TuningFile)
+        elif path.endswith(".lock") or any(part.startswith("tmp") for part in path.split("/")):
+            builder.left_out.append((path, "a lock or temporary file"))
+        elif keep == "launch":
+            builder.left_out.append((path, NOT_NEEDED))
+        else:
+            builder.add_file(path, Opaque)
+    return builder
+
+
+def _files_beside_kernels(root: str, kernels: set[str], left_out: list[tuple[str, str]]) -> Iterator[str]:
+    def unreadable(error: OSError) -> None:
+        left_out.append((os.path.relpath(error.filename, root), f"cannot read: {error.strerror}"))
+
+    for folder, subfolders, files in os.walk(root, onerror=unreadable):
+        inside = os.path.relpath(folder, root)
+
+        def path(name: str, inside: str = inside) -> str:
+            return name if inside == "." else f"{inside}/{name}"
+
+        subfolders[:] = sorted(name for name in subfolders if path(name) not in kernels)
+        # Links to directories are not followed; as files they are refused with that reason.
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        yield from map(path, sorted([*files, *links]))

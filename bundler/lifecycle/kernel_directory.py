@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads one kernel directory as Triton left it: `read_kernel` returns `KernelFiles`, complete and from one compile, or `Rejected`.
+
+Collecting and packing read directories with it; restores read what is in place already, and ask `check_kernel_files` before they
+write whether Triton could read the result.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import Any
+
+from bundler.errors import UnsafeName
+from bundler.format import names
+from bundler.format.entries import Target
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.metadata import METADATA_BYTES, parse_metadata
+from bundler.format.summary import count
+from bundler.lifecycle import elf
+
+ATTEMPTS = 3
+# Of the source files that an assembly text names, so many are looked for in the binary; real ones name a few dozen.
+_SOURCES_LOOKED_FOR = 1000
+_SHOWN_CHARACTERS = 200
+# How each text names source files: (directory, file) or (path).  Each begins with its literal, and looks behind that
+# afterwards: the other way round the search takes ten times as long, and it goes over every text there is.
+_SOURCES = {
+    "ttir": re.compile(rb'loc\((?<=\Wloc\()"([^"]+)":\d+:\d+\)'),
+    "ttgir": re.compile(rb'loc\((?<=\Wloc\()"([^"]+)":\d+:\d+\)'),
+    "llir": re.compile(rb'!DIFile\(filename: "(?P<file>[^"]+)", directory: "(?P<folder>[^"]*)"'),
+    "ptx": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"'),
+    "amdgcn": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"'),
+}
+_ASSEMBLY = {"ptx", "amdgcn"}
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class KernelFiles:
+    """A complete kernel directory.
+
+    Attributes:
+        key: the directory's name.
+        files: the group's children by name, in Triton's order; the group file itself is not among them.
+        child_paths: name -> path, as the group file spells it.
+        metadata: the parsed metadata JSON.
+        others: names in the directory that are no child of the group.
+    """
+
+    key: str
+    files: dict[str, bytes]
+    child_paths: dict[str, str]
+    metadata: dict[str, Any]
+    others: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Entry point of the kernel."""
+        return str(self.metadata["name"])
+
+    @property
+    def target(self) -> Target:
+        """What the binary runs on."""
+        target = self.metadata["target"]
+        return Target(str(target["backend"]), str(target["arch"]), int(target["warp_size"]))
+
+    @property
+    def metadata_name(self) -> str:
+        """File name of the metadata JSON."""
+        return next(name for name in self.files if names.artifact_kind(name) == "json")
+
+    @property
+    def binary_name(self) -> str:
+        """File name of the device binary."""
+        return next(name for name in self.files if names.artifact_kind(name) in names.BINARY_KINDS)
+
+    @property
+    def written_roots(self) -> set[str]:
+        """The cache directories that the group file names, as Triton spelled them."""
+        return {os.path.dirname(os.path.dirname(path)) for path in self.child_paths.values()}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Why a directory is not a kernel that could be used; `missing` when it is simply not there."""
+
+    reason: str
+    missing: bool = False
+
+
+def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles | Rejected:
+    """Read a kernel directory.
+
+    The files are those that the group file lists, taken from this directory whatever path the group file gives (a
+    copied cache still names its old place).  If any of them changes while we read, we read again.
+
+    Args:
+        directory: `<cache>/<kernel key>`.
+        limits: bounds on number and sizes of files.
+    """
+    result: KernelFiles | Rejected = Rejected("never read")
+    for _ in range(ATTEMPTS):
+        try:
+            before = _signature(directory)
+            result = _read_once(directory, [name for name, *_ in before], limits)
+            if _signature(directory) == before:
+                return result
+        except FileNotFoundError as error:
+            if not os.path.isdir(directory):
+                return Rejected("the directory is gone", missing=True)
+            result = Rejected(f"{os.path.basename(error.filename or directory)} vanished while being read")
+        except NotADirectoryError:
+            return Rejected("not a directory")
+        except OSError as error:
+            return Rejected(f"cannot read: {error.strerror}")
+        except UnsafeName as error:
+            return Rejected(str(error))
+    if isinstance(result, Rejected):
+        return result
+    return Rejected("another process keeps writing to it")
+
+
+def _signature(directory: str) -> Signature:
+    """What changes when any file of the directory is replaced: name, inode, size and modification time."""
+    with os.scandir(directory) as entries:
+        stats = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    return tuple(sorted((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats))
+
+
+def _read_once(directory: str, present: list[str], limits: Limits) -> KernelFiles | Rejected:
+    groups = [name for name in present if name.startswith(names.GROUP_PREFIX) and name.endswith(".json")]
+    if len(groups) != 1:
+        return Rejected("no group file: the compile did not finish" if not groups else "several group files")
+    children = _children(read_file(directory, groups[0], replace(limits, file_bytes=METADATA_BYTES)))
+    if children is None:
+        return Rejected(f"{groups[0]} is not a valid group file")
+    if len(children) > limits.files_per_kernel:
+        return Rejected(f"{len(children)} files, over the limit of {limits.files_per_kernel}")
+    absent = [name for name in children if name not in present]
+    if absent:
+        return Rejected(f"{absent[0]} is listed in the group file but not there")
+    ordered = sorted(map(names.check_file_name, children), key=names.artifact_order)
+    files: dict[str, bytes] = {}
+    left = limits.kernel_bytes
+    for name in ordered:
+        data = read_file(directory, name, limits)
+        if isinstance(data, Rejected):
+            return data
+        files[name] = data
+        left -= len(data)
+        if left < 0:
+            return Rejected(f"more than {limits.kernel_bytes} bytes in all")
+    others = tuple(name for name in present if name not in children and name != groups[0])
+    kernel = check_kernel_files(os.path.basename(directory), files, children, others)
+    mixed = None if isinstance(kernel, Rejected) else _mixed(files, kernel.binary_name)
+    return Rejected(mixed) if mixed else kernel
+
+
+def read_file(directory: str, name: str, limits: Limits) -> bytes | Rejected:
+    """Read one regular file; symbolic links are refused, since they could lead anywhere."""
+    try:
+        # Without O_NONBLOCK opening a named pipe waits for somebody to write to it.
+        fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return Rejected(f"{name} is a symbolic link")
+        if error.errno == errno.ENXIO:
+            return Rejected(f"{name} is a socket or device, not a regular file")
+        if error.errno in {errno.EACCES, errno.EPERM}:
+            return Rejected(f"{name}: {error.strerror}")
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return Rejected(f"{name} is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
+        if status.st_size > limits.file_bytes:
+            return Rejected(f"{name}: over the limit of {limits.file_bytes} bytes")
+        # One byte more than there should be: getting that many says that the file is at its end.
+        data = os.read(fd, status.st_size + 1)
+        if len(data) != status.st_size:
+            with open(fd, "rb", closefd=False) as file:
+                data += file.read(limits.file_bytes + 1 - len(data))
+    finally:
+        os.close(fd)
+    return data if len(data) <= limits.file_bytes else Rejected(f"{name}: over the limit of {limits.file_bytes} bytes")
+
+
+def _children(data: bytes | Rejected) -> dict[str, str] | None:
+    if isinstance(data, Rejected):
+        return None
+    try:
+        paths = json.loads(data)["child_paths"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(paths, dict) or not paths or not all(isinstance(path, str) for path in paths.values()):
+        return None
+    return paths
+
+
+def check_kernel_files(
+    key: str, files: dict[str, bytes], children: dict[str, str] | None = None, others: tuple[str, ...] = ()
+) -> KernelFiles | Rejected:
+    """Tell whether these files make a kernel that Triton can read: one whole binary, and metadata of this key.
+
+    Args:
+        key: the kernel key.
+        files: name -> bytes of every file but the group file.
+        children: what the group file says of them, if there is one.
+        others: names of further files beside them.
+    """
+    kinds = [names.artifact_kind(name) for name in files]
+    binaries = [name for name, kind in zip(files, kinds, strict=True) if kind in names.BINARY_KINDS]
+    if len(binaries) != 1 or kinds.count("json") != 1:
+        return Rejected(
+            f"{count(len(binaries), 'device binary')} and {count(kinds.count('json'), 'metadata file')}, expected one of each"
+        )
+    metadata_name = next(name for name in files if name.endswith(".json"))
+    try:
+        metadata = parse_metadata(files[metadata_name])
+        kernel = KernelFiles(key, files, children or {}, metadata, others)
+        target, digest = kernel.target, bytes.fromhex(metadata["hash"])
+        numbers = (int(metadata["shared"]), int(metadata["num_warps"]), kernel.name)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        return Rejected(f"{metadata_name} is not valid metadata ({type(error).__name__}: {_shown(error)})")
+    if not names.is_key_of(key, digest):
+        return Rejected(f"{metadata_name} is of another kernel: its hash is {digest.hex()[:12]}…")
+    expected = names.BINARY_KIND_OF_BACKEND.get(target.backend)
+    if expected is not None and names.artifact_kind(binaries[0]) != expected:
+        return Rejected(f"{binaries[0]} is no binary for {_shown(target)}, {_shown(numbers[2])} needs a {expected}")
+    unusable = elf.why_unusable(files[binaries[0]])
+    if unusable is not None:
+        return Rejected(f"{binaries[0]} is {unusable}")
+    return kernel
+
+
+def _shown(value: object) -> str:
+    """Return a text of somebody else as it can stand in a message: short, and nothing that a terminal obeys."""
+    return ascii(str(value))[1:-1][:_SHOWN_CHARACTERS]
+
+
+def _mixed(files: dict[str, bytes], binary: str) -> str | None:
+    """Say which two files come from different compiles, as far as their debug information tells.
+
+    Two processes that compile one key from sources in different places may interleave their files in one directory.
+    Each intermediate text names the source file, and so does the line table of a device binary.
+    """
+    sources = {name: _named_sources(names.artifact_kind(name), data) for name, data in files.items()}
+    named = [(name, found) for name, found in sources.items() if found]
+    for (one, here), (two, there) in pairwise(named):
+        if not here >= there and not there >= here:
+            return f"{one} and {two} come from two compiles: they name different source files"
+    for name, found in named:
+        # The line table keeps directory and file name apart; a binary without line information names neither.
+        if names.artifact_kind(name) in _ASSEMBLY and b".debug_line" in files[binary]:
+            absent = (path for path in islice(found, _SOURCES_LOOKED_FOR) if os.path.basename(path) not in files[binary]
+                      or os.path.dirname(path) not in files[binary])  # fmt: skip
+            if path := next(absent, None):
+                return f"{name} and {binary} come from two compiles: {_shown(os.fsdecode(path))} is not in the binary"
+    return None
+
+
+def _named_sources(kind: str, data: bytes) -> set[bytes]:
+    pattern = _SOURCES.get(kind)
+    if pattern is None:
+        return set()
+    if "folder" in pattern.groupindex:
+        return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data))
+    return _plain(pattern.findall(data))
+
+
+def _plain(paths: Iterable[bytes]) -> set[bytes]:
+    # LLVM and ptxas escape other characters in different ways, which would look like two files.
+    return {path for path in paths if path.isascii() and b"\\" not in path}

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What collecting and restoring did, and what they left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bundler.format.summary import Summarized
+
+Reasons = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, repr=False)
+class RecordReport(Summarized):
+    """What a recording saw.
+
+    Attributes:
+        sources: how many kernels were found by `listener`, `children`, `jit-cache` and `directories`; a kernel counts
+            for the first of these that reported it.
+        hits: compiles that Triton answered from its cache.
+        compiles: real compiles, with `compile_seconds` spent in them, in all processes.
+        left_out: (kernel key or file, reason) of everything seen that is not in the bundle.
+        not_portable: (kernel key, argument) of constants that have no encoding: the kernel restores as usual, but
+            cannot be compiled again from the bundle alone.
+        without_facts: keys of kernels whose argument types are not known.
+        errors: how often our own listener failed; details are in the log.
+    """
+
+    sources: Mapping[str, int] = field(default_factory=dict)
+    hits: int = 0
+    compiles: int = 0
+    compile_seconds: float = 0.0
+    left_out: Reasons = ()
+    not_portable: Reasons = ()
+    without_facts: tuple[str, ...] = ()
+    errors: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class RestoreReport(Summarized):
+    """What a restore did.  Kernels count once, however many devices they were placed for.
+
+    Attributes:
+        restored: keys of kernels that were published.
+        present: keys of kernels that were there already: ours, or another complete build of the same kernel.
+        repaired: keys of kernels whose broken directory was replaced as a whole.
+        skipped: (kernel key or file, reason) of what was left out.
+        damaged: names among `skipped` whose bytes in the bundle are damaged.
+        unchecked: facts that are unknown on this machine and therefore excluded nothing.
+        companions: paths of tuning files, helper libraries and opaque files that are in place.
+        rewritten: files whose bytes hold a path of this machine and so differ from where they were made.
+        directories: where kernels went.
+        rekeyed: (key, key of the kernel in the bundle that it was derived from) of kernels in place; `rekey=True` only.
+        tuned: how many tuning records were written; those that were there already, or are slower, do not count.
+        files, bytes: how much was written, tuning records not counted.
+        seconds: wall time.
+    """
+
+    restored: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
+    skipped: Reasons = ()
+    damaged: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+    rekeyed: Reasons = ()
+    tuned: int = 0
+    files: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def usable(self) -> int:
+        """How many kernels are in place now."""
+        return len(self.restored) + len(self.present) + len(self.repaired)
+
+
+@dataclass(frozen=True, repr=False)
+class CheckReport(Summarized):
+    """What a check found.  Kernels count once, however many devices they are placed for.
+
+    Attributes:
+        missing: (kernel key or file, reason) of what a restore would write: it is not there, or broken.
+        present: keys of kernels and paths of files that are in place, in each directory where they belong.
+        skipped: (kernel key or file, reason) of what a restore would leave out.
+        unchecked: facts that are unknown on this machine and therefore excluded nothing.
+        directories: where we looked.
+    """
+
+    missing: Reasons = ()
+    present: tuple[str, ...] = ()
+    skipped: Reasons = ()
+    unchecked: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that this machine can use is missing."""
+        return not self.missing

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`open_store` and `Store`: a store of bundles that can also restore them here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from bundler.backends.counters import TierCounters
+from bundler.backends.tiers import WhenDown
+from bundler.errors import ConfigError, NotFound
+from bundler.format.bundle import Keep
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.restoration import restore_with
+from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
+from bundler.store.bundle_store import BundleStore
+from bundler.store.file_records import FileRecords
+from bundler.store.kernel_records import KernelRecords
+from bundler.store.store_urls import Opening, open_backend, store_url
+
+_TRUSTS = ("kernels", "code")
+
+
+class Store(BundleStore):
+    """A `BundleStore` that knows where this process's Triton looks.
+
+    Args of `open_store` decide what it trusts.
+    """
+
+    trust: Trust = "kernels"
+    _kernel_records: KernelRecords | None = None
+    _urls: tuple[str, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs that it was opened by, for another process to open it by; may hold secrets.
+
+        Empty when they are not all there is to know: settings of servers that were given beside them, or a store in memory.
+        """
+        return self._urls
+
+    @property
+    def tiers(self) -> tuple[TierCounters, ...]:
+        """What each tier did so far in this process, the nearest first; empty for a store that is a single directory."""
+        return self._backend.counters
+
+    def kernel_records(self) -> KernelRecords:
+        """Return the kernels of this store one by one, by their keys."""
+        if self._kernel_records is None:
+            self._kernel_records = KernelRecords(self._backend, self.name, self._limits)
+        return self._kernel_records
+
+    def file_records(self) -> FileRecords:
+        """Return the tuning files and helper libraries of this store that were published one by one."""
+        return FileRecords(self._backend, self.name, self._limits)
+
+    def restore(
+        self,
+        tag_or_digest: str,
+        missing_ok: bool = False,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        keep: Keep = "all",
+        devices: Sequence[int] | None = None,
+        only: Only = "usable",
+        trust: Trust | None = None,
+        rekey: bool = False,
+        allow_empty: bool = False,
+    ) -> RestoreReport:
+        """Pull a bundle and restore it; only what this machine can use is fetched.
+
+        Args:
+            tag_or_digest: which bundle.
+            missing_ok: when there is no such tag or bundle, as on a first run, return an empty report.
+            cache_dir, keep, devices, only, rekey, allow_empty: as for `bundler.restore`.
+            trust: as for `bundler.restore`; None for what the store was opened with.
+
+        Returns:
+            What was done.  A kernel whose bytes are missing in the store, or damaged, is skipped with that reason; what is
+            damaged is removed from the store, and the next push sends it again.
+
+        Raises:
+            NotFound: no such tag or bundle.
+            EmptyBundle: there is nothing in the bundle.
+            StoreUnavailable, AccessDenied, StoreFull, DigestMismatch, FormatError, ConfigError: as `pull` and `restore`.
+        """
+        options = RestoreOptions(cache_dir, keep, devices, only, trust or self.trust, rekey, allow_empty)
+        try:
+            bundle = self.pull(tag_or_digest)
+        except NotFound:
+            if missing_ok:
+                return RestoreReport()
+            raise
+        with bundle:
+            return restore_with(bundle, options)
+
+
+def open_store(
+    *urls: str,
+    trust: Trust = "kernels",
+    limits: Limits | None = None,
+    when_down: WhenDown = "raise",
+    read_only: bool = False,
+    **server: Any,
+) -> Store:
+    """Open a store, or several as tiers of one.
+
+    Args:
+        urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may write, with `?mode=group` one that a
+            group shares, with `?timeout_s=5` one on a network file system that may hang; `memory:` for one that ends with the
+            process; `redis://host:6379/0`, `rediss://`, `unix://` or `redis+cluster://`.  Several are tiers, the nearest first.
+            With `readonly=1` in its query a tier is never written.
+        trust: what `Store.restore` restores unless told otherwise: `kernels`, or `code` for shared libraries too.
+        limits: bounds on what is read; None for the defaults.
+        when_down: what writing does while the farthest writable tier does not answer: `raise`, or `degrade` to write to the
+            nearer ones alone, where the farthest does not learn of it later.
+        read_only: leave every tier as it is, also what reading would copy to nearer ones.
+        server: settings of Redis stores, which may also stand in the query of their URLs: `user`, `password`, `password_file`,
+            `db`, `ca`, `cert`, `key`, `namespace`, `ttl_s`, `connect_timeout_s`, `timeout_s`.
+
+    Raises:
+        ConfigError: no URL, another kind of URL, a setting that cannot be used, a package that is missing, or a directory that
+            others could write to.
+        AccessDenied, StoreUnavailable: the directory cannot be opened.
+
+    Warns:
+        BundlerWarning: later, once for each tier and cause, when a tier fails and the store goes on without it.
+    """
+    if trust not in _TRUSTS:
+        raise ConfigError(f"trust={trust!r}: expected 'kernels' or 'code'", got=trust)
+    backend, name = open_backend(urls, Opening(when_down, read_only, server=tuple(server.items())))
+    store = Store(backend, name, limits or DEFAULT_LIMITS)
+    store.trust = trust
+    if not server and not read_only and not any(url.startswith("memory:") for url in urls):
+        store._urls = tuple(map(store_url, urls))  # noqa: SLF001  # of this module's own class
+    return store

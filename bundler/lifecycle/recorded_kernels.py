@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where kernels were seen during a recording, from four kinds of witness."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bundler.errors import ConfigError
+from bundler.format import names
+from bundler.format.manifest import Observation
+from bundler.lifecycle.bundle_builder import KnownFacts
+from bundler.toolchain import directories
+from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.spool_records import SpooledEvent
+
+LISTENER, CHILDREN, JIT_CACHE, DIRECTORIES = "listener", "children", "jit-cache", "directories"
+
+
+@dataclass
+class Sighting:
+    """One kernel directory, with everything that any witness said about it."""
+
+    directory: str
+    source: str
+    devices: set[int] = field(default_factory=set)
+    hits: int = 0
+    compiles: int = 0
+    times_us: tuple[tuple[str, int], ...] = ()
+    event: CompileEvent | None = None
+    facts: KnownFacts | None = None
+
+    @property
+    def key(self) -> str:
+        """The kernel key."""
+        return os.path.basename(self.directory)
+
+    @property
+    def root(self) -> str:
+        """The cache directory."""
+        return os.path.dirname(self.directory)
+
+    def count(self, cache_hit: bool) -> None:
+        """Count one compile call."""
+        self.hits += cache_hit
+        self.compiles += not cache_hit
+
+    @property
+    def observation(self) -> Observation:
+        """What goes into the observed part of the manifest."""
+        layout = directories.inductor_layout(self.root)
+        devices = self.devices if layout is None else {layout[1]}
+        return Observation(tuple(sorted(devices)), ("triton" if layout is None else "inductor",), self.times_us)
+
+
+class Sightings:
+    """Sightings by directory; the first witness of a directory is its source, later ones add what they know."""
+
+    def __init__(self) -> None:
+        self._by_directory: dict[str, Sighting] = {}
+
+    def __iter__(self) -> Iterator[Sighting]:
+        return iter(sorted(self._by_directory.values(), key=lambda sighting: sighting.directory))
+
+    def __contains__(self, directory: str) -> bool:
+        return os.path.abspath(directory) in self._by_directory
+
+    def add_event(self, event: CompileEvent, source: str) -> None:
+        """Add what the listener, or the JIT's own cache, says."""
+        sighting = self._at(event.directory, source)
+        if event.device is not None:
+            sighting.devices.add(event.device)
+        if source == LISTENER:
+            sighting.count(event.cache_hit)
+        if event.stage_times_us and not event.cache_hit:
+            sighting.times_us = event.stage_times_us
+        if sighting.event is None or sighting.event.options is None:
+            sighting.event = event
+
+    def add_spooled(self, event: SpooledEvent) -> None:
+        """Add what a child process wrote."""
+        sighting = self._at(event.directory, CHILDREN)
+        if event.device is not None:
+            sighting.devices.add(event.device)
+        sighting.count(event.cache_hit)
+        sighting.times_us = sighting.times_us or event.stage_times_us
+        if sighting.event is None and sighting.facts is None:
+            sighting.facts = KnownFacts(event.toolchain, event.facts_bytes, event.parts_bytes)
+
+    def add_directory(self, directory: str) -> None:
+        """Add a directory that appeared without a word from Triton."""
+        self._at(directory, DIRECTORIES)
+
+    def _at(self, directory: str, source: str) -> Sighting:
+        path = os.path.abspath(directory)
+        return self._by_directory.setdefault(path, Sighting(path, source))
+
+
+class DirectoryWatch:
+    """Kernel directories that appear in the caches of this process while a recording runs.
+
+    torch's static launcher and its workers fill caches without a call to this process's listener.  Another program
+    that uses the same cache at the same time is seen too: what it compiles is in the bundle as well.
+    """
+
+    def __init__(self) -> None:
+        self._inductor = _inductor_dir()
+        self._before = {root: _listing(root) for root in _roots()}
+
+    def appeared(self) -> list[str]:
+        """Return directories that are there now and were not at the start."""
+        found: list[str] = []
+        for root in self.roots():
+            known = self._before.get(root)
+            if known is None and os.path.dirname(root) == self._inductor:
+                known = set()  # the directory of one more device, which did not exist
+            if known is not None:
+                found += [os.path.join(root, name) for name in sorted(_listing(root) - known)]
+        return found
+
+    def roots(self) -> list[str]:
+        """Return every cache directory that this process's Triton and Inductor use now or used at the start."""
+        return sorted({*self._before, *_roots()})
+
+
+def _inductor_dir() -> str:
+    return os.path.join(directories.inductor_cache_dir(), "triton")
+
+
+def _roots() -> set[str]:
+    """The caches that this process would use, existing or not."""
+    roots: set[str] = set()
+    with contextlib.suppress(ConfigError):  # set to nothing: Triton itself refuses to compile then
+        roots.add(directories.triton_cache_dir())
+    inductor = _inductor_dir()
+    if os.path.isdir(inductor):
+        roots |= {os.path.join(inductor, name) for name in os.listdir(inductor) if name.isdecimal()}
+    else:
+        roots.add(directories.inductor_kernel_dir(0))
+    return roots
+
+
+def _listing(root: str) -> set[str]:
+    try:
+        return {name for name in os.listdir(root) if names.is_kernel_key(name)}
+    except OSError:
+        return set()

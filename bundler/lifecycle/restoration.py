@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`restore`: bundle -> cache directory, where the next process finds its kernels without compiling.
+
+`Restoration` is one restore: it follows a `RestorePlan`, and publishes through a `CacheDirectory` for each directory.  Called by users,
+by `Store.restore`, by the build service and, for a tag at the start of a session, by `bundler/integrations/kernel_lookup.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
+from bundler.format.bundle import Bundle, Keep, require_content
+from bundler.format.entries import HelperLibrary, Kernel
+from bundler.lifecycle import rekeyed_kernels as rekeying
+from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome
+from bundler.lifecycle.kernel_placement import StoredKernel, kept_digests
+from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
+from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
+from bundler.lifecycle.tuning_directory import place_tunings
+from bundler.toolchain import directories, helper_libraries
+
+# From a store far away one thread fetches a run while this one writes another; what was fetched and not yet written is in
+# memory, which this bounds.  Otherwise one thread does all: decoding, hashing and writing are thousands of short calls, and threads lose
+# more by handing the interpreter lock over between them than a second core gains.
+RUNS_AHEAD = 1
+
+
+def restore(
+    bundle: Bundle | str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None = None,
+    keep: Keep = "all",
+    devices: Sequence[int] | None = None,
+    only: Only = "usable",
+    trust: Trust = "kernels",
+    rekey: bool = False,
+    allow_empty: bool = False,
+) -> RestoreReport:
+    """Put the kernels of a bundle where Triton or Inductor will look for them.
+
+    Every byte is verified before it becomes visible; a kernel directory appears whole, by one rename, or not at all.
+    May run in any number of processes and threads at once, beside Triton itself.
+
+    Args:
+        bundle: a bundle, or the path of one.
+        cache_dir: the cache directory; None for where this process's Triton looks (for kernels recorded under
+            Inductor: Inductor's directory of each device), resolved now.
+        keep: `launch` writes only device binary and metadata, which is all that a hit needs.
+        devices: device indices to place Inductor's kernels for; None for those they were recorded on.
+        only: `usable` leaves out what this machine surely cannot use; `all` restores everything.
+        trust: `kernels` restores device binaries, metadata, IR and tuning files; `code` also shared libraries and what
+            torch executes or unpickles.
+        rekey: restore a kernel that another build of the same Triton release compiled, for another Python or installed elsewhere,
+            under the key that this machine's Triton will ask for, with its hash in the metadata; only where each other part of
+            the key is equal.  Imports Triton.
+        allow_empty: a bundle with nothing in it is fine, and gives an empty report.
+
+    Returns:
+        What was done, and what was left out and why.
+
+    Raises:
+        ConfigError: an argument has a value that is not listed above.
+        FormatError, DigestMismatch, NotFound: the bundle cannot be opened.  A kernel whose bytes are damaged is
+            skipped with that reason, and the others are restored.
+        EmptyBundle: there is nothing in the bundle.
+        ToolchainMismatch: not a POSIX system.
+        AccessDenied, StoreFull: the directory cannot be written.  Kernels published before stay, nothing half-written
+            does; the error's `report` says what was done.
+
+    Warns:
+        BundlerWarning: nothing in the bundle can be used here, with the reason.
+    """
+    return restore_with(bundle, RestoreOptions(cache_dir, keep, devices, only, trust, rekey, allow_empty))
+
+
+def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions) -> RestoreReport:
+    """Restore as `restore` does, with its choices as one value."""
+    with opened(bundle) as source:
+        if not options.allow_empty:
+            require_content(source, NOTHING_TO_RESTORE)
+        changed = rekeying.derive(source) if options.rekey else rekeying.Rekeyed(source, {}, {})
+        report = Restoration(changed.bundle, options).run()
+    return changed.told(report)
+
+
+@dataclass
+class _Tally:
+    """What one restore did so far."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    companions: list[str] = field(default_factory=list)
+    rewritten: set[str] = field(default_factory=set)
+    tuned: int = 0
+    files: int = 0
+    bytes: int = 0
+
+    def spoiled(self, name: str, error: BundlerError) -> None:
+        self.skipped.append((name, error.message))
+        self.damaged.append(name)
+
+    def placed(self, stored: StoredKernel, files: Files, outcome: Outcome) -> None:
+        key = stored.kernel.key
+        self.outcomes[key] = _worst(self.outcomes.get(key), outcome)
+        if outcome != "present":
+            self.wrote(len(files) + 1, sum(map(len, files.values())))
+            self.rewritten |= {f"{key}/{artifact.filename}" for artifact in stored.with_paths}
+
+    def wrote(self, files: int, size: int) -> None:
+        self.files += files
+        self.bytes += size
+
+
+def _worst(one: Outcome | None, two: Outcome) -> Outcome:
+    """A kernel that goes to several directories counts as repaired, else restored, if it was that anywhere."""
+    order: tuple[Outcome, ...] = ("present", "restored", "repaired")
+    return two if one is None else max(one, two, key=order.index)
+
+
+class Restoration(RestorePlan):
+    """One restore; `run` does it and returns the report."""
+
+    def __init__(self, bundle: Bundle, options: RestoreOptions) -> None:
+        super().__init__(bundle, options)
+        self.tally = _Tally()
+        self.places: dict[str, CacheDirectory] = {}
+
+    def run(self) -> RestoreReport:
+        """Do it; raises as `restore`."""
+        started = time.monotonic()
+        try:
+            self._kernels()
+            self._companions()
+            if self.bundle.tuning_records:
+                self.tally.tuned = place_tunings(self.bundle, self.base or directories.triton_cache_dir())
+        except BundlerError as error:
+            error.facts["report"] = self._report(started)
+            raise
+        report = self._report(started)
+        if self.bundle.kernels and not report.usable:
+            self._warn_of_nothing(report.skipped)
+        return report
+
+    def _kernels(self) -> None:
+        wanted = self._wanted_kernels()
+        for root in {root for kernel in wanted for root in self._roots(kernel)}:
+            self._place(root)
+        runs = self._runs(wanted)
+        for run in self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs):
+            self._publish_all(run)
+
+    def _fetched(self, run: list[Kernel]) -> list[Kernel]:
+        self.bundle.blobs.prefetch([digest for kernel in run for digest in kept_digests(kernel, self.options.keep)])
+        return run
+
+    def _fetched_ahead(self, runs: Iterable[list[Kernel]]) -> Iterator[list[Kernel]]:
+        """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next ones."""
+        ready: deque[Future[list[Kernel]]] = deque()
+        with ThreadPoolExecutor(1) as reader:
+            try:
+                for run in runs:
+                    ready.append(reader.submit(self._fetched, run))
+                    if len(ready) > RUNS_AHEAD:
+                        yield ready.popleft().result()
+                while ready:
+                    yield ready.popleft().result()
+            finally:
+                reader.shutdown(wait=False, cancel_futures=True)
+
+    def _publish_all(self, run: list[Kernel]) -> None:
+        for kernel in run:
+            try:
+                stored = StoredKernel.read(self.bundle, kernel, self.options.keep)
+                # For every directory before any is written: a kernel that Triton could not read in one goes to none.
+                placed = {root: stored.files_for(root, self.triton_dir) for root in self._roots(kernel)}
+            except (DigestMismatch, FormatError, NotFound) as error:
+                self.tally.spoiled(kernel.key, error)
+                continue
+            for root, files in placed.items():
+                outcome = self.places[root].publish(kernel.key, files, stored.metadata)
+                self.tally.placed(stored, files, outcome)
+
+    def _companions(self) -> None:
+        for entry in self._fetched_companions():
+            try:
+                stored = self.bundle.read(entry.artifact)
+                placed = {root: self._localize(entry.artifact, stored, root) for root in self._companion_roots(entry)}
+            except (DigestMismatch, FormatError, NotFound) as error:
+                self.tally.spoiled(entry.path, error)
+                continue
+            for root, data in placed.items():
+                for path in self._paths(entry):
+                    self._publish_file(root, path, data, rewritten=bool(entry.artifact.spans))
+
+    def _publish_file(self, root: str, path: str, data: bytes, *, rewritten: bool) -> None:
+        written = self._place(root).publish_file(path, data)
+        if written is None:
+            self.tally.skipped.append((path, f"another file is there already, in {root}"))
+            return
+        self.tally.companions.append(path)
+        if written:
+            self.tally.wrote(1, len(data))
+            self.tally.rewritten |= {path} if rewritten else set()
+
+    def _paths(self, entry: Companion) -> list[str]:
+        """Return where a file belongs: a library also under the keys that this machine's Triton may ask for."""
+        key, _, filename = entry.path.partition("/")
+        if not isinstance(entry, HelperLibrary):
+            return [entry.path]
+        releases = {kernel.toolchain.release for kernel in self.bundle.kernels}
+        others = helper_libraries.other_keys(key, filename, releases.pop() if len(releases) == 1 else None)
+        return [entry.path, *(f"{other}/{filename}" for other in sorted(others))]
+
+    def _place(self, root: str) -> CacheDirectory:
+        if root not in self.places:
+            self.places[root] = CacheDirectory(root)
+        return self.places[root]
+
+    def _report(self, started: float) -> RestoreReport:
+        tally = self.tally
+
+        def keys(outcome: Outcome) -> tuple[str, ...]:
+            return tuple(sorted(key for key, got in tally.outcomes.items() if got == outcome))
+
+        return RestoreReport(
+            restored=keys("restored"),
+            present=keys("present"),
+            repaired=keys("repaired"),
+            skipped=tuple(sorted({*self.unusable, *tally.skipped})),
+            damaged=tuple(sorted(set(tally.damaged))),
+            unchecked=tuple(sorted(self.machine.unchecked)),
+            companions=tuple(sorted(set(tally.companions))),
+            rewritten=tuple(sorted(tally.rewritten)),
+            directories=tuple(sorted(self.places)),
+            tuned=tally.tuned,
+            files=tally.files,
+            bytes=tally.bytes,
+            seconds=time.monotonic() - started,
+        )

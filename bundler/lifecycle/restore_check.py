@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`check`: what `restore` would find missing, without writing anything.  Called by users and by `triton-bundler restore --check`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from bundler.errors import DigestMismatch, FormatError, NotFound
+from bundler.format.bundle import Bundle, Keep, require_content
+from bundler.format.digest import digest_raw
+from bundler.format.entries import Kernel
+from bundler.lifecycle.cache_directory import look, look_for_file, same_launch
+from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
+from bundler.lifecycle.lifecycle_reports import CheckReport
+from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
+from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
+
+_UNREADABLE = (DigestMismatch, FormatError, NotFound)
+
+
+def check(
+    bundle: Bundle | str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None = None,
+    keep: Keep = "all",
+    devices: Sequence[int] | None = None,
+    only: Only = "usable",
+    trust: Trust = "kernels",
+    allow_empty: bool = False,
+) -> CheckReport:
+    """Say what of a bundle is missing where Triton or Inductor will look, and write nothing.
+
+    What counts as there is what `restore` would leave alone: a complete build of the kernel, ours or another.
+
+    Args:
+        bundle, cache_dir, keep, devices, only, trust, allow_empty: as for `restore`.
+
+    Raises:
+        ConfigError, FormatError, DigestMismatch, NotFound, EmptyBundle, ToolchainMismatch: as `restore`.  Of a bundle whose kernels are
+            damaged only what is compared is read; `Bundle.verify` reads everything.
+
+    Warns:
+        BundlerWarning: nothing in the bundle can be used here, with the reason.
+    """
+    options = RestoreOptions(cache_dir, keep, devices, only, trust)
+    with opened(bundle) as source:
+        if not allow_empty:
+            require_content(source, NOTHING_TO_RESTORE)
+        return _Check(source, options).run()
+
+
+class _Check(RestorePlan):
+    def run(self) -> CheckReport:
+        wanted = self._wanted_kernels()
+        missing: list[tuple[str, str]] = []
+        names: set[str] = {kernel.key for kernel in wanted}
+        directories: set[str] = {root for kernel in wanted for root in self._roots(kernel)}
+        for kernels in self._runs(wanted):
+            missing += self._missing_kernels(kernels)
+        for entry in self._fetched_companions():
+            names.add(entry.path)
+            directories |= {*self._companion_roots(entry)}
+            missing += self._missing_companion(entry)
+        if self.bundle.kernels and not wanted:
+            self._warn_of_nothing(self.unusable)
+        return CheckReport(
+            missing=tuple(sorted(set(missing))),
+            present=tuple(sorted(names - {name for name, _ in (*missing, *self.unusable)})),
+            skipped=tuple(sorted(set(self.unusable))),
+            unchecked=tuple(sorted(self.machine.unchecked)),
+            directories=tuple(sorted(directories)),
+        )
+
+    def _missing_kernels(self, kernels: list[Kernel]) -> list[tuple[str, str]]:
+        found = [(kernel, root, look(root, kernel.key)) for kernel in kernels for root in self._roots(kernel)]
+        there = {kernel.metadata.digest for kernel, _, files in found if not isinstance(files, Rejected)}
+        self.bundle.blobs.prefetch([digest_raw(digest) for digest in there])
+        reasons = [(kernel.key, self._why_missing(kernel, root, files)) for kernel, root, files in found]
+        return [(key, reason) for key, reason in reasons if reason is not None]
+
+    def _why_missing(self, kernel: Kernel, root: str, found: KernelFiles | Rejected) -> str | None:
+        if isinstance(found, Rejected):
+            return f"not in {root}" if found.missing else f"broken in {root}: {found.reason}"
+        try:
+            stored = self.bundle.read(kernel.metadata)
+            ours = self._localize(kernel.metadata, stored, root)
+        except _UNREADABLE as error:
+            return f"another build is in {root}, which cannot be compared: {error.message}"
+        # Equal metadata is the quick answer: whoever wrote the other files compiled the same kernel.
+        if found.files[found.metadata_name] == ours or same_launch(root, found, stored):
+            return None
+        return f"broken in {root}: its metadata differs from this kernel's"
+
+    def _missing_companion(self, entry: Companion) -> list[tuple[str, str]]:
+        missing = []
+        for root in self._companion_roots(entry):
+            try:
+                data = self._localize(entry.artifact, self.bundle.read(entry.artifact), root)
+            except _UNREADABLE as error:
+                missing.append((entry.path, f"cannot be compared: {error.message}"))
+                continue
+            absent = look_for_file(root, entry.path, data)
+            if absent is None:
+                self.unusable.append((entry.path, f"another file is there already, in {root}"))
+            elif absent:
+                missing.append((entry.path, f"not in {root}"))
+        return missing

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RestoreOptions`: what a caller of `bundler.restore`, `bundler.check` or `Store.restore` chose, as one checked value.
+
+Those three make it of their arguments; `bundler/lifecycle/restore_plan.py` and what builds on it read it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bundler.errors import ConfigError, ToolchainMismatch
+from bundler.format.bundle import Keep
+
+Only = Literal["usable", "all"]
+Trust = Literal["kernels", "code"]
+
+_CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """The choices of one restore or check; `bundler.restore` says what each means.
+
+    Raises:
+        ConfigError: a choice has a value that it cannot have.
+        ToolchainMismatch: not a POSIX system, where nothing can be placed.
+    """
+
+    cache_dir: str | os.PathLike[str] | None = None
+    keep: Keep = "all"
+    devices: Sequence[int] | None = None
+    only: Only = "usable"
+    trust: Trust = "kernels"
+    rekey: bool = False
+    allow_empty: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, choices))}", got=value)
+        _check_devices(self.devices)
+        if self.cache_dir is not None and not os.fspath(self.cache_dir):
+            raise ConfigError(
+                "cache_dir is an empty text; give a directory, or None for Triton's own", got=self.cache_dir
+            )
+        if os.name != "posix":
+            raise ToolchainMismatch(
+                f"restore needs a POSIX system (directories renamed over each other, no-follow opens); this is {os.name}",
+                platform=os.name,
+            )
+
+
+def _check_devices(devices: Sequence[int] | None) -> None:
+    if devices is None:
+        return
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+        raise ConfigError(f"devices={devices!r}: expected device indices, such as [0, 1]", got=devices)
+    if not devices or any(type(device) is not int or device < 0 for device in devices):
+        raise ConfigError(f"devices={devices!r}: expected one or more device indices, such as [0, 1]", got=devices)

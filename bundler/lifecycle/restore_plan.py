@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RestorePlan`: what of a bundle this machine can use, and which directories it belongs to.
+
+`Restoration` writes there and `_Check` only looks, so that `bundler.restore` and `bundler.check` cannot disagree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from bundler.format import names
+from bundler.format.bundle import Bundle, Keep
+from bundler.format.digest import digest_raw
+from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.limits import MIB
+from bundler.format.manifest import Observation
+from bundler.lifecycle.compatibility import Machine
+from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, why_not_trusted
+from bundler.lifecycle.restore_options import RestoreOptions
+from bundler.toolchain import directories, identity
+from bundler.user_warnings import warn
+
+Companion = TuningFile | HelperLibrary | Opaque
+
+# Neighbours share compressed frames and are fetched together, so they are worked on together, as far as memory allows.
+KERNELS_PER_RUN = 16
+BYTES_PER_RUN = 8 * MIB
+# From a store far away a run is one round trip, with one batch of units (bundler/store/store_layout.py): the launch set of a kernel is
+# one, the rest of it another.
+UNITS_PER_TRIP = 512
+BYTES_PER_TRIP = 16 * MIB
+NOTHING_TO_RESTORE = "nothing can be restored from it; with --allow-empty, or allow_empty=True, that is fine"
+# More than any host has.
+DEVICES = 128
+# Anything else that calls itself a tuning file could be a program.
+_TUNED = (names.AUTOTUNE_SUFFIX, names.BEST_CONFIG_SUFFIX)
+_OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
+
+
+def runs(kernels: Iterable[Kernel], keep: Keep, *, far: bool) -> Iterator[list[Kernel]]:
+    """Split kernels into runs of neighbours, bounded in number and in bytes; a larger kernel is alone.
+
+    Args:
+        kernels: which.
+        keep: which of their files are read.
+        far: whether each run costs a round trip.
+    """
+    most, most_bytes = KERNELS_PER_RUN, BYTES_PER_RUN
+    if far:
+        most, most_bytes = UNITS_PER_TRIP // (2 if keep == "all" else 1), BYTES_PER_TRIP
+    run: list[Kernel] = []
+    size = 0
+    for kernel in kernels:
+        more = kernel.size if keep == "all" else sum(artifact.size for artifact in kernel.launch_set)
+        if run and (len(run) == most or size + more > most_bytes):
+            yield run
+            run, size = [], 0
+        run.append(kernel)
+        size += more
+    if run:
+        yield run
+
+
+class RestorePlan:
+    """What of one bundle goes where.
+
+    Looks at this machine, and neither reads nor writes a cache directory.
+    """
+
+    def __init__(self, bundle: Bundle, options: RestoreOptions) -> None:
+        self.bundle, self.options = bundle, options
+        self.base = None if options.cache_dir is None else os.path.abspath(os.fspath(options.cache_dir))
+        self.machine = Machine()
+        self.triton_dir = identity.triton_dir()
+        self.inductor = is_inductor(bundle)
+        self.unusable: list[tuple[str, str]] = []
+
+    def _wanted_kernels(self) -> list[Kernel]:
+        """Return the kernels to place; the others are in `unusable` then, with the reason."""
+        wanted = []
+        for kernel in self.bundle.kernels:
+            reason = self._why_not_kernel(kernel)
+            if reason is None:
+                wanted.append(kernel)
+            else:
+                self.unusable.append((kernel.key, reason))
+        return wanted
+
+    def _fetched_companions(self) -> Iterator[Companion]:
+        """Yield the other files to place; from a store far away they come in few round trips."""
+        left = deque(self._wanted_companions())
+        while left:
+            run, size = [left.popleft()], 0
+            while left and len(run) < UNITS_PER_TRIP and size + left[0].artifact.size <= BYTES_PER_TRIP:
+                run.append(left.popleft())
+                size += run[-1].artifact.size
+            self.bundle.blobs.prefetch([digest_raw(entry.artifact.digest) for entry in run])
+            yield from run
+
+    def _wanted_companions(self) -> Iterator[Companion]:
+        """Yield the other files to place; the rest are in `unusable` then, with the reason."""
+        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *self.bundle.opaque]
+        for entry in companions:
+            reason = self._why_not(entry)
+            if reason is None:
+                yield entry
+            else:
+                self.unusable.append((entry.path, reason))
+
+    def _runs(self, kernels: Iterable[Kernel]) -> Iterator[list[Kernel]]:
+        return runs(kernels, self.options.keep, far=self.bundle.blobs.waits)
+
+    def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]]) -> None:
+        keys = {kernel.key for kernel in self.bundle.kernels}
+        reason = min(reason for name, reason in skipped if name in keys)
+        warn(f"nothing in this bundle can be used here: {reason}")
+
+    def _why_not_kernel(self, kernel: Kernel) -> str | None:
+        options = self.options
+        untrusted = why_not_trusted(kernel, options.keep, options.trust)
+        if untrusted is not None or options.only == "all":
+            return untrusted
+        return self.machine.why_not(kernel)
+
+    def _why_not(self, entry: Companion) -> str | None:
+        if any(part.startswith(_OURS_ALONE) for part in entry.path.split("/")):
+            return "group files and temporary files are made here, and never taken from a bundle"
+        if isinstance(entry, TuningFile) and entry.path.endswith(_TUNED):
+            return None
+        if self.options.trust != "code":
+            return NEEDS_TRUST
+        if self.options.keep == "launch" and isinstance(entry, Opaque):
+            return "not needed to launch (keep='launch')"
+        if self.options.only == "usable" and isinstance(entry, HelperLibrary):
+            return self.machine.why_not_helper(entry)
+        return None
+
+    def _localize(self, artifact: Artifact, data: bytes, root: str) -> bytes:
+        return localize(artifact, data, root, self.triton_dir)
+
+    def _roots(self, kernel: Kernel) -> list[str]:
+        """Cache directories that this kernel goes to."""
+        seen = self.bundle.observed.kernels.get(kernel.key, Observation())
+        if self.base is not None:
+            return self._device_roots(seen.devices) if self.inductor else [self.base]
+        roots = self._device_roots(seen.devices) if "inductor" in seen.layouts else []
+        return roots + ([directories.triton_cache_dir()] if "inductor" not in seen.layouts or "triton" in seen.layouts
+                        else [])  # fmt: skip
+
+    def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
+        seen = _existing(seen) or _existing(self.bundle.observed.devices) or (0,)
+        chosen = self.options.devices if self.options.devices is not None else seen
+        if self.base is None:
+            return list(dict.fromkeys(directories.inductor_kernel_dir(device) for device in chosen))
+        return [os.path.join(self.base, "triton", str(device)) for device in dict.fromkeys(chosen)]
+
+    def _companion_roots(self, entry: Companion) -> list[str]:
+        in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(entry.path.partition("/")[0])
+        if not in_triton:
+            return [self.base or directories.inductor_cache_dir()]
+        if self.inductor:
+            return self._device_roots()
+        return [self.base or directories.triton_cache_dir()]
+
+
+def _existing(devices: Sequence[int]) -> Sequence[int]:
+    """Leave out indices that no host has: there is a directory for each, whatever somebody wrote into a bundle."""
+    return [device for device in devices if 0 <= device < DEVICES]
+
+
+@contextmanager
+def opened(bundle: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
+    """Open a bundle given by its path; one that is open already stays open."""
+    if isinstance(bundle, Bundle):
+        yield bundle
+        return
+    with Bundle.load(bundle) as loaded:
+        yield loaded
+
+
+def is_inductor(bundle: Bundle) -> bool:
+    """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
+    return (
+        bool(bundle.opaque)
+        or any("inductor" in seen.layouts for seen in bundle.observed.kernels.values())
+        or any(not entry.in_triton_cache for entry in bundle.tuning_files)
+    )

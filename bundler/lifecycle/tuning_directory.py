@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuning records on this machine: kept as files beside Triton's kernels, looked up with a reason, heard by recordings."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from bundler.errors import BundlerError, FormatError
+from bundler.fork_safety import after_fork
+from bundler.format.bundle import Bundle
+from bundler.format.bundle_file import os_errors, read_regular
+from bundler.format.candidate_timings import (
+    MAX_FILE_BYTES,
+    Parts,
+    Tuning,
+    from_file,
+    id_of,
+    losers,
+    merge_tunings,
+    record_id,
+    time_of,
+    to_file,
+)
+from bundler.format.launch_spec import TuningRecord
+from bundler.format.manifest import Content, Observed
+from bundler.lifecycle.cache_directory import STALE_AFTER_S, TEMPORARY_PREFIX
+
+FOLDER = "bundler-tuning"
+SUFFIX = ".tuning"
+# A directory may hold the records of many sizes; so many are looked at to say why none fits.
+MOST_READ = 256
+_NAME_CHARACTERS, _ID_CHARACTERS = 80, 32
+_ODD = re.compile(r"[^A-Za-z0-9_]")
+_LOG = logging.getLogger("bundler.lifecycle")
+
+Pair = tuple[TuningRecord, Tuning | None]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A record for just this kernel, these configs, this device and this toolchain; `source` says where it was."""
+
+    record: TuningRecord
+    tuning: Tuning | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Miss:
+    """There is no such record, and why: which part differs from the closest one, or what is wrong with the file."""
+
+    reason: str
+
+
+class TuningFolder:
+    """The records in one Triton cache directory.
+
+    Any number of threads and processes may use it at once: a record is one file, which appears whole; the last writer wins.
+    What is damaged or of another schema is a miss, never an error.
+
+    Args:
+        cache_dir: the cache directory; made when the first record is written.
+    """
+
+    def __init__(self, cache_dir: str | os.PathLike[str]) -> None:
+        self.path = os.path.join(os.path.abspath(cache_dir), FOLDER)
+
+    def put(self, record: TuningRecord, tuning: Tuning | None) -> str:
+        """Write a record, in place of an older one of the same parts; returns its path.
+
+        Raises:
+            AccessDenied, StoreFull, NotFound: it could not be written.
+        """
+        path = os.path.join(self.path, file_name(record.kernel, id_of(record)))
+        with os_errors(path, "write"):
+            os.makedirs(self.path, exist_ok=True)
+            temporary = os.path.join(self.path, f"{TEMPORARY_PREFIX}{os.getpid()}.{secrets.token_hex(8)}")
+            try:
+                with open(temporary, "xb", opener=_for_the_owner) as file:
+                    file.write(to_file(record, tuning))
+                os.replace(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            self._sweep(os.lstat(path).st_mtime)
+        return path
+
+    def _sweep(self, now_s: float) -> None:
+        """Remove what writers left that were killed a day ago or more; the time is the file system's own."""
+        for name in os.listdir(self.path):
+            if name.startswith(TEMPORARY_PREFIX):
+                leftover = os.path.join(self.path, name)
+                with contextlib.suppress(FileNotFoundError):
+                    if now_s - os.lstat(leftover).st_mtime > STALE_AFTER_S:
+                        os.unlink(leftover)
+
+    def find(self, kernel: str, parts: Parts) -> Hit | Miss:
+        """Return the record for a kernel whose parts are these, or why there is none."""
+        path = os.path.join(self.path, file_name(kernel, record_id(kernel, parts)))
+        read = _read(path)
+        if isinstance(read, Miss):
+            return read
+        if read is None:
+            return explain(kernel, parts, (record for record, _ in self.records(kernel)))
+        record, tuning = read
+        if (record.kernel, record.parts) != (kernel, parts):
+            return Miss(f"{path} holds a record of another kernel or of other parts")
+        return Hit(record, tuning, path)
+
+    def records(self, kernel: str | None = None) -> Iterator[Pair]:
+        """Yield every sound record, or those of one kernel; at most 256 of a kernel."""
+        prefix = "" if kernel is None else _prefix(kernel)
+        try:
+            found = sorted(n for n in os.listdir(self.path) if n.endswith(SUFFIX) and n.startswith(prefix))
+        except OSError:
+            return
+        for name in found if kernel is None else found[:MOST_READ]:
+            read = _read(os.path.join(self.path, name))
+            if isinstance(read, tuple) and (kernel is None or read[0].kernel == kernel):
+                yield read
+
+
+def file_name(kernel: str, record: str) -> str:
+    """Return the name of a record's file, given its kernel's name and its `record_id`."""
+    return f"{_prefix(kernel)}{record.partition(':')[2][:_ID_CHARACTERS]}{SUFFIX}"
+
+
+def _prefix(kernel: str) -> str:
+    return f"{_ODD.sub('_', kernel)[:_NAME_CHARACTERS]}-"
+
+
+def _read(path: str) -> Pair | Miss | None:
+    """Return what a file holds, None when there is none."""
+    try:
+        return from_file(read_regular(path, MAX_FILE_BYTES, links=False))
+    except FileNotFoundError:
+        return None
+    except (OSError, FormatError) as error:
+        _LOG.warning("%s is no usable tuning record: %s", path, error)
+        return Miss(f"{path} cannot be used: {error}")
+
+
+def explain(kernel: str, parts: Parts, others: Iterable[TuningRecord]) -> Miss:
+    """Return why no record of a kernel has these parts: how the closest one differs."""
+    wanted, best = dict(parts), None
+    for record in others:
+        if record.kernel == kernel:
+            have = dict(record.parts)
+            names = [*wanted, *(name for name in have if name not in wanted)]
+            apart = [name for name in names if wanted.get(name) != have.get(name)]
+            if best is None or len(apart) < len(best[0]):
+                best = (apart, have)
+    if best is None:
+        return Miss(f"{kernel}: no record of this kernel")
+    words = (
+        f"{name}: recorded {_brief(best[1].get(name))}, here {_brief(wanted.get(name))}" for name in sorted(best[0])
+    )
+    return Miss(f"{kernel}: no record fits; the closest differs in " + "; ".join(words))
+
+
+def _brief(text: str | None) -> str:
+    return "nothing" if text is None else f"{text:.120}"
+
+
+# Bundles ----------------------------------------------------------------------------------------------------------------
+
+
+def with_tunings(bundle: Bundle, pairs: Iterable[Pair]) -> Bundle:
+    """Return a bundle with further records; of two for the same parts, the faster or else the first stays."""
+    found = list(pairs)
+    if not found:
+        return bundle
+    known = {tuning.record: tuning for tuning in bundle.observed.tunings}
+    best: dict[str, Pair] = {id_of(r): (r, known.get(id_of(r))) for r in bundle.tuning_records}
+    for record, tuning in found:
+        held = best.get(id_of(record))
+        if held is None or _faster(record, tuning, held):
+            best[id_of(record)] = (record, tuning)
+    records = [record for record, _ in best.values()]
+    tunings = merge_tunings((), [tuning for _, tuning in best.values() if tuning is not None])
+    return Bundle(
+        Content.of(bundle.content.entries, records), replace(bundle.observed, tunings=tunings), bundle.blobs,
+        writable=bundle.writable, variants_dropped=bundle.variants_dropped, left_out=bundle.left_out,
+    )  # fmt: skip
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _faster(record: TuningRecord, tuning: Tuning | None, held: Pair) -> bool:
+    here, there = time_of(record, tuning), time_of(*held)
+    return here is not None and (there is None or here < there)
+
+
+def tunings_of(bundle: Bundle) -> list[Pair]:
+    """Return a bundle's records, each with how it was found where that is known; of two for the same parts, the faster one."""
+    known = {tuning.record: tuning for tuning in bundle.observed.tunings}
+    best: dict[str, Pair] = {}
+    for record in bundle.tuning_records:
+        pair = (record, known.get(id_of(record)))
+        held = best.get(id_of(record))
+        if held is None or _faster(*pair, held):
+            best[id_of(record)] = pair
+    return list(best.values())
+
+
+def winners_in(roots: Iterable[str], bundle: Bundle) -> list[Pair]:
+    """Return the records in cache directories whose winning kernel is in a bundle, whoever tuned it: this process or a child."""
+    keys = {kernel.key for kernel in bundle.kernels}
+    found = (pair for root in roots for pair in TuningFolder(root).records()) if keys else ()
+    return [
+        (record, tuning)
+        for record, tuning in found
+        if tuning is not None and any(t.key in keys and t.config == record.config for t in tuning.timings)
+    ]
+
+
+def winners_only(bundle: Bundle) -> Bundle:
+    """Return a bundle without the kernels that lost every tuning they were compiled for, and without the losers' timings.
+
+    A kernel that no tuning names stays.  The result reads through the given bundle.
+    """
+    lost = losers(bundle.tuning_records, bundle.observed.tunings)
+    entries = [entry for entry in bundle.content.entries if getattr(entry, "key", None) not in lost]
+    seen = {key: value for key, value in bundle.observed.kernels.items() if key not in lost}
+    chosen = {(id_of(record), frozenset(record.config)) for record in bundle.tuning_records}
+    tunings = tuple(
+        replace(t, timings=tuple(x for x in t.timings if (t.record, frozenset(x.config)) in chosen))
+        for t in bundle.observed.tunings
+    )
+    observed = Observed(seen, bundle.observed.environments, tunings)
+    return Bundle(Content.of(entries, bundle.tuning_records), observed, bundle.blobs, writable=bundle.writable,
+                  variants_dropped=bundle.variants_dropped)  # fmt: skip
+
+
+def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:
+    """Write a bundle's records where tuners on this machine look; returns how many were new or replaced a slower one.
+
+    Raises:
+        AccessDenied, StoreFull: the directory cannot be written.
+    """
+    folder, written = TuningFolder(cache_dir), 0
+    for record, tuning in tunings_of(bundle):
+        held = folder.find(record.kernel, record.parts)
+        if isinstance(held, Hit) and (held.record == record or not _faster(record, tuning, (held.record, held.tuning))):
+            continue
+        folder.put(record, tuning)
+        written += 1
+    return written
+
+
+# Recordings -------------------------------------------------------------------------------------------------------------
+
+Listener = Callable[[TuningRecord, Tuning | None], None]
+
+
+class TuningListeners:
+    """Whoever wants to hear of each record that a tuner of this process finds or uses; thread-safe, empty after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+
+    def attach(self, listener: Listener) -> None:
+        """Call a function with each record from now on."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    def detach(self, listener: Listener) -> None:
+        """Call it no more; one that is not attached is no error."""
+        with self._lock:
+            self._listeners = tuple(other for other in self._listeners if other != listener)
+
+    def tell(self, record: TuningRecord, tuning: Tuning | None) -> None:
+        """Pass on a record; what a listener raises goes to the log."""
+        for listener in self._listeners:
+            try:
+                listener(record, tuning)
+            except BundlerError as error:
+                _LOG.warning("a listener could not take a tuning record: %s", error)
+
+    def reset_after_fork(self) -> None:
+        """Forget the parent's listeners; for the child only, whose copy of the lock another thread may have held."""
+        self._lock, self._listeners = threading.Lock(), ()
+
+
+tuning_listeners = TuningListeners()
+after_fork(tuning_listeners.reset_after_fork)

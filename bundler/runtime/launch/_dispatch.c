@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One type, Dispatcher: the quick half of StaticKernel's launch.
+ *
+ * It makes of a call the same distinctions as Reader does in Python, as bytes, finds what such calls were bound to, and
+ * launches.  Whatever is not common (a call not seen before, a value that needs care, a hook) goes to Python as it came.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MOST_VALUES 64
+#define KEY_BYTES 1024
+#define TEXT_BYTES 64
+#define TYPES 4
+#define UNALIGNED 15
+/* Three for the grid, one for the stream; and one in front that a callee may use. */
+#define LEADING 4
+#define ENTRY 4
+
+typedef struct {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject *driver, *present, *slow, *learn, *measure;
+  PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
+  PyObject *names;     /* dict: the same by name */
+  PyObject *known;     /* dict: key -> (launcher, how many values it takes, grids, bound, what the key points to), or None */
+  Py_ssize_t capacity;
+} dispatcher_t;
+
+/* What is read of one call.  `owned` is what has to be given back. */
+typedef struct {
+  unsigned char key[KEY_BYTES];
+  size_t used;
+  Py_ssize_t count;
+  long device;
+  PyObject *values[MOST_VALUES], *owned[MOST_VALUES], *dtypes[MOST_VALUES];
+} call_t;
+
+static PyObject *word_device, *word_stream, *word_data_ptr, *word_get_device, *word_dtype;
+
+/* Types of tensors.  Where a method is a function of C, as torch's are, it is kept: looking it up would cost more than calling
+ * it.  Where it is not, the row has NULL. */
+static struct {
+  PyTypeObject *type;
+  unsigned version; /* changes when the type does */
+  PyCFunction data_ptr, get_device;
+} tensors[TYPES];
+static unsigned next_type;
+
+/* ---------------------------------------------------------------------------------------------------------- reading */
+
+/* Each returns 1 when it was read, 0 when Python has to look at the call; no exception is left either way. */
+
+static int put(call_t *call, unsigned char tag, const void *data, size_t size) {
+  if (call->used + 1 + size > KEY_BYTES)
+    return 0;
+  call->key[call->used] = tag;
+  memcpy(call->key + call->used + 1, data, size);
+  call->used += 1 + size;
+  return 1;
+}
+
+/* Writes the function of C that a method is, or NULL; returns whether there is such a method. */
+static int find_method(PyTypeObject *type, PyObject *name, PyCFunction *found) {
+  PyObject *method = PyObject_GetAttr((PyObject *)type, name);
+  *found = NULL;
+  if (method == NULL) {
+    PyErr_Clear();
+    return 0;
+  }
+  if (Py_TYPE(method) == &PyMethodDescr_Type && ((PyMethodDescrObject *)method)->d_method->ml_flags == METH_NOARGS &&
+      PyType_IsSubtype(type, PyDescr_TYPE(method)))
+    *found = ((PyMethodDescrObject *)method)->d_method->ml_meth;
+  Py_DECREF(method);
+  return 1;
+}
+
+static PyObject *call_method(PyObject *object, PyObject *name, PyCFunction function) {
+  return function != NULL ? function(object, NULL)
+                          : PyObject_VectorcallMethod(name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+}
+
+/* Returns the row of a type, -1 when its values are no tensors that can be read quickly. */
+static int tensor_type(PyTypeObject *type) {
+  PyCFunction data_ptr, get_device;
+  unsigned row;
+  for (row = 0; row < TYPES; row++)
+    if (tensors[row].type == type && tensors[row].version == type->tp_version_tag && tensors[row].version != 0)
+      return (int)row;
+  if (!find_method(type, word_data_ptr, &data_ptr) || !find_method(type, word_get_device, &get_device) ||
+      type->tp_version_tag == 0)
+    return -1;
+  row = next_type++ % TYPES;
+  Py_INCREF(type); /* kept, so that no other type gets its address */
+  Py_XSETREF(tensors[row].type, type);
+  tensors[row].version = type->tp_version_tag;
+  tensors[row].data_ptr = data_ptr;
+  tensors[row].get_device = get_device;
+  return (int)row;
+}
+
+static int read_tensor(call_t *call, PyObject *tensor, int row) {
+  PyObject *device, *dtype, *address = call_method(tensor, word_data_ptr, tensors[row].data_ptr);
+  unsigned long long number;
+  long where;
+  unsigned char entry[sizeof(void *) + 1];
+  if (address == NULL)
+    return 0;
+  call->owned[call->count] = address;
+  call->values[call->count] = address;
+  number = PyLong_AsUnsignedLongLong(address);
+  device = PyErr_Occurred() ? NULL : call_method(tensor, word_get_device, tensors[row].get_device);
+  if (device == NULL)
+    return 0;
+  where = PyLong_AsLong(device);
+  Py_DECREF(device);
+  if (where != call->device) /* also after an error, which is -1 */
+    return 0;
+  dtype = PyObject_GetAttr(tensor, word_dtype);
+  if (dtype == NULL)
+    return 0;
+  call->dtypes[call->count] = dtype;
+  memcpy(entry, &dtype, sizeof(void *));
+  entry[sizeof(void *)] = (number & UNALIGNED) == 0;
+  return put(call, 'T', entry, sizeof(entry));
+}
+
+/* The classes of integers for which Triton compiles the same kernel, as in reading.py. */
+static int read_integer(call_t *call, PyObject *value) {
+  int overflow;
+  unsigned char kind;
+  long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  if (overflow)
+    return 0;
+  if (number == 1)
+    kind = 1;
+  else
+    kind = (unsigned char)((number >= INT32_MIN && number <= INT32_MAX ? 2 : 4) + ((number & UNALIGNED) == 0));
+  return put(call, 'I', &kind, 1);
+}
+
+static int read_constant(call_t *call, PyObject *value) {
+  if (PyLong_CheckExact(value)) {
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow ? 0 : put(call, 'i', &number, sizeof(number));
+  }
+  if (PyBool_Check(value))
+    return put(call, value == Py_True ? 't' : 'f', "", 0);
+  if (value == Py_None)
+    return put(call, 'n', "", 0);
+  if (PyFloat_CheckExact(value)) {
+    double number = PyFloat_AS_DOUBLE(value); /* its bits: -0.0 equals 0.0, and NaN not itself */
+    return put(call, 'd', &number, sizeof(number));
+  }
+  if (PyUnicode_CheckExact(value) && PyUnicode_IS_COMPACT_ASCII(value)) {
+    Py_ssize_t size = PyUnicode_GET_LENGTH(value);
+    unsigned char text[TEXT_BYTES + 1];
+    if (size > TEXT_BYTES)
+      return 0;
+    text[0] = (unsigned char)size;
+    memcpy(text + 1, PyUnicode_1BYTE_DATA(value), (size_t)size);
+    return put(call, 's', text, (size_t)size + 1);
+  }
+  return 0;
+}
+
+static int read_value(call_t *call, PyObject *value, int by_value) {
+  int done, row;
+  call->values[call->count] = value;
+  call->owned[call->count] = call->dtypes[call->count] = NULL;
+  if (by_value)
+    done = read_constant(call, value);
+  else if (PyLong_CheckExact(value))
+    done = read_integer(call, value);
+  else if (value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value))
+    done = put(call, value == Py_None ? 'N' : PyBool_Check(value) ? 'B' : 'F', "", 0);
+  else if ((row = tensor_type(Py_TYPE(value))) >= 0)
+    done = read_tensor(call, value, row);
+  else
+    done = 0;
+  call->count++;
+  if (!done)
+    PyErr_Clear();
+  return done;
+}
+
+static int read_named(dispatcher_t *self, call_t *call, PyObject *const *values, PyObject *names) {
+  Py_ssize_t index;
+  for (index = 0; index < PyTuple_GET_SIZE(names); index++) {
+    PyObject *name = PyTuple_GET_ITEM(names, index), *flag = PyDict_GetItemWithError(self->names, name);
+    /* Names are interned where calls are written; another string of the same letters only makes another key. */
+    if (PyErr_Occurred() || !put(call, 'k', &name, sizeof(name))) {
+      PyErr_Clear();
+      return 0;
+    }
+    if (!read_value(call, values[index], flag != Py_False))
+      return 0;
+  }
+  return 1;
+}
+
+static int read_call(dispatcher_t *self, call_t *call, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  const char *by_value = PyBytes_AS_STRING(self->positions);
+  Py_ssize_t index;
+  if (count > PyBytes_GET_SIZE(self->positions) || count + (names == NULL ? 0 : PyTuple_GET_SIZE(names)) > MOST_VALUES)
+    return 0;
+  put(call, 'c', &call->device, sizeof(call->device));
+  for (index = 0; index < count; index++)
+    if (!read_value(call, args[index], by_value[index]))
+      return 0;
+  return names == NULL || read_named(self, call, args + count, names);
+}
+
+static void give_back(call_t *call) {
+  Py_ssize_t index;
+  for (index = 0; index < call->count; index++) {
+    Py_XDECREF(call->owned[index]);
+    Py_XDECREF(call->dtypes[index]);
+  }
+}
+
+/* -------------------------------------------------------------------------------------------------------- launching */
+
+static PyObject *keywords_of(PyObject *const *values, PyObject *names) {
+  Py_ssize_t index;
+  PyObject *found = PyDict_New();
+  for (index = 0; found != NULL && names != NULL && index < PyTuple_GET_SIZE(names); index++)
+    if (PyDict_SetItem(found, PyTuple_GET_ITEM(names, index), values[index]) < 0)
+      Py_CLEAR(found);
+  return found;
+}
+
+static PyObject *tuple_of(PyObject *const *values, Py_ssize_t count) {
+  Py_ssize_t index;
+  PyObject *found = PyTuple_New(count);
+  for (index = 0; found != NULL && index < count; index++)
+    PyTuple_SET_ITEM(found, index, Py_XNewRef(values[index] == NULL ? Py_None : values[index]));
+  return found;
+}
+
+/* Calls one of Python's functions with something, the arguments, and the keywords. */
+static PyObject *ask(PyObject *function, PyObject *first, PyObject *second, PyObject *const *args, Py_ssize_t count,
+                     PyObject *names) {
+  PyObject *answer = NULL, *tuple = tuple_of(args, count), *keywords = keywords_of(args + count, names);
+  if (tuple != NULL && keywords != NULL)
+    answer = PyObject_CallFunctionObjArgs(function, first, tuple, keywords, second, NULL);
+  Py_XDECREF(tuple);
+  Py_XDECREF(keywords);
+  return answer;
+}
+
+/* Lets Python launch, and keeps what it bound such calls to. */
+static PyObject *launch_and_learn(dispatcher_t *self, call_t *call, PyObject *key, PyObject *const *all, size_t flagged,
+                                  PyObject *names) {
+  PyObject *device, *entry = NULL, *kept, *row, *result = PyObject_Vectorcall(self->slow, all, flagged, names);
+  if (result == NULL)
+    return NULL;
+  device = PyLong_FromLong(call->device);
+  if (device != NULL)
+    entry = ask(self->learn, device, NULL, all + 1, PyVectorcall_NARGS(flagged) - 1, names);
+  Py_XDECREF(device);
+  if (entry == Py_False) { /* nothing is known of such calls yet */
+    Py_DECREF(entry);
+    return result;
+  }
+  if (entry != NULL && entry != Py_None) {
+    /* The key holds addresses: what lies there must not go away. */
+    kept = tuple_of(call->dtypes, call->count);
+    row = kept == NULL ? NULL : Py_BuildValue("(OOO)", entry, kept, names == NULL ? Py_None : names);
+    Py_XDECREF(kept);
+    Py_SETREF(entry, row);
+  }
+  if (entry != NULL && PyDict_Size(self->known) >= self->capacity)
+    PyDict_Clear(self->known);
+  if (entry == NULL || PyDict_SetItem(self->known, key, entry) < 0)
+    Py_CLEAR(result);
+  Py_XDECREF(entry);
+  return result;
+}
+
+/* Returns (x, y, z) for a grid, a new reference. */
+static PyObject *sizes_of(dispatcher_t *self, PyObject *grids, PyObject *bound, PyObject *const *all, Py_ssize_t count,
+                          PyObject *names) {
+  PyObject *grid = all[0];
+  if (PyTuple_CheckExact(grid)) {
+    PyObject *found = PyDict_GetItemWithError(grids, grid);
+    if (found != NULL)
+      return Py_NewRef(found);
+    PyErr_Clear(); /* sizes of a kind that has no hash are Python's to check */
+  }
+  return ask(self->measure, bound, grid, all + 1, count, names);
+}
+
+static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry, PyObject *device, PyObject *const *all,
+                              Py_ssize_t count, PyObject *names) {
+  PyObject *stack[LEADING + MOST_VALUES + 1], **out = stack + 1, *sizes, *stream, *result = NULL;
+  PyObject *ways[] = {self->driver, device};
+  Py_ssize_t index, taken = PyLong_AsSsize_t(PyTuple_GET_ITEM(entry, 1));
+  int some = 1;
+  if (taken < 0 || taken > call->count) {
+    PyErr_SetString(PyExc_SystemError, "a launcher takes more values than its call has");
+    return NULL;
+  }
+  sizes = sizes_of(self, PyTuple_GET_ITEM(entry, 2), PyTuple_GET_ITEM(entry, 3), all, count, names);
+  if (sizes == NULL)
+    return NULL;
+  if (!PyTuple_Check(sizes) || PyTuple_GET_SIZE(sizes) != 3) {
+    PyErr_SetString(PyExc_SystemError, "a grid is three sizes");
+    Py_DECREF(sizes);
+    return NULL;
+  }
+  for (index = 0; index < 3; index++) {
+    out[index] = PyTuple_GET_ITEM(sizes, index);
+    some = some && PyObject_IsTrue(out[index]) > 0;
+  }
+  if (!some) {
+    Py_DECREF(sizes);
+    Py_RETURN_NONE;
+  }
+  stream = PyObject_VectorcallMethod(word_stream, ways, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+  if (stream != NULL) {
+    out[3] = stream;
+    memcpy(out + LEADING, call->values, (size_t)taken * sizeof(PyObject *));
+    result = PyObject_Vectorcall(PyTuple_GET_ITEM(entry, 0), out,
+                                 (size_t)(LEADING + taken) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(stream);
+  }
+  Py_DECREF(sizes);
+  return result;
+}
+
+/* 1: Python has to be asked to launch, since hooks are to be called; -1: an exception. */
+static int hooked(dispatcher_t *self) {
+  PyObject *answer = PyObject_CallNoArgs(self->present);
+  int found = answer == NULL ? -1 : PyObject_IsTrue(answer);
+  Py_XDECREF(answer);
+  return found;
+}
+
+static PyObject *find_and_launch(dispatcher_t *self, call_t *call, PyObject *device, PyObject *const *all,
+                                 size_t flagged, PyObject *names) {
+  PyObject *row, *result = NULL, *key = PyBytes_FromStringAndSize((char *)call->key, (Py_ssize_t)call->used);
+  int hooks;
+  if (key == NULL)
+    return NULL;
+  row = PyDict_GetItemWithError(self->known, key);
+  if (row == NULL) {
+    result = PyErr_Occurred() ? NULL : launch_and_learn(self, call, key, all, flagged, names);
+  } else if (row == Py_None || (hooks = hooked(self)) > 0) {
+    result = PyObject_Vectorcall(self->slow, all, flagged, names);
+  } else if (hooks == 0) {
+    Py_INCREF(row); /* others may forget it while the launch lets them run */
+    result = launch_known(self, call, PyTuple_GET_ITEM(row, 0), device, all, PyVectorcall_NARGS(flagged) - 1, names);
+    Py_DECREF(row);
+  }
+  Py_DECREF(key);
+  return result;
+}
+
+static PyObject *dispatch(PyObject *object, PyObject *const *all, size_t flagged, PyObject *names) {
+  dispatcher_t *self = (dispatcher_t *)object;
+  PyObject *device, *result, *drivers[] = {self->driver};
+  call_t call;
+  Py_ssize_t count = PyVectorcall_NARGS(flagged) - 1;
+  if (count < 0)
+    return PyObject_Vectorcall(self->slow, all, flagged, names);
+  device = PyObject_VectorcallMethod(word_device, drivers, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+  if (device == NULL)
+    return NULL;
+  call.used = 0;
+  call.count = 0;
+  call.device = PyLong_AsLong(device);
+  if (call.device == -1 && PyErr_Occurred()) {
+    Py_DECREF(device);
+    return NULL;
+  }
+  if (read_call(self, &call, all + 1, count, names))
+    result = find_and_launch(self, &call, device, all, flagged, names);
+  else
+    result = PyObject_Vectorcall(self->slow, all, flagged, names);
+  give_back(&call);
+  Py_DECREF(device);
+  return result;
+}
+
+/* --------------------------------------------------------------------------------------------------------- the type */
+
+static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+  static char *words[] = {"driver", "present", "slow", "learn", "measure", "positions", "names", "capacity", NULL};
+  PyObject *driver, *present, *slow, *learn, *measure, *positions, *names;
+  Py_ssize_t capacity;
+  dispatcher_t *self;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOOO!O!n", words, &driver, &present, &slow, &learn, &measure,
+                                   &PyBytes_Type, &positions, &PyDict_Type, &names, &capacity))
+    return NULL;
+  self = (dispatcher_t *)type->tp_alloc(type, 0);
+  if (self == NULL)
+    return NULL;
+  self->vectorcall = dispatch;
+  self->driver = Py_NewRef(driver);
+  self->present = Py_NewRef(present);
+  self->slow = Py_NewRef(slow);
+  self->learn = Py_NewRef(learn);
+  self->measure = Py_NewRef(measure);
+  self->positions = Py_NewRef(positions);
+  self->names = Py_NewRef(names);
+  self->capacity = capacity;
+  self->known = PyDict_New();
+  if (self->known == NULL)
+    Py_CLEAR(self);
+  return (PyObject *)self;
+}
+
+static int dispatcher_traverse(dispatcher_t *self, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(self->driver);
+  Py_VISIT(self->present);
+  Py_VISIT(self->slow);
+  Py_VISIT(self->learn);
+  Py_VISIT(self->measure);
+  Py_VISIT(self->names);
+  Py_VISIT(self->known);
+  return 0;
+}
+
+static int dispatcher_clear(dispatcher_t *self) {
+  Py_CLEAR(self->driver);
+  Py_CLEAR(self->present);
+  Py_CLEAR(self->slow);
+  Py_CLEAR(self->learn);
+  Py_CLEAR(self->measure);
+  Py_CLEAR(self->positions);
+  Py_CLEAR(self->names);
+  Py_CLEAR(self->known);
+  return 0;
+}
+
+static void dispatcher_dealloc(dispatcher_t *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  dispatcher_clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+static PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(dispatcher_t, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot slots[] = {{Py_tp_new, dispatcher_new},
+                              {Py_tp_dealloc, dispatcher_dealloc},
+                              {Py_tp_traverse, dispatcher_traverse},
+                              {Py_tp_clear, dispatcher_clear},
+                              {Py_tp_call, PyVectorcall_Call},
+                              {Py_tp_members, members},
+                              {Py_tp_doc, "Launches a kernel: dispatcher(grid, *arguments, **keywords)."},
+                              {0, NULL}};
+
+static PyType_Spec spec = {"bundler.runtime.launch._dispatch.Dispatcher", sizeof(dispatcher_t), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dispatch", "The compiled dispatcher.", -1, NULL,
+                                    NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__dispatch(void) {
+  PyObject *made, *type = PyType_FromSpec(&spec);
+  word_device = PyUnicode_InternFromString("device");
+  word_stream = PyUnicode_InternFromString("stream");
+  word_data_ptr = PyUnicode_InternFromString("data_ptr");
+  word_get_device = PyUnicode_InternFromString("get_device");
+  word_dtype = PyUnicode_InternFromString("dtype");
+  made = PyModule_Create(&module);
+  if (type == NULL || made == NULL || !word_device || !word_stream || !word_data_ptr || !word_get_device ||
+      !word_dtype || PyModule_AddObjectRef(made, "Dispatcher", type) < 0) {
+    Py_XDECREF(type);
+    Py_XDECREF(made);
+    return NULL;
+  }
+  Py_DECREF(type);
+  return made;
+}

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load`: from a bundle to `Kernels`, its kernels by name, ready to be launched; the public way into the launch room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from bundler.errors import NotFound
+from bundler.format.bundle import Bundle
+from bundler.format.bundle_union import merge
+from bundler.format.entries import Kernel
+from bundler.format.summary import count
+from bundler.runtime.launch.compile_fallback import JitFallback
+from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.drivers import open_first_driver
+from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.plan_builder import BACKENDS
+from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.static_kernel import StaticKernel
+
+
+def load(
+    bundle: Bundle | str | os.PathLike[str],
+    *,
+    driver: Driver | None = None,
+    fallback: Mapping[str, Any] | None = None,
+    debug: bool = False,
+) -> Kernels:
+    """Return the kernels of a bundle, ready to be launched without Triton.
+
+    Nothing goes to a device here: each kernel is read, verified against its digest, and loaded at its first launch on a device.
+
+    Args:
+        bundle: a bundle, which has to stay open, or the path of one.
+        driver: which GPUs to use; None opens CUDA's or HIP's, whichever the bundle has kernels for and the machine a device.
+        fallback: JIT functions by kernel name, for calls that no recorded specialization fits: Triton compiles and launches
+            those, and what it compiled is recorded, launched without Triton from then on, and found in `Kernels.compiled`.
+        debug: let handles check every call.
+
+    Raises:
+        DriverUnavailable: no driver or no device for any kernel of the bundle.
+        NotFound: the bundle has no kernel, or a fallback is for none of its kernels.
+        FormatError, DigestMismatch: what is at the path is not a bundle, or a damaged one.
+    """
+    owned = None
+    if not isinstance(bundle, Bundle):
+        bundle = owned = Bundle.load(bundle)
+    try:
+        return Kernels(bundle, driver or _open_for(bundle), fallback or {}, owned=owned, debug=debug)
+    except BaseException:
+        if owned is not None:
+            owned.close()
+        raise
+
+
+class Kernels(Mapping[str, StaticKernel]):
+    """The kernels of a bundle by name, for the driver's kind of GPU.
+
+    A context manager: closing unloads what was loaded, and closes the bundle if `load` opened it.  Any thread may use it, also
+    several at once; after a fork, load again.
+    """
+
+    def __init__(
+        self, bundle: Bundle, driver: Driver, fallback: Mapping[str, Any], *, owned: Bundle | None, debug: bool
+    ) -> None:
+        self._driver, self._owned, self._targets = driver, owned, {str(k.target) for k in bundle.kernels}
+        self._loader, self._hooks = Loader(driver), Hooks()
+        self._compiled: list[Bundle] = []
+        self._refused: dict[str, tuple[str, str]] = {}
+        self._loader.add_source(bundle)
+        by_name = self._specializations(bundle)
+        for name in fallback:
+            by_name.setdefault(name, [])
+        self._kernels = {
+            name: StaticKernel(
+                name, found, self._loader, self._hooks, debug=debug,
+                fallback=JitFallback(fallback[name], self._adopt) if name in fallback else None,
+            )
+            for name, found in sorted(by_name.items())
+        }  # fmt: skip
+
+    def __getitem__(self, name: str) -> StaticKernel:
+        kernel = self._kernels.get(name)
+        if kernel is not None:
+            return kernel
+        refused = [f"{key}: {reason}" for key, (other, reason) in self._refused.items() if other == name]
+        if refused:
+            raise NotFound(f"no kernel {name!r} can be launched: {'; '.join(refused[:8])}", name=name)
+        raise NotFound(
+            f"no kernel {name!r} for {self._driver.backend}; there are {', '.join(self._kernels) or 'none'} "
+            f"(the bundle is for {', '.join(sorted(self._targets)) or 'nothing'})",
+            name=name,
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Kernels {count(len(self), 'name')} on {self._driver.backend} ({self._driver.launch_path})>"
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that launches."""
+        return self._driver
+
+    @property
+    def hooks(self) -> Hooks:
+        """What is called around each launch, but for those by handle."""
+        return self._hooks
+
+    @property
+    def refused(self) -> tuple[tuple[str, str], ...]:
+        """Kernel keys whose facts are not known well enough to choose them for a call, each with the reason."""
+        return tuple((key, reason) for key, (_, reason) in sorted(self._refused.items()))
+
+    @property
+    def compiled(self) -> Bundle | None:
+        """What fallbacks compiled so far, None when nothing; push or save it, so that the next process has it."""
+        return merge(self._compiled) if self._compiled else None
+
+    def unload(self) -> None:
+        """Take all kernels off their devices, after the launches that use them ended; the next launch loads again."""
+        for kernel in self._kernels.values():
+            kernel.forget()
+        self._loader.unload()
+
+    def close(self) -> None:
+        """Unload, and close the bundle if it was opened by path."""
+        self.unload()
+        if self._owned is not None:
+            self._owned.close()
+
+    def _adopt(self, bundle: Bundle) -> None:
+        self._compiled.append(bundle)
+        self._loader.add_source(bundle)
+        for name, found in self._specializations(bundle).items():
+            if name in self._kernels:
+                self._kernels[name].add(found)
+
+    def _specializations(self, bundle: Bundle) -> dict[str, list[Specialization]]:
+        by_name: dict[str, list[Specialization]] = {}
+        for kernel in bundle.kernels:
+            if kernel.target.backend != self._driver.backend:
+                continue
+            reason = _unknown(kernel)
+            if reason is None:
+                by_name.setdefault(kernel.name, []).append(Specialization(kernel))
+            else:
+                self._refused[kernel.key] = (kernel.name, reason)
+        return by_name
+
+
+def _unknown(kernel: Kernel) -> str | None:
+    # Facts are decoded when a kernel is first asked for, not here: a bundle may have thousands.
+    if kernel.facts_bytes is None:
+        return "its argument types are not known, since it came by pack; record the compile instead"
+    return None
+
+
+def _open_for(bundle: Bundle) -> Driver:
+    backends = [backend for backend in BACKENDS if any(k.target.backend == backend for k in bundle.kernels)]
+    if not backends:
+        raise NotFound("the bundle has no kernel for CUDA or HIP")
+    return open_first_driver(backends)

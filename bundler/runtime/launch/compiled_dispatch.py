@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compiled_dispatcher`: the compiled half of `StaticKernel`'s launch, where the extension `_dispatch` was built.
+
+It tells calls apart as `Reader` does, and hands to Python those that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.launch_hooks import Hooks
+
+
+def dispatcher_type() -> Any | None:
+    """Return the extension's dispatcher, None where it was not built."""
+    try:
+        from bundler.runtime.launch import _dispatch  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:
+        return None
+    return _dispatch.Dispatcher
+
+
+def compiled_dispatcher(
+    driver: Driver,
+    hooks: Hooks,
+    slow: Callable[..., None],
+    learn: Callable[..., Any],
+    measure: Callable[..., Any],
+    positions: tuple[bool, ...],
+    by_name: Mapping[str, bool],
+    capacity: int,
+) -> Callable[..., None] | None:
+    """Return what launches as `slow` does, at little more than half the cost for calls like earlier ones, or None.
+
+    Args:
+        driver: its `device` and `stream` are asked for at each launch.
+        hooks: with any of them present, `slow` launches.
+        slow: launches any call; gets those that are new or not common.
+        learn: gets (device, arguments, keywords) of a call that `slow` launched; returns (launcher, number of values, grids,
+            what `measure` needs), None when such calls are always for `slow`, False when nothing is known of them yet.
+        measure: gets (what `learn` returned for it, arguments, keywords, grid), returns three sizes.
+        positions: of each parameter, whether it counts by its value.
+        by_name: the same by name; a name that is missing does.
+        capacity: kinds of calls to remember.
+    """
+    # On HIP more about a tensor counts than the dispatcher reads.
+    kind = dispatcher_type() if driver.launch_path == "compiled" and driver.backend == "cuda" else None
+    if kind is None:
+        return None
+    made: Callable[..., None] = kind(
+        driver=driver, present=hooks.present, slow=slow, learn=learn, measure=measure, positions=bytes(positions),
+        names=dict(by_name), capacity=capacity,
+    )  # fmt: skip
+    return made

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CudaDriver`: kernels on NVIDIA GPUs, through the driver API alone; `drivers.py` opens it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from bundler.errors import DriverError, DriverUnavailable, ToolchainMismatch
+from bundler.runtime.launch import cuda_api as api
+from bundler.runtime.launch.driver import DeviceProperties
+from bundler.runtime.launch.launchers import Binding, Leave
+from bundler.runtime.launch.native_driver import Library, NativeDriver, NativeModule
+from bundler.runtime.launch.plan import LaunchPlan, TensorMap
+from bundler.runtime.launch.scratch import ScratchPool, TorchPool, scratch_for
+from bundler.runtime.launch.tensor_maps import encode_tensor_map
+
+# A block gets this much shared memory, static and dynamic together, from any GPU.  The driver launches a kernel that needs
+# more only after its limit was raised with cuFuncSetAttribute.
+_SHARED_WITHOUT_ASKING_BYTES = 48 * 1024
+
+
+class CudaDriver(NativeDriver):
+    """The CUDA driver of this process; see `Driver` and `NativeDriver`.
+
+    Args:
+        library: the name or path of the driver's library.
+        compiled: whether launches go through our extension; None: if it was built.
+    """
+
+    backend = "cuda"
+    elsewhere: ClassVar[frozenset[int]] = frozenset({
+        api.INVALID_CONTEXT, api.INVALID_HANDLE, api.CONTEXT_IS_DESTROYED
+    })  # fmt: skip
+
+    def __init__(self, library: str = api.LIBRARY, compiled: bool | None = None) -> None:
+        self._retained: dict[int, int] = {}
+        super().__init__(Library(library, api.SIGNATURES, self.backend), compiled)
+
+    def device_count(self) -> int:
+        """Return how many devices this process may use."""
+        self.check_alive()
+        count = ctypes.c_int()
+        self.check(self._library.cuDeviceGetCount(count), "cuDeviceGetCount")
+        return count.value
+
+    def pointer_device(self, address: int) -> int | None:
+        """Return the device that an address belongs to, None for memory that no device can read."""
+        self.check_alive()
+        self._ensure_context()
+        kind, managed, device = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_int()
+        ask = self._library.cuPointerGetAttribute
+        if ask(ctypes.byref(kind), api.POINTER_MEMORY_TYPE, address):
+            return None
+        self.check(ask(ctypes.byref(managed), api.POINTER_IS_MANAGED, address), "cuPointerGetAttribute")
+        if kind.value == api.MEMORY_ON_HOST or managed.value:
+            return self.device()
+        self.check(ask(ctypes.byref(device), api.POINTER_DEVICE_ORDINAL, address), "cuPointerGetAttribute")
+        return device.value
+
+    def tensor_map(self, plan: LaunchPlan, tensor_map: TensorMap, descriptor: Any) -> bytes:
+        """Return the 128 bytes that a tensor descriptor on the host becomes for this kernel."""
+        self.check_alive()
+        encode = self._library.find("cuTensorMapEncodeTiled", api.OPTIONAL_SIGNATURES["cuTensorMapEncodeTiled"])
+        return encode_tensor_map(encode, self._version(), plan, tensor_map, descriptor)
+
+    def unload(self, module: NativeModule) -> None:
+        """Unload a module's binary."""
+        with self._inside(module.place):
+            self.check(self._library.cuModuleUnload(module.handle), "cuModuleUnload", module.plan)
+
+    def _start(self) -> None:
+        status = self._library.cuInit(0)
+        if status == api.NOT_INITIALIZED:
+            raise DriverUnavailable(
+                "CUDA cannot be used in this process: it was in use before the process was forked; start processes with "
+                "multiprocessing's 'spawn' or 'forkserver'",
+                backend=self.backend, status=status,
+            )  # fmt: skip
+        if status:
+            raise DriverUnavailable(
+                f"CUDA cannot be used here: {self._words(status)}; is there a GPU, and does CUDA_VISIBLE_DEVICES show it?",
+                backend=self.backend, status=status,
+            )  # fmt: skip
+
+    def _words(self, status: int) -> str:
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        if self._library.cuGetErrorName(status, name) or self._library.cuGetErrorString(status, text):
+            return f"status {status}"
+        return f"{(name.value or b'').decode()} ({(text.value or b'').decode()})"
+
+    def _version(self) -> int:
+        version = ctypes.c_int()
+        self.check(self._library.cuDriverGetVersion(version), "cuDriverGetVersion")
+        return version.value
+
+    # Contexts --------------------------------------------------------------------------------------------------------
+
+    def _current_device(self) -> int:
+        if not self._current_context():
+            return 0
+        device = ctypes.c_int()
+        self.check(self._library.cuCtxGetDevice(device), "cuCtxGetDevice")
+        return device.value
+
+    def _current_context(self) -> int:
+        context = ctypes.c_void_p()
+        self.check(self._library.cuCtxGetCurrent(context), "cuCtxGetCurrent")
+        return context.value or 0
+
+    def _context(self, device: int) -> int:
+        """Return the context for a device: the current one if it is on that device, else the primary one."""
+        current = self._current_context()
+        return current if current and self._current_device() == device else self._primary(device)
+
+    def _primary(self, device: int) -> int:
+        with self.lock:
+            if device not in self._retained:
+                context = ctypes.c_void_p()
+                self.check(
+                    self._library.cuDevicePrimaryCtxRetain(context, device), f"making a context on device {device}"
+                )
+                self._retained[device] = context.value or 0
+            return self._retained[device]
+
+    def _ensure_context(self) -> None:
+        if not self._current_context():
+            self._enter(self._primary(0))
+
+    def _enter(self, context: int) -> Leave:
+        current = self._current_context()
+        if current == context:
+            return _stay
+        if not current:
+            # Stays, as it would after a call of CUDA's runtime: the thread's next launches find it.
+            self.check(self._library.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+            return _stay
+        self.check(self._library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+        return self._leave
+
+    def _leave(self) -> None:
+        self.check(self._library.cuCtxPopCurrent_v2(ctypes.c_void_p()), "cuCtxPopCurrent")
+
+    @contextmanager
+    def _inside(self, context: int) -> Iterator[None]:
+        leave = self._enter(context)
+        try:
+            yield
+        finally:
+            leave()
+
+    # Devices and modules ---------------------------------------------------------------------------------------------
+
+    def _read_properties(self, device: int) -> DeviceProperties:
+        def ask(attribute: int) -> int:
+            value = ctypes.c_int()
+            self.check(
+                self._library.cuDeviceGetAttribute(value, attribute, device),
+                f"asking for properties of device {device}",
+            )
+            return value.value
+
+        return DeviceProperties(
+            arch=str(ask(api.MAJOR) * 10 + ask(api.MINOR)),
+            max_threads_per_block=ask(api.MAX_THREADS_PER_BLOCK),
+            max_shared_optin_bytes=ask(api.MAX_SHARED_OPTIN),
+            warp_size=ask(api.WARP_SIZE),
+            multiprocessors=ask(api.MULTIPROCESSORS),
+            cooperative=bool(ask(api.COOPERATIVE_LAUNCH)),
+        )
+
+    def _load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
+        context = self._context(device)
+        with self._inside(context):
+            handle, function = ctypes.c_void_p(), ctypes.c_void_p()
+            status = self._library.cuModuleLoadData(handle, image)
+            if status == api.NO_BINARY_FOR_GPU:
+                raise ToolchainMismatch(
+                    f"{plan.kernel}: the binary holds no code for device {device} ({self._words(status)}); compile it for "
+                    f"cuda:{self.properties(device).arch}",
+                    kernel=plan.kernel, device=device, status=status,
+                )  # fmt: skip
+            self.check(status, "loading the binary", plan)
+            try:
+                self.check(
+                    self._library.cuModuleGetFunction(function, handle, plan.entry.encode()),
+                    f"looking for the entry {plan.entry!r}", plan,
+                )  # fmt: skip
+                self._allow(plan, function, device)
+            except DriverError:
+                self._library.cuModuleUnload(handle)
+                raise
+        return NativeModule(self, plan, device, context, handle.value or 0, function.value or 0)
+
+    def _allow(self, plan: LaunchPlan, function: ctypes.c_void_p, device: int) -> None:
+        """Let the kernel have the shared memory and the cluster that it was compiled for."""
+        threads = self._ask_function(function, api.FUNCTION_MAX_THREADS, plan)
+        if plan.block_threads > threads:
+            raise DriverError(
+                f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device {device} runs "
+                f"at most {threads}",
+                kernel=plan.kernel, needed=plan.block_threads, limit=threads, device=device,
+            )  # fmt: skip
+        if plan.shared_bytes:
+            static = self._ask_function(function, api.FUNCTION_STATIC_SHARED, plan)
+            if plan.shared_bytes + static > _SHARED_WITHOUT_ASKING_BYTES:
+                self.check(
+                    self._library.cuFuncSetCacheConfig(function, api.CACHE_PREFER_SHARED), "cuFuncSetCacheConfig"
+                )
+                self._set_function(function, api.FUNCTION_MAX_DYNAMIC_SHARED, plan.shared_bytes, plan)
+        if plan.cluster > api.PORTABLE_CLUSTER:
+            self._set_function(function, api.FUNCTION_NON_PORTABLE_CLUSTER, 1, plan)
+
+    def _ask_function(self, function: ctypes.c_void_p, attribute: int, plan: LaunchPlan) -> int:
+        value = ctypes.c_int()
+        self.check(self._library.cuFuncGetAttribute(value, attribute, function), "cuFuncGetAttribute", plan)
+        return value.value
+
+    def _set_function(self, function: ctypes.c_void_p, attribute: int, value: int, plan: LaunchPlan) -> None:
+        self.check(
+            self._library.cuFuncSetAttribute(function, attribute, value),
+            f"cuFuncSetAttribute({attribute}, {value})", plan,
+        )  # fmt: skip
+
+    def _bind(self, module: NativeModule) -> Binding:
+        return Binding(
+            plan=module.plan,
+            function=module.function,
+            place=module.place,
+            attributes=launch_attributes(module.plan),
+            plain=self._library.find(api.LAUNCH),
+            # CUDA before 11.8 lacks it, and a kernel with attributes is then refused.
+            extended=self._library.find(api.LAUNCH_EXTENDED),
+            ask_place=self._library.cuCtxGetCurrent,
+            current_place=self._current_context,
+            fail=functools.partial(self.refuse_launch, module),
+            enter=functools.partial(self._enter, module.place),
+            scratch=scratch_for(module.plan, functools.partial(self._pool, module.device)),
+            elsewhere=self.elsewhere,
+        )
+
+    def _pool(self, device: int) -> ScratchPool:
+        return self if self._torch() is None else TorchPool(device)
+
+    def allocate(self, size_bytes: int, stream: int) -> int:
+        """Return the address of memory in the order of a stream; works while a graph is captured, too."""
+        address = ctypes.c_uint64()
+        self.check(
+            self._library.cuMemAllocAsync(address, size_bytes, stream),
+            f"allocating {size_bytes} bytes of scratch memory",
+        )
+        return address.value
+
+    def free(self, address: int, stream: int) -> None:
+        """Give memory back once the stream has come this far."""
+        self.check(self._library.cuMemFreeAsync(address, stream), "cuMemFreeAsync")
+
+
+def _stay() -> None:
+    """The way back for a thread that went nowhere."""
+
+
+def launch_attributes(plan: LaunchPlan) -> bytes:
+    """Return the launch attributes as the driver's structures, in the order that Triton's launcher has."""
+    found: list[tuple[int, tuple[int, ...]]] = []
+    if plan.pdl:
+        found.append((api.PROGRAMMATIC_SERIALIZATION, (1,)))
+    if plan.cooperative:
+        found.append((api.COOPERATIVE, (1,)))
+    if plan.cluster > 1:
+        found += [(api.CLUSTER_DIMENSION, (plan.cluster, 1, 1)), (api.CLUSTER_SCHEDULING, (api.CLUSTER_SPREAD,))]
+    return b"".join(
+        struct.pack(f"=I4x{len(values)}I", number, *values).ljust(api.ATTRIBUTE_BYTES, b"\0")
+        for number, values in found
+    )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions and numbers of the CUDA driver that `cuda.py` and `tensor_maps.py` use, as cuda.h declares them."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+LIBRARY = "libcuda.so.1"
+
+NOT_INITIALIZED, NO_DEVICE, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX = 3, 100, 200, 209, 218
+INVALID_CONTEXT, INVALID_HANDLE, CONTEXT_IS_DESTROYED = 201, 400, 709
+
+# Device attributes
+MAX_THREADS_PER_BLOCK, WARP_SIZE, MULTIPROCESSORS, MAJOR, MINOR = 1, 10, 16, 75, 76
+COOPERATIVE_LAUNCH, MAX_SHARED_OPTIN, MEMORY_POOLS = 95, 97, 115
+
+# Function attributes
+FUNCTION_MAX_THREADS, FUNCTION_STATIC_SHARED, FUNCTION_MAX_DYNAMIC_SHARED, FUNCTION_NON_PORTABLE_CLUSTER = 0, 1, 8, 14
+CACHE_PREFER_SHARED = 1
+
+# Pointer attributes
+POINTER_MEMORY_TYPE, POINTER_IS_MANAGED, POINTER_DEVICE_ORDINAL = 2, 8, 9
+MEMORY_ON_HOST = 1
+
+# Launch attributes; HIP has the same numbers for the second and third.
+ATTRIBUTE_BYTES = 72
+COOPERATIVE, CLUSTER_DIMENSION, CLUSTER_SCHEDULING, PROGRAMMATIC_SERIALIZATION = 2, 4, 5, 6
+CLUSTER_SPREAD = 1
+# More blocks a cluster than this need a permission.
+PORTABLE_CLUSTER = 8
+
+# Tensor maps
+INTERLEAVE_NONE, PROMOTION_L2_128B, FILL_NONE, FILL_NAN = 0, 2, 0, 1
+TENSOR_MAP_TF32 = 11
+
+_OUT = POINTER(c_void_p)
+_OUT_INT = POINTER(c_int)
+# Argument types by function; each returns a status.
+SIGNATURES: dict[str, tuple[object, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (_OUT_INT,),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDeviceGetCount": (_OUT_INT,),
+    "cuDeviceGet": (_OUT_INT, c_int),
+    "cuDeviceGetAttribute": (_OUT_INT, c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (_OUT, c_int),
+    "cuCtxGetCurrent": (_OUT,),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuCtxGetDevice": (_OUT_INT,),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (_OUT,),
+    "cuModuleLoadData": (_OUT, c_char_p),
+    "cuModuleUnload": (c_void_p,),
+    "cuModuleGetFunction": (_OUT, c_void_p, c_char_p),
+    "cuFuncGetAttribute": (_OUT_INT, c_int, c_void_p),
+    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
+    "cuFuncSetCacheConfig": (c_void_p, c_int),
+    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
+    "cuMemAllocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
+    "cuMemFreeAsync": (c_uint64, c_void_p),
+}
+# Newer than the rest: a driver before CUDA 12 lacks them, and then the kernels that need them are refused.
+OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
+    "cuTensorMapEncodeTiled": (
+        c_void_p, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int,
+    ),
+}  # fmt: skip
+# Called with ready-made arguments, so without declared types: converting them costs more than the call.
+LAUNCH, LAUNCH_EXTENDED = "cuLaunchKernel", "cuLaunchKernelEx"

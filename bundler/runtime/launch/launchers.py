@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ways a launch reaches a driver's library: our compiled extension, and ctypes where it was not built.
+
+A driver describes a loaded kernel as a `Binding` and makes of it `compiled_launcher(...)` or a `CtypesLauncher`.  The extension
+packs values itself, in C; ctypes takes `Packer`.  `native_driver.py` is the caller.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
+from bundler.runtime.launch.parameter_buffer import Packer
+from bundler.runtime.launch.plan import LaunchPlan
+
+# What `fail` is told when it was not the driver that refused.
+CLOSED, BAD_GRID = -1, -2
+MAX_GRID = 2**31 - 1
+_ALIGNMENT = 128  # of a tensor map
+# CUlaunchConfig and HIP_LAUNCH_CONFIG: grid, block, shared memory, stream, attributes and their number.
+_CONFIG = struct.Struct("=7I4xQQI4x")
+
+Leave = Callable[[], None]
+# Addresses of global and profile scratch, and what to call after the launch.
+Scratch = Callable[[int, int, int, int], tuple[int, int, Leave]]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A kernel on a device, ready to be launched by either path.
+
+    A place is what a launch needs to be current in its thread: a context of CUDA, a device of HIP.
+
+    Attributes:
+        plan: of the kernel.
+        function: the driver's handle of the kernel.
+        place: where the kernel was loaded.
+        attributes: launch attributes, as the driver's structures.
+        plain: the library's function that launches.
+        extended: the library's function that launches with attributes, None where it has none.
+        ask_place: the library's function that writes the current place of the thread; the extension calls it.
+        current_place: returns the same to Python.
+        fail: raises the error that a status means.
+        enter: makes `place` current and returns what goes back.
+        scratch: allocates the kernel's scratch for a launch; None when it needs none.
+        elsewhere: statuses of a launch from another place.
+    """
+
+    plan: LaunchPlan
+    function: int
+    place: int
+    attributes: bytes
+    plain: Any
+    extended: Any | None
+    ask_place: Any
+    current_place: Callable[[], int]
+    fail: Callable[[int], NoReturn]
+    enter: Callable[[], Leave]
+    scratch: Scratch | None
+    elsewhere: frozenset[int]
+
+
+def compiled_type() -> Any | None:
+    """Return the extension's launcher, None where it was not built."""
+    try:
+        from bundler.runtime.launch import _launch  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:
+        return None
+    return _launch.Launcher
+
+
+def compiled_launcher(kind: Any, binding: Binding) -> Any:
+    """Return a launcher of the extension; it has a `pack` method, which returns the parameter buffer, and `close`."""
+    plan, packers = binding.plan, list[Packer]()
+
+    def slow_pack(values: tuple[Any, ...]) -> bytes:
+        if not packers:  # few kernels ever need it
+            packers.append(Packer(plan))
+        return bytes(packers[0].pack(values))
+
+    extended = binding.extended if binding.attributes else None
+    return kind(
+        plain=_address(binding.plain),
+        extended=0 if extended is None else _address(extended),
+        where=_address(binding.ask_place),
+        place=binding.place,
+        function=binding.function,
+        block=plan.block_threads,
+        cluster=plan.cluster,
+        shared=plan.shared_bytes,
+        attributes=binding.attributes,
+        buffer_bytes=plan.buffer_bytes,
+        arguments=len(plan.arguments),
+        fields=tuple((p.kind, p.offset, -1 if p.argument is None else p.argument) for p in plan.parameters),
+        slow_pack=slow_pack,
+        fail=binding.fail,
+        enter=binding.enter,
+        scratch=binding.scratch,
+    )
+
+
+def _address(function: Any) -> int:
+    # A function of ctypes is memory that holds its address; cast() would take five times as long.
+    return ctypes.c_void_p.from_buffer(function).value or 0
+
+
+class CtypesLauncher:
+    """A launcher that goes through ctypes.
+
+    What the driver reads lies in frames.  A call takes one and gives it back, so that two threads never share one.
+    """
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding, self._packer = binding, Packer(binding.plan)
+        self._frames: list[_Frame] = []
+        self._closed = False
+
+    def close(self) -> None:
+        """Launch nothing any more: each call fails."""
+        self._closed = True
+
+    def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: int, /, *values: Any) -> None:
+        """Launch; see `Launcher`."""
+        frame = self._take()
+        self._packer.pack_into(frame.buffer, values)
+        place = (grid_x, grid_y, grid_z, stream)
+        if self._closed:
+            self._binding.fail(CLOSED)
+        if place == frame.place or self._aim(frame, place):
+            scratch = self._binding.scratch
+            if scratch is None:
+                self._launch(frame)
+            else:
+                self._launch_with_scratch(scratch, frame, place, values)
+        self._frames.append(frame)
+
+    def _take(self) -> _Frame:
+        try:
+            return self._frames.pop()
+        except IndexError:
+            return _Frame(self._binding)
+
+    def _aim(self, frame: _Frame, place: tuple[Any, ...]) -> bool:
+        """Write a grid and a stream into a frame; returns False when there is nothing to launch."""
+        *grid, stream = place
+        cluster = self._binding.plan.cluster
+        if not all(isinstance(programs, int) and 0 <= programs <= MAX_GRID for programs in grid):
+            self._binding.fail(BAD_GRID)
+        if grid[0] * cluster > MAX_GRID:
+            self._binding.fail(BAD_GRID)
+        if 0 in grid:
+            return False
+        frame.aim(grid[0] * cluster, grid[1], grid[2], stream)
+        frame.place = place
+        return True
+
+    def _launch(self, frame: _Frame) -> None:
+        """Launch, and a second time in the right place: asking for the place before each launch costs as much as packing."""
+        binding = self._binding
+        status = frame.launch()
+        if status in binding.elsewhere and binding.current_place() != binding.place:
+            leave = binding.enter()
+            try:
+                status = frame.launch()
+            finally:
+                leave()
+        if status:
+            binding.fail(status)
+
+    def _launch_with_scratch(
+        self, scratch: Scratch, frame: _Frame, place: tuple[Any, ...], values: tuple[Any, ...]
+    ) -> None:
+        leave = self._binding.enter()  # allocating needs the right context as much as launching does
+        try:
+            global_address, profile_address, release = scratch(*place)
+            try:
+                self._packer.pack_into(frame.buffer, values, global_address, profile_address)
+                status = frame.launch()
+            finally:
+                release()
+        finally:
+            leave()
+        if status:
+            self._binding.fail(status)
+
+
+class _Frame:
+    """Memory for one launch: the parameter buffer, the pointers into it, and the configuration."""
+
+    __slots__ = ("_attributes", "_binding", "_config", "_memory", "_parameters", "buffer", "launch", "place")
+
+    def __init__(self, binding: Binding) -> None:
+        plan = binding.plan
+        self._binding = binding
+        self._memory = ctypes.create_string_buffer(plan.buffer_bytes + _ALIGNMENT)
+        start = -ctypes.addressof(self._memory) % _ALIGNMENT
+        self.buffer = memoryview(self._memory)[start : start + plan.buffer_bytes]
+        first = ctypes.addressof(self._memory) + start
+        self._parameters = (ctypes.c_void_p * len(plan.parameters))(*[first + p.offset for p in plan.parameters])
+        self._config = ctypes.create_string_buffer(_CONFIG.size)
+        self._attributes = ctypes.create_string_buffer(binding.attributes, len(binding.attributes) or 1)
+        self.launch: Callable[[], int] = _unaimed
+        # The grid and stream that `launch` launches on.
+        self.place: tuple[Any, ...] | None = None
+
+    def aim(self, grid_x: int, grid_y: int, grid_z: int, stream: int) -> None:
+        """Set the grid, in blocks, and the stream of the launches to come."""
+        binding, plan = self._binding, self._binding.plan
+        # ctypes passes on what is an argument already, and would make one of anything else at each launch.
+        function, parameters = ctypes.c_void_p.from_param(binding.function), ctypes.byref(self._parameters)
+        if binding.extended is not None:
+            count = len(binding.attributes) // ATTRIBUTE_BYTES
+            address = ctypes.addressof(self._attributes) if count else 0
+            _CONFIG.pack_into(self._config, 0, grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes,
+                              stream, address, count)  # fmt: skip
+            self.launch = functools.partial(binding.extended, ctypes.byref(self._config), function, parameters, None)
+        else:
+            sizes = map(ctypes.c_uint, (grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes))
+            self.launch = functools.partial(
+                binding.plain, function, *sizes, ctypes.c_void_p.from_param(stream), parameters, None
+            )
+
+
+def _unaimed() -> int:
+    raise AssertionError("a frame is aimed before it is launched")

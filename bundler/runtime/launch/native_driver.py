@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`NativeDriver`: what the drivers of CUDA and HIP have in common.
+
+That is the shared library, the modules loaded through it, their launchers, following torch's current device and stream, and
+refusing to work after a fork.  `cuda.py` and `hip.py` fill in the calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn, cast
+
+from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
+from bundler.fork_safety import after_fork
+from bundler.runtime.launch import launchers
+from bundler.runtime.launch.driver import DeviceProperties, Launcher, Module, check_fits
+from bundler.runtime.launch.plan import LaunchPlan
+
+
+class Library:
+    """A driver's shared library: its functions as attributes, with their argument types."""
+
+    def __init__(self, name: str, signatures: Mapping[str, tuple[object, ...]], backend: str) -> None:
+        try:
+            self._library = ctypes.CDLL(name)
+            for function, types in signatures.items():
+                getattr(self._library, function).argtypes = types
+        except (OSError, AttributeError) as error:
+            raise DriverUnavailable(
+                f"{backend} kernels need the driver's library {name}, which cannot be used here: {error}; install the "
+                "GPU's driver, or run where there is one",
+                backend=backend,
+                library=name,
+            ) from error
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        setattr(self, name, function)
+        return function
+
+    def find(self, name: str, types: tuple[object, ...] | None = None) -> Any | None:
+        """Return a function that older libraries lack, None when this one does."""
+        function = getattr(self._library, name, None)
+        if function is not None:
+            function.argtypes = types
+        return function
+
+
+@dataclass(eq=False)
+class NativeModule:
+    """A loaded binary: `handle` is the module's, `function` the kernel's, `place` the context or device it lives in."""
+
+    driver: NativeDriver
+    plan: LaunchPlan
+    device: int
+    place: int
+    handle: int
+    function: int
+    lost: str = ""
+    made: list[weakref.ref[Any]] = field(default_factory=list)
+
+    def unload(self) -> None:
+        """Take the binary off the device; a second time does nothing."""
+        with self.driver.lock:
+            if self.lost:
+                return
+            self.lose("its module was unloaded")
+        self.driver.unload(self)
+
+    def lose(self, reason: str) -> None:
+        """Let no launcher reach the driver any more."""
+        self.lost = reason
+        for launcher in [found for reference in self.made if (found := reference()) is not None]:
+            launcher.close()
+
+
+class NativeDriver(ABC):
+    """A driver behind a shared library.
+
+    Guarantees: every method from any thread; the current context is respected, and made only where there is none; the
+    launchers that remain in a child process made by fork raise an error instead of reaching a driver that is not there.
+
+    Args:
+        library: the library, with its functions declared.
+        compiled: whether launches go through our extension; None: if it was built.
+    """
+
+    backend: ClassVar[str]
+    # Statuses of a launch whose stream or function belongs elsewhere.
+    elsewhere: ClassVar[frozenset[int]] = frozenset()
+
+    def __init__(self, library: Library, compiled: bool | None = None) -> None:
+        self.lock = threading.RLock()
+        self._library = library
+        self._compiled = launchers.compiled_type() if compiled in {None, True} else None
+        if compiled and self._compiled is None:
+            raise DriverUnavailable("the compiled launcher was not built here", backend=self.backend)
+        self._lost = ""
+        self._torch_c: Any | None = None
+        self._properties: dict[int, DeviceProperties] = {}
+        self._modules: weakref.WeakSet[NativeModule] = weakref.WeakSet()
+        self._start()
+        after_fork(self.lose)
+
+    @property
+    def launch_path(self) -> str:
+        """`compiled` or `ctypes`."""
+        return "ctypes" if self._compiled is None else "compiled"
+
+    def device(self) -> int:
+        """Return the current device of this thread."""
+        torch_c = self._torch()
+        # torch's public functions cost ten times as much as these two.
+        return self._current_device() if torch_c is None else torch_c._cuda_getDevice()  # noqa: SLF001
+
+    def stream(self, device: int) -> int:
+        """Return the handle of the current stream of a device."""
+        torch_c = self._torch()
+        return 0 if torch_c is None else torch_c._cuda_getCurrentRawStream(device)  # noqa: SLF001
+
+    def properties(self, device: int) -> DeviceProperties:
+        """Return what a device can do; asked once."""
+        self.check_alive()
+        found = self._properties.get(device)
+        if found is None:
+            found = self._properties[device] = self._read_properties(device)
+        return found
+
+    def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
+        """Load verified bytes on a device."""
+        check_fits(plan, self.properties(device), device)
+        module = self._load(plan, image, device)
+        self._modules.add(module)
+        return module
+
+    def launcher(self, module: Module) -> Launcher:
+        """Return the function that launches a module's kernel."""
+        assert isinstance(module, NativeModule)
+        binding = self._bind(module)
+        kind = self._compiled
+        # Either kind has close(), which only we call.
+        launcher: Any = (
+            launchers.CtypesLauncher(binding) if kind is None else launchers.compiled_launcher(kind, binding)
+        )
+        with self.lock:
+            module.made = [reference for reference in module.made if reference() is not None]
+            module.made.append(weakref.ref(launcher))
+            if module.lost:
+                launcher.close()
+        return cast(Launcher, launcher)
+
+    def check_alive(self) -> None:
+        """Raise when this process cannot use the driver any more."""
+        if self._lost:
+            raise DriverUnavailable(self._lost, backend=self.backend)
+
+    def check(self, status: int, call: str, plan: LaunchPlan | None = None) -> None:
+        """Raise unless the status of a call is zero."""
+        if status:
+            self.refuse(status, call, plan)
+
+    def refuse(self, status: int, call: str, plan: LaunchPlan | None = None) -> NoReturn:
+        """Raise the error that a status of the driver means."""
+        self.check_alive()
+        words = self._words(status)
+        raise DriverError(
+            f"{f'{plan.kernel}: ' if plan else ''}{call} failed: {words}",
+            call=call, status=status, words=words, kernel=plan.kernel if plan else None, backend=self.backend,
+        )  # fmt: skip
+
+    def refuse_launch(self, module: NativeModule, status: int) -> NoReturn:
+        """Raise what a launch that did not happen means."""
+        plan = module.plan
+        if status == launchers.CLOSED:
+            self.check_alive()
+            raise DriverError(f"{plan.kernel}: cannot be launched, since {module.lost}; load it again",
+                              kernel=plan.kernel, call="launch", status=status)  # fmt: skip
+        if status == launchers.BAD_GRID:
+            raise CannotLaunchStatically(
+                f"{plan.kernel}: a grid is three whole numbers from 0 to {launchers.MAX_GRID}, the first of them times "
+                f"the blocks of a cluster ({plan.cluster}) as well",
+                kernel=plan.kernel,
+            )
+        self.refuse(status, "the launch", plan)
+
+    def lose(self) -> None:
+        """In a forked child: give up every module, for neither CUDA nor HIP survives a fork."""
+        self.lock = threading.RLock()  # another thread may have held it when the process was forked
+        self._torch_c = None
+        for name in ("device", "stream"):
+            vars(self).pop(name, None)
+        self._lost = (
+            f"{self.backend} was in use before this process was forked, and does not survive that; start processes with "
+            "multiprocessing's 'spawn' or 'forkserver', or open the driver only in the child"
+        )
+        for module in list(self._modules):
+            module.lose("the process was forked")
+
+    def _torch(self) -> Any | None:
+        """Return torch's own module when torch is here and uses the GPU, without importing it."""
+        if self._torch_c is not None:
+            return self._torch_c
+        self.check_alive()
+        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+        is_initialized = getattr(cuda, "is_initialized", None)
+        if is_initialized is None or not is_initialized():
+            return None
+        torch: Any = sys.modules["torch"]
+        if (torch.version.hip is not None) != (self.backend == "hip"):
+            return None
+        self._torch_c = torch._C  # noqa: SLF001  # where the two quick functions are
+        # They stand in for ours from now on: a method around each would cost more than the two of them.
+        vars(self).update(device=torch._C._cuda_getDevice, stream=torch._C._cuda_getCurrentRawStream)  # noqa: SLF001
+        return self._torch_c
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Initialise the driver in this process."""
+
+    @abstractmethod
+    def device_count(self) -> int:
+        """Return how many devices this process may use."""
+
+    @abstractmethod
+    def pointer_device(self, address: int) -> int | None:
+        """Return the device that an address belongs to, None for memory that no device can read."""
+
+    @abstractmethod
+    def unload(self, module: NativeModule) -> None:
+        """Unload a module's binary."""
+
+    @abstractmethod
+    def _current_device(self) -> int: ...
+
+    @abstractmethod
+    def _read_properties(self, device: int) -> DeviceProperties: ...
+
+    @abstractmethod
+    def _load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule: ...
+
+    @abstractmethod
+    def _bind(self, module: NativeModule) -> launchers.Binding: ...
+
+    @abstractmethod
+    def _words(self, status: int) -> str:
+        """Return what the driver calls a status."""

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LaunchPlan`: what a driver needs to launch one kernel: where each parameter lies, how large a block is, which attributes hold.
+
+`plan_builder` makes it, and drivers and launchers read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from bundler.format.entries import Target
+from bundler.format.summary import Summarized
+
+GLOBAL_SCRATCH, PROFILE_SCRATCH = "global_scratch", "profile_scratch"
+TENSOR_MAP, TENSOR_MAP_BYTES = "tensormap", 128
+# Bytes of each kind of parameter; a kernel's own binary says where it lies.
+KIND_BYTES = {
+    "pointer": 8,
+    **{f"{sign}{bits}": max(bits // 8, 1) for sign in "iu" for bits in (1, 8, 16, 32, 64)},
+    "fp16": 2,
+    "bf16": 2,
+    "fp32": 4,
+    "fp64": 8,
+    TENSOR_MAP: TENSOR_MAP_BYTES,
+    GLOBAL_SCRATCH: 8,
+    PROFILE_SCRATCH: 8,
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the device function.
+
+    `kind` is a key of `KIND_BYTES`; `offset` and `size` are bytes in the parameter buffer, as the binary declares them;
+    `argument` is the position of the value that fills it among those given to `Launcher`, None for scratch.
+    """
+
+    name: str
+    kind: str
+    offset: int
+    size: int
+    argument: int | None
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """How a host tensor descriptor becomes a 128-byte map: numbers of the driver's enumerations, as Triton recorded them.
+
+    `argument` is the position of the map among the values given to `Launcher`; `elem_type` is the compiler's number.
+    """
+
+    argument: int
+    swizzle: int
+    elem_size: int
+    elem_type: int
+    block_size: tuple[int, ...]
+    fp4_padded: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where one value given to `Launcher` comes from.
+
+    `path` finds the argument: its index, then indices into nested tuples.  An argument that is no tensor descriptor has one
+    piece; a descriptor has several in a row, and the first of them has its `rank`, the number of dimensions.
+    """
+
+    name: str
+    kind: str
+    path: tuple[int, ...]
+    rank: int | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class LaunchPlan(Summarized):
+    """Everything a driver needs to launch one kernel.
+
+    A launcher takes one value for each parameter that has an `argument`, in that order: an int, float or bool, a tensor,
+    an address or None for a pointer, 128 bytes for a tensor map.  Descriptors and tuples are taken apart before.
+    """
+
+    kernel: str
+    key: str
+    entry: str
+    target: Target
+    parameters: tuple[Parameter, ...]
+    buffer_bytes: int
+    block_threads: int
+    cluster: int
+    shared_bytes: int
+    cooperative: bool
+    pdl: bool
+    global_scratch_bytes: int
+    global_scratch_align: int
+    profile_scratch_bytes: int
+    profile_scratch_align: int
+    tensor_maps: tuple[TensorMap, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+
+    @cached_property
+    def arguments(self) -> tuple[Parameter, ...]:
+        """The parameters that a launch fills with values, in the order of those values."""
+        return tuple(parameter for parameter in self.parameters if parameter.argument is not None)
+
+    def scratch_bytes(self, programs: int, kind: str) -> int:
+        """Return how much scratch a launch needs: `programs` (of the grid) times `cluster` times the size for one."""
+        one = self.global_scratch_bytes if kind == GLOBAL_SCRATCH else self.profile_scratch_bytes
+        return programs * self.cluster * one

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`build_plan`: the plan of a launch, from what was recorded of a kernel, compared with what its binary declares.
+
+`can_launch` says why a kernel has no plan.  `Loader` builds plans; the tuner and `kernel_export` ask, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from bundler.errors import BundlerError, CannotLaunchStatically
+from bundler.format.constant_values import Value
+from bundler.format.entries import Kernel, Target
+from bundler.format.launch_spec import LaunchFacts, LaunchSpec
+from bundler.format.summary import count
+from bundler.runtime.launch.parameter_layout import Layout, read_layout
+from bundler.runtime.launch.plan import (
+    GLOBAL_SCRATCH,
+    KIND_BYTES,
+    PROFILE_SCRATCH,
+    TENSOR_MAP,
+    LaunchPlan,
+    Parameter,
+    Piece,
+    TensorMap,
+)
+
+BACKENDS = ("cuda", "hip")
+MAX_RANK = 5
+MAX_NAMED = 20
+MAX_NUMBER = 2**31 - 1
+_DESCRIPTOR = re.compile(r"tensordesc<([^[>]*)\[([^\]]*)\]")
+_SCALARS = {"f32": "fp32", **{kind: kind for kind in KIND_BYTES if kind[0] in "iu" or kind[:2] in {"fp", "bf"}}}
+
+
+def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
+    """Return how to launch a kernel.
+
+    Args:
+        kernel: a kernel of a bundle.
+        image: its device binary, verified.
+
+    Raises:
+        CannotLaunchStatically: something that the launch needs is not known, or the binary contradicts the record.
+        FormatError: the binary cannot be read.
+    """
+    spec, backend = kernel.launch, kernel.target.backend
+    refuse = _Refusal(spec.entry, kernel.key)
+    _check_target(kernel.target, refuse)
+    layout = read_layout(image, spec.entry)
+    _check_numbers(spec, refuse)
+    _check_threads(spec, layout, refuse)
+    parameters, pieces, maps = _parameters(spec, backend, layout, refuse)
+    return LaunchPlan(
+        kernel=kernel.name,
+        key=kernel.key,
+        entry=spec.entry,
+        target=kernel.target,
+        parameters=parameters,
+        buffer_bytes=layout.buffer_bytes,
+        block_threads=spec.num_warps * kernel.target.warp_size,
+        cluster=spec.num_ctas if backend == "cuda" else 1,
+        shared_bytes=spec.shared_bytes,
+        cooperative=spec.cooperative,
+        pdl=spec.pdl,
+        global_scratch_bytes=spec.global_scratch_bytes or 0,
+        global_scratch_align=spec.global_scratch_align or 1,
+        profile_scratch_bytes=spec.profile_scratch_bytes or 0,
+        profile_scratch_align=spec.profile_scratch_align or 1,
+        tensor_maps=maps,
+        pieces=pieces,
+    )
+
+
+def can_launch(what: Any, image: bytes | None = None) -> str | None:
+    """Return why a kernel cannot be launched without Triton, None when it can.
+
+    Total: whatever is not known is a reason, never an exception.
+
+    Args:
+        what: a `Kernel` of a bundle, or its `LaunchSpec`.
+        image: the kernel's device binary; with it the parameters are checked against what the binary declares.
+    """
+    try:
+        spec = what.launch if isinstance(what, Kernel) else what
+        if not isinstance(spec, LaunchSpec):
+            return f"{type(what).__name__} is no kernel and no launch spec"
+        if isinstance(what, Kernel) and image is not None:
+            build_plan(what, image)
+            return None
+        refuse = _Refusal(spec.entry, what.key if isinstance(what, Kernel) else None)
+        target = what.target if isinstance(what, Kernel) else None
+        if target is not None:
+            _check_target(target, refuse)
+        backend = target.backend if target is not None else "cuda"
+        list(_pieces(spec.require_facts(), _tensor_maps(spec, backend, refuse), 1, refuse))
+    except BundlerError as error:
+        return error.message
+    return None
+
+
+class _Refusal:
+    """Makes the errors of one kernel, which name it."""
+
+    def __init__(self, entry: str, key: str | None) -> None:
+        self._entry, self._key = entry, key
+
+    def __call__(self, reason: str, **facts: Any) -> CannotLaunchStatically:
+        return CannotLaunchStatically(f"{self._entry}: {reason}", kernel=self._entry, key=self._key, **facts)
+
+
+def _check_target(target: Target, refuse: _Refusal) -> None:
+    if target.backend not in BACKENDS:
+        raise refuse(
+            f"compiled for {target}; kernels are launched on {' and '.join(BACKENDS)} only", target=str(target)
+        )
+
+
+def _check_numbers(spec: LaunchSpec, refuse: _Refusal) -> None:
+    # What drivers take has 32 bits, and a bundle may say anything.
+    for name in ("num_warps", "num_ctas", "warp_size", "shared_bytes", "global_scratch_bytes", "global_scratch_align",
+                 "profile_scratch_bytes", "profile_scratch_align"):  # fmt: skip
+        number = getattr(spec, name)
+        if number is not None and number > MAX_NUMBER:
+            raise refuse(f"its record says {number} for {name}, at most {MAX_NUMBER} can be launched")
+
+
+def _check_threads(spec: LaunchSpec, layout: Layout, refuse: _Refusal) -> None:
+    threads = spec.num_warps * spec.warp_size
+    if layout.block_threads not in {None, threads}:
+        raise refuse(
+            f"the record says {count(spec.num_warps, 'warp')} of {spec.warp_size}, {count(threads, 'thread')}, and the binary was made for "
+            f"{layout.block_threads}; record the compile again"
+        )
+
+
+# From the record: one piece for each value that a launch passes ----------------------------------------------------------
+
+
+def _pieces(facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, flags: int, refuse: _Refusal) -> Iterator[Piece]:
+    for index, (name, kind) in enumerate(facts.signature):
+        yield from _pieces_of(name, kind, (index,), (maps is not None, flags), refuse)
+
+
+def _pieces_of(
+    name: str, kind: Value, path: tuple[int, ...], descriptors: tuple[bool, int], refuse: _Refusal
+) -> Iterator[Piece]:
+    if kind.tag == "tuple":
+        for index, item in enumerate(kind.payload):
+            yield from _pieces_of(f"{name}[{index}]", item, (*path, index), descriptors, refuse)
+        return
+    text = kind.payload
+    if kind.tag != "str":
+        raise refuse(f"argument {name!r} has a type that cannot be read ({kind.tag})", argument=name)
+    if text.startswith("*"):
+        yield Piece(name, "pointer", path)
+    elif text.startswith("tensordesc"):
+        yield from _descriptor_pieces(name, text, path, descriptors, refuse)
+    elif text in _SCALARS:
+        yield Piece(name, _SCALARS[text], path)
+    elif text != "constexpr":
+        why = "; no launcher passes eight-bit floats by value" if text.startswith("fp8") else ""
+        raise refuse(f"argument {name!r} has type {text:.80}, which cannot be passed{why}", argument=name, got=text)
+
+
+def _descriptor_pieces(
+    name: str, text: str, path: tuple[int, ...], descriptors: tuple[bool, int], refuse: _Refusal
+) -> Iterator[Piece]:
+    """Yield what Triton's launcher makes of a tensor descriptor: a map, or its parts, and then shape and strides (again)."""
+    match = _DESCRIPTOR.match(text)
+    rank = match[2].count(",") + 1 if match is not None else 0
+    if not 0 < rank <= MAX_RANK or "input_rank" in text:
+        raise refuse(f"argument {name!r} is a tensor descriptor of a kind not known ({text:.80})", argument=name)
+    mapped, flags = descriptors
+    kinds = [TENSOR_MAP] if mapped else ["pointer", *["i64"] * 2 * rank, *["i1"] * flags]
+    kinds += [*["i32"] * rank, *["i64"] * rank]
+    for number, kind in enumerate(kinds):
+        yield Piece(name, kind, path, rank if number == 0 else None)
+
+
+_Shape = tuple[tuple[Parameter, ...], tuple[Piece, ...], tuple[TensorMap, ...]]
+# Kernels that differ in their constants alone have one shape.
+_shapes: dict[tuple[Any, ...], _Shape] = {}
+_MAX_SHAPES = 1024
+
+
+def _parameters(spec: LaunchSpec, backend: str, layout: Layout, refuse: _Refusal) -> _Shape:
+    """Return the parameters where the binary has them, what fills them, and the tensor maps among them."""
+    facts, hidden = spec.require_facts(), _hidden(spec, backend)
+    key = (facts.signature, spec.tensor_descriptors, backend, hidden, layout.slots)
+    found = _shapes.get(key)
+    if found is None:
+        maps = _tensor_maps(spec, backend, refuse)
+        pieces = _fitting(facts, maps, len(layout.slots) - len(hidden), hidden, refuse)
+        shown = [Parameter(p.name, p.kind, 0, KIND_BYTES[p.kind], number) for number, p in enumerate(pieces)]
+        found = _placed([*shown, *hidden], layout, refuse), pieces, _numbered(maps, pieces)
+        if len(_shapes) >= _MAX_SHAPES:
+            _shapes.clear()
+        _shapes[key] = found
+    return found
+
+
+def _hidden(spec: LaunchSpec, backend: str) -> tuple[Parameter, ...]:
+    """Return the parameters that Triton appends: on CUDA as its metadata say, on HIP always two."""
+    always = backend == "hip"
+    wanted = (always or spec.global_scratch_bytes is not None, always or spec.profile_scratch_bytes is not None)
+    return tuple(parameter for parameter, there in zip(_SCRATCH, wanted, strict=True) if there)
+
+
+_SCRATCH = tuple(Parameter(kind, kind, 0, KIND_BYTES[kind], None) for kind in (GLOBAL_SCRATCH, PROFILE_SCRATCH))
+
+
+# Tensor maps ------------------------------------------------------------------------------------------------------------
+
+
+def _tensor_maps(spec: LaunchSpec, backend: str, refuse: _Refusal) -> tuple[TensorMap, ...] | None:
+    """Return how each tensor descriptor becomes a map, None when they are passed in parts."""
+    found = spec.tensor_descriptors
+    if found.tag not in {"list", "tuple"}:
+        raise refuse(f"its tensor descriptors are described by a {found.tag}, expected a list")
+    if not found.payload:
+        return None
+    if backend != "cuda":
+        raise refuse("it takes tensor descriptors in a form that only newer AMD chips have, and which is not supported")
+    return tuple(_tensor_map(item, refuse) for item in found.payload)
+
+
+def _tensor_map(item: Value, refuse: _Refusal) -> TensorMap:
+    facts = item.plain() if item.tag == "dict" else {}
+    if facts.get("is_im2col"):
+        raise refuse("it takes a tensor descriptor in im2col mode, which is not supported")
+    numbers = [facts.get(name) for name in ("swizzle", "elem_size", "elem_type")]
+    block, padded = facts.get("block_size"), facts.get("fp4_padded", False)
+    if not all(map(_is_small, numbers)) or type(padded) is not bool:
+        raise refuse(f"its record of a tensor descriptor cannot be read ({facts!r:.200})")
+    if not isinstance(block, (list, tuple)) or not all(map(_is_small, block)):
+        raise refuse(f"its record of a tensor descriptor has no block size ({facts!r:.200})")
+    swizzle, elem_size, elem_type = (int(number or 0) for number in numbers)
+    return TensorMap(0, swizzle, elem_size, elem_type, tuple(block), padded)
+
+
+def _is_small(number: object) -> bool:
+    return type(number) is int and 0 <= number <= MAX_NUMBER
+
+
+def _numbered(maps: tuple[TensorMap, ...] | None, pieces: tuple[Piece, ...]) -> tuple[TensorMap, ...]:
+    places = [number for number, piece in enumerate(pieces) if piece.kind == TENSOR_MAP]
+    return tuple(
+        TensorMap(place, m.swizzle, m.elem_size, m.elem_type, m.block_size, m.fp4_padded)
+        for place, m in zip(places, maps or (), strict=True)
+    )
+
+
+# Against the binary -----------------------------------------------------------------------------------------------------
+
+
+def _fitting(
+    facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, room: int, hidden: tuple[Parameter, ...], refuse: _Refusal
+) -> tuple[Piece, ...]:
+    """Return the pieces, as many as the binary has room for.
+
+    Triton 3.6 passes one flag with a descriptor taken apart, later releases two; which one compiled a kernel is seen by the
+    number of its parameters.
+    """
+    pieces = tuple(_pieces(facts, maps, 2, refuse))
+    if len(pieces) != room:
+        fewer = tuple(_pieces(facts, maps, 1, refuse))
+        if len(fewer) != room:
+            raise refuse(
+                f"the record gives it {count(len(pieces), 'argument')} and {count(len(hidden), 'hidden one')} "
+                f"({', '.join(piece.name for piece in pieces[:MAX_NAMED])}), and the binary declares "
+                f"{count(room + len(hidden), 'parameter')}; record the compile again",
+                expected=room + len(hidden),
+                got=len(pieces) + len(hidden),
+            )
+        pieces = fewer
+    descriptors = sum(piece.kind == TENSOR_MAP for piece in pieces)
+    if descriptors != len(maps or ()):
+        raise refuse(f"it takes {count(descriptors, 'tensor descriptor')}, and the record describes {len(maps or ())}")
+    return pieces
+
+
+def _placed(parameters: list[Parameter], layout: Layout, refuse: _Refusal) -> tuple[Parameter, ...]:
+    placed = []
+    for number, (parameter, slot) in enumerate(zip(parameters, layout.slots, strict=True)):
+        if slot.size != parameter.size:
+            raise refuse(
+                f"argument {parameter.name!r} is recorded as {parameter.kind}, {count(parameter.size, 'byte')}, and parameter "
+                f"{number} of the binary has {slot.size}; record the compile again",
+                argument=parameter.name,
+                expected=parameter.size,
+                got=slot.size,
+            )
+        placed.append(Parameter(parameter.name, parameter.kind, slot.offset, slot.size, parameter.argument))
+    return tuple(placed)

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`AutotunedKernel`: finds a kernel's fastest config for each tuning key, and launches it; made by `autotune` and `HeuristicKernel`."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bundler.errors import ConfigError, NotFound, ToolchainMismatch
+from bundler.format.bundle import Bundle
+from bundler.format.summary import count
+from bundler.lifecycle.tuning_directory import Miss
+from bundler.runtime import grids
+from bundler.runtime.configs import Config
+from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.drivers import open_first_driver
+from bundler.runtime.launch.handle import Handle
+from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.plan_builder import BACKENDS
+from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.static_kernel import StaticKernel
+from bundler.runtime.tuning import profiler_ranges, tuning_winners
+from bundler.runtime.tuning.benchmark import Clock
+from bundler.runtime.tuning.candidate_compiler import (
+    CallWorkshop,
+    Made,
+    StaticCandidate,
+    TritonCandidate,
+    TuningDevice,
+    expand,
+    make,
+)
+from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
+from bundler.runtime.tuning.kernel_export import Exported, export_kernel
+from bundler.runtime.tuning.result_lookup import Choice, Memory, Question
+from bundler.runtime.tuning.trial import Touch, Trial
+from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.runtime.tuning.tuner_reports import moved_bytes
+from bundler.toolchain import tuner_toolchain as toolchain
+
+_GB, _NS = 1e9, 1e6
+_LOG = logging.getLogger("bundler.runtime")
+
+
+@dataclass
+class _Machine:
+    """What launches: made at the first call, so that a kernel can be declared where there is no GPU."""
+
+    driver: Driver
+    static: StaticKernel
+    loader: Loader
+    hooks: Hooks
+    bundle: Bundle | None
+    memory: Memory
+    through_triton: set[Config] = field(default_factory=set)
+
+
+class AutotunedKernel:
+    """What `autotune` makes of a kernel; called like it: `kernel[grid](*args, **keywords)`.
+
+    The first call for a tuning key looks for a config, in this order: the table, this process's memory, the bundle, the records
+    beside Triton's kernels, Triton's own result file (with `cache_results`).  A record counts only when all named parts are
+    equal: kernel source, configs, key, device, toolchain, way of searching; `misses` says of each that did not.  Else all
+    configs are compiled and measured, which happens once: other threads wait.  Under TRITON_INTERPRET=1 the first config
+    runs in the interpreter.
+
+    A call raises `NoValidConfig` when no config can be used, `CompileFailed` when the kernel does not compile, `ConfigError` for
+    arguments that do not go together, and what a launch raises.
+
+    Attributes:
+        fn: the kernel as it was, with its heuristics.
+        best_config: the config of the last call, None before the first.
+        misses: (tuning key, why there was no record) of each search.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        listed: ListedConfigs,
+        key: tuple[str, ...],
+        pruning: Pruning,
+        *,
+        touch: Touch,
+        clock: Callable[[], Clock] | None = None,
+        cache_results: bool = False,
+        options: TunerOptions,
+    ) -> None:
+        self.fn, self.arg_names = function, list(function.arg_names)
+        self.base = toolchain.innermost(function)
+        self.__name__: str = self.base.__name__
+        for what, names in (("key", key), ("reset_to_zero", touch.zeroed), ("restore_value", touch.mutated)):
+            unknown = [name for name in names if name not in self.arg_names]
+            if unknown:
+                raise ConfigError(
+                    f"{self.__name__}: {what} names {unknown[0]!r}, which is no argument; there are "
+                    f"{', '.join(self.arg_names)}",
+                    kernel=self.__name__, name=unknown[0],
+                )  # fmt: skip
+        listed.check(self.__name__, self.arg_names)
+        self.configs, self.keys, self.options = list(listed.originals), list(key), options
+        self.best_config: Config | None = None
+        self.misses: list[tuple[tuple[Any, ...], str]] = []
+        self._listed, self._pruning, self._make_clock, self._cache_results = listed, pruning, clock, cache_results
+        self._touch = touch
+        self._interpreted, self._wrapped = toolchain.interpreted(function), function is not self.base
+        self._places = [self.arg_names.index(name) for name in key]
+        self._machine: _Machine | None = None
+        self._choices: dict[tuple[Any, ...], Choice] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<autotuned kernel {self.__name__!r}, {count(len(self.configs), 'config')}, {count(len(self._choices), 'key')} chosen>"
+
+    def __getitem__(self, grid: grids.Grid) -> Callable[..., None]:
+        return functools.partial(self._call, grid)
+
+    def run(self, *args: Any, grid: grids.Grid, warmup: bool = False, **keywords: Any) -> None:
+        """Launch, as Triton's own `run`; with `warmup` compile the configs and launch nothing."""
+        if warmup:
+            self.warmup(*args, grid=grid, **keywords)
+        else:
+            self._call(grid, *args, **keywords)
+
+    @property
+    def cache(self) -> dict[tuple[Any, ...], Config]:
+        """The configs chosen so far, by device and tuning key."""
+        return {key: choice.config for key, choice in self._choices.items()}
+
+    @property
+    def choices(self) -> dict[tuple[Any, ...], Choice]:
+        """What was chosen so far and where it is from, by device and tuning key."""
+        return dict(self._choices)
+
+    @property
+    def hooks(self) -> Hooks:
+        """What is called around each launch."""
+        return self._ready().hooks
+
+    def forget(self) -> None:
+        """Drop what was chosen and loaded; records on disk stay."""
+        with self._lock:
+            machine, self._machine, self._choices = self._machine, None, {}
+            if machine is not None:
+                machine.static.forget()
+                machine.loader.unload()
+                if machine.bundle is not None and not isinstance(self.options.bundle, Bundle):
+                    machine.bundle.close()
+
+    # Launching -------------------------------------------------------------------------------------------------------
+
+    def _call(self, grid: grids.Grid, /, *args: Any, **keywords: Any) -> None:
+        if self._interpreted:
+            self._interpret(grid, args, keywords)
+            return
+        machine = self._machine or self._ready()
+        choice = self._known(machine, args, keywords)
+        if choice is None:
+            if self._launches_nothing(grid, args, keywords):
+                return
+            choice = self._choose(machine, grid, args, keywords)
+        self.best_config = choice.config
+        if keywords and not keywords.keys().isdisjoint(choice.keywords):
+            self._check_call(args, keywords)
+        if self._wrapped:
+            keywords = self._with_heuristics(args, keywords, choice)
+        if self.options.dump is not None:
+            self.options.dump.add(self.__name__, args, keywords, choice.config.all_kwargs(), grid)
+        if profiler_ranges.active():
+            with profiler_ranges.launch_range(self.__name__, args, choice.config):
+                self._launch(machine, choice, grid, args, keywords)
+            return
+        self._launch(machine, choice, grid, args, keywords)
+
+    def _launch(
+        self, machine: _Machine, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        try:
+            self._start(machine, choice, grid, args, keywords)
+        except (NotFound, ToolchainMismatch):
+            # The same key, but other alignments or types: the config is known, its kernel for them is not there yet.
+            self._adopt(machine, choice.config, self._compile(machine, choice.config, args, keywords))
+            self._start(machine, choice, grid, args, keywords)
+
+    def _start(
+        self, machine: _Machine, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        if machine.through_triton and choice.config in machine.through_triton:
+            self.fn.run(*args, grid=grid, warmup=False, **{**keywords, **choice.keywords})
+        else:
+            machine.static[grid](*args, **keywords, **choice.keywords)
+
+    def handle(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> Handle:
+        """Return the kernel that a call like this one would launch, to launch it again and again without a look.
+
+        Args:
+            args, keywords: as for a call.
+            grid: needed only where the config has yet to be found.
+
+        Raises:
+            ConfigError: the config has to be found, and there is no grid to launch with.
+            CannotLaunchStatically: only Triton can launch it.
+        """
+        machine = self._machine or self._ready()
+        choice = self._choice(machine, grid, args, keywords)
+        if self._wrapped:
+            keywords = self._with_heuristics(args, keywords, choice)
+        try:
+            return machine.static.handle(*args, **keywords, **choice.keywords)
+        except (NotFound, ToolchainMismatch):
+            self._adopt(machine, choice.config, self._compile(machine, choice.config, args, keywords))
+            return machine.static.handle(*args, **keywords, **choice.keywords)
+
+    def warmup(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> list[str]:
+        """Compile every config for a call, on all cores, and launch nothing; returns the kernels' keys.
+
+        Raises:
+            CompileFailed: the kernel does not compile.
+        """
+        machine = self._ready()
+        workshop = self._workshop(machine, grid or (1,), args, keywords)
+        found = workshop.build(self._pruned(args, keywords).configs)
+        for candidate in found:
+            if isinstance(candidate, StaticCandidate):
+                candidate.close()
+        return [candidate.key for candidate in found if candidate.key]
+
+    def export(
+        self, directory: str | os.PathLike[str], *args: Any, grid: grids.Grid | None = None, **keywords: Any
+    ) -> Exported:
+        """Write the chosen kernel's binary and how to launch it, for programs in other languages; see `export_kernel`."""
+        machine = self._ready()
+        choice = self._choice(machine, grid, args, keywords)
+        made = self._compile(machine, choice.config, args, keywords)
+        return export_kernel(made.kernel, made.image, made.bundle, choice.config, directory)
+
+    def _interpret(self, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        config = self._pruned(args, keywords).configs[0]
+        self.best_config = config
+        self.fn.run(*args, grid=grid, warmup=False, **keywords, **config.kwargs)
+
+    def _with_heuristics(self, args: tuple[Any, ...], keywords: dict[str, Any], choice: Choice) -> dict[str, Any]:
+        call = {**dict(zip(self.arg_names, args, strict=False)), **keywords, **choice.keywords}
+        added = expand(self.fn, call)
+        return {**keywords, **{name: added[name] for name in added.keys() - call.keys()}}
+
+    # Choosing --------------------------------------------------------------------------------------------------------
+
+    def _memo(self, machine: _Machine, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """Return device and tuning key: the values of the key's arguments, then the element types of all tensors."""
+        if keywords:
+            named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
+            values = [named[name] for name in self.keys if name in named]
+            types = [named[name].dtype for name in self.arg_names if hasattr(named.get(name), "dtype")]
+        else:
+            count = len(args)
+            values = [args[place] for place in self._places if place < count]
+            types = [value.dtype for value in args if hasattr(value, "dtype")]
+        return (machine.driver.device(), *values, *types)
+
+    def _ready(self) -> _Machine:
+        with self._lock:
+            if self._machine is None:
+                driver = self.options.driver or open_first_driver(BACKENDS)
+                loader, hooks, given = Loader(driver), Hooks(), self.options.bundle
+                bundle = given if isinstance(given, Bundle | None) else Bundle.load(given)
+                memory = Memory(self.__name__, self.base, bundle, self.options, results=self._cache_results)
+                static = StaticKernel(self.__name__, [], loader, hooks)
+                self._machine = _Machine(driver, static, loader, hooks, bundle, memory)
+            return self._machine
+
+    def _known(self, machine: _Machine, args: tuple[Any, ...], keywords: dict[str, Any]) -> Choice | None:
+        memo = self._memo(machine, args, keywords)
+        try:
+            return self._choices.get(memo)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.__name__}: the tuning key {memo[1:]!r:.200} cannot be compared: {error}; give numbers, text or tuples",
+                kernel=self.__name__,
+            ) from error
+
+    def _choice(
+        self, machine: _Machine, grid: grids.Grid | None, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Choice:
+        return self._known(machine, args, keywords) or self._choose(machine, grid, args, keywords)
+
+    def _launches_nothing(self, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Whether a call has no program: there is nothing to measure then, and nothing to do."""
+        sizes: Any = grid
+        if callable(grid):
+            named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
+            sizes = grid(expand(self.fn, {**named, **self._listed.configs[0].all_kwargs()}))
+        return 0 in (sizes if isinstance(sizes, tuple | list) else (sizes,))
+
+    def _choose(
+        self, machine: _Machine, grid: grids.Grid | None, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Choice:
+        self._check_call(args, keywords)
+        memo = self._memo(machine, args, keywords)
+        with self._lock:
+            known = self._choices.get(memo)
+            if known is not None:
+                return known
+            question = machine.memory.question(machine.driver, self._pruned(args, keywords), memo[1:])
+            found = machine.memory.find(question)
+            if isinstance(found, Miss):
+                self.misses.append((question.key, found.reason))
+                _LOG.info("%s is tuned: %s", self.__name__, found.reason)
+                found = self._tune(machine, question, grid, args, keywords)
+            elif found.specializations and machine.bundle is not None:
+                machine.loader.add_source(machine.bundle)
+                machine.static.add(found.specializations)
+            self._report(machine, found, grid, args, keywords)
+            self._choices[memo] = found
+            return found
+
+    def _check_call(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if len(args) > len(self.arg_names):
+            expected = count(len(self.arg_names), "argument")
+            raise ConfigError(f"{self.__name__}: takes {expected}, got {len(args)}", kernel=self.__name__)
+        self._listed.check_given(self.__name__, {*self.arg_names[: len(args)], *keywords})
+        for name, place in zip(self.keys, self._places, strict=True):
+            if is_tensor(args[place] if place < len(args) else keywords.get(name)):
+                raise ConfigError(
+                    f"{self.__name__}: the key names {name!r}, which is a tensor; name the numbers that decide, such as its size",
+                    kernel=self.__name__, name=name,
+                )  # fmt: skip
+
+    def _pruned(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> ListedConfigs:
+        return self._pruning.apply(self._listed, dict(zip(self.arg_names, args, strict=False)), keywords)
+
+    # Tuning ----------------------------------------------------------------------------------------------------------
+
+    def _tune(
+        self, machine: _Machine, question: Question, grid: grids.Grid | None, args: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> Choice:  # fmt: skip
+        if grid is None:
+            raise ConfigError(
+                f"{self.__name__} has to be tuned first: give a grid to launch with", kernel=self.__name__
+            )
+        workshop = self._workshop(machine, grid, args, keywords)
+        outcome = self._trial(workshop).run(question.listed.configs)
+        winner = outcome.winner
+        assert isinstance(winner, StaticCandidate | TritonCandidate)
+        self._adopt(machine, winner.config, winner.made)
+        winner.close()
+        machine.memory.keep(outcome, question)
+        named = tuning_winners.named_of(winner.config)
+        best = next((timing.time_ns for timing in outcome.timings if timing.config == named), None)
+        return Choice.of(winner.config, outcome.found_by, None if best is None else best / _NS)
+
+    def _workshop(
+        self, machine: _Machine, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> CallWorkshop:
+        return CallWorkshop(
+            self.fn, {**dict(zip(self.arg_names, args, strict=False)), **keywords},
+            TuningDevice.of(machine.driver, machine.driver.device()), grid, machine.hooks,
+            workers=self.options.workers, service=self.options.service,
+        )  # fmt: skip
+
+    def _trial(self, workshop: CallWorkshop) -> Trial:
+        return Trial(self.__name__, workshop, self._touch, self._make_clock, self.options)
+
+    def _compile(self, machine: _Machine, config: Config, args: tuple[Any, ...], keywords: dict[str, Any]) -> Made:
+        workshop = self._workshop(machine, (1,), args, keywords)
+        return make(self.base, workshop.keywords(config), workshop.place.target)
+
+    def _adopt(self, machine: _Machine, config: Config, made: Made) -> None:
+        if made.reason is not None:
+            _LOG.info("%s is launched by Triton: %s", self.__name__, made.reason)
+            machine.through_triton.add(config)
+            return
+        machine.loader.add_source(made.bundle)
+        machine.static.add([Specialization(made.kernel)])
+
+    def _report(
+        self,
+        machine: _Machine,
+        choice: Choice,
+        grid: grids.Grid | None,
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
+        """Add the kernel to the bandwidth report, if there is one; what was not measured just now is measured for it."""
+        report = self.options.bandwidth
+        if report is None or grid is None:
+            return
+        workshop = self._workshop(machine, grid, args, keywords)
+        time_ms = choice.time_ms
+        if time_ms is None:
+            time_ms = self._trial(workshop).time_one(choice.config)
+        if time_ms is not None:
+            report.add(self.__name__, time_ms, moved_bytes(workshop.call) / _GB)

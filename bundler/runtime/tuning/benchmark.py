@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures launches without harm to the caller's data.
+
+A `Clock` times a launch, `CudaClock` by events of the GPU; a `Sandbox` holds clones of the tensors that the kernel changes, and copies
+and zeroes them outside of what is timed.  `trial.py` and `multi_kernel.py` measure with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bundler.errors import ConfigError
+from bundler.runtime.launch.argument_types import is_tensor
+
+QUANTILES = (0.5, 0.2, 0.8)
+WARMUP_MS, REP_MS = 25.0, 100.0
+_ESTIMATES = 5
+_MOST_RUNS = 10_000
+_LEAST_RUNS = 3
+# More than the second-level cache of any GPU.
+_FLUSH_BYTES = 256 << 20
+_MS = 1e3
+
+Launch = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How long one launch took, in milliseconds: the median, and the 20th and 80th percentile."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+
+
+class Clock(Protocol):
+    """Times launches."""
+
+    def sample(self, launch: Launch, reset: Launch) -> Sample:
+        """Return how long `launch` takes; `reset` is called before each launch and does not count.
+
+        Raises whatever the launch raises.
+        """
+
+
+class CudaClock:
+    """Times with events on torch's current stream, with a cold second-level cache, as Triton's benchmark does.
+
+    Args:
+        warmup_ms, rep_ms: for how long a launch is repeated before it counts, and while it counts.
+    """
+
+    def __init__(self, warmup_ms: float = WARMUP_MS, rep_ms: float = REP_MS) -> None:
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available():
+            raise ConfigError(
+                "nothing here can time a launch on a GPU: torch is not imported, or sees no GPU; import torch, or give "
+                "do_bench"
+            )
+        self._torch, self._warmup_ms, self._rep_ms = torch, warmup_ms, rep_ms
+        self._buffer: Any = None
+
+    def sample(self, launch: Launch, reset: Launch) -> Sample:
+        """Return how long `launch` takes."""
+        cuda = self._torch.cuda
+        reset()
+        launch()
+        cuda.synchronize()
+        # What a round costs with its emptying of the cache decides how many there are, so that a tuning takes as long as it says.
+        _, round_ms = self._timed(launch, reset, _ESTIMATES)
+        for _ in range(_runs(self._warmup_ms, round_ms)):
+            reset()
+            launch()
+        return _summary(self._timed(launch, reset, _runs(self._rep_ms, round_ms))[0])
+
+    def _timed(self, launch: Launch, reset: Launch, runs: int) -> tuple[list[float], float]:
+        """Return the time of each launch, and the mean time of a whole round, in milliseconds."""
+        if self._buffer is None:
+            self._buffer = self._torch.empty(_FLUSH_BYTES, dtype=self._torch.int8, device="cuda")
+        event = self._torch.cuda.Event
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(runs)]
+        for start, end in pairs:
+            reset()
+            self._buffer.zero_()
+            start.record()
+            launch()
+            end.record()
+        self._torch.cuda.synchronize()
+        times = [start.elapsed_time(end) for start, end in pairs]
+        between = pairs[0][0].elapsed_time(pairs[-1][1])
+        return times, max(between / runs, 1e-3)
+
+    def release(self) -> None:
+        """Give back the memory that empties the cache."""
+        self._buffer = None
+
+
+class WallClock:
+    """Times by the wall clock, for kernels that run on the CPU."""
+
+    def __init__(self, warmup_ms: float = WARMUP_MS, rep_ms: float = REP_MS) -> None:
+        self._warmup_ms, self._rep_ms = warmup_ms, rep_ms
+
+    def sample(self, launch: Launch, reset: Launch) -> Sample:
+        """Return how long `launch` takes."""
+        estimate_ms = max(self._once(launch, reset), 1e-3)
+        for _ in range(_runs(self._warmup_ms, estimate_ms)):
+            self._once(launch, reset)
+        return _summary([self._once(launch, reset) for _ in range(_runs(self._rep_ms, estimate_ms))])
+
+    @staticmethod
+    def _once(launch: Launch, reset: Launch) -> float:
+        reset()
+        started = time.perf_counter()
+        launch()
+        return (time.perf_counter() - started) * _MS
+
+
+class GivenClock:
+    """Times with a function of Triton's kind, `do_bench(fn, quantiles)`; what has to be reset is reset within `fn`.
+
+    Args:
+        do_bench: returns milliseconds: a number, or one for each quantile.
+    """
+
+    def __init__(self, do_bench: Callable[..., Any]) -> None:
+        self._do_bench = do_bench
+
+    def sample(self, launch: Launch, reset: Launch) -> Sample:
+        """Return how long `launch` takes, as the function says."""
+
+        def call() -> None:
+            reset()
+            launch()
+
+        found = self._do_bench(call, quantiles=QUANTILES)
+        times = [float(found)] if isinstance(found, int | float) else [float(value) for value in found]
+        if not times:
+            raise ConfigError("do_bench returned nothing; it has to return milliseconds", got=repr(found))
+        median = times[0]
+        return Sample(median, *(times[1:] if len(times) == len(QUANTILES) else (median, median)))
+
+
+def _runs(span_ms: float, estimate_ms: float) -> int:
+    return max(_LEAST_RUNS, min(int(span_ms / estimate_ms), _MOST_RUNS))
+
+
+def _summary(times: Sequence[float]) -> Sample:
+    ordered = sorted(times)
+
+    def at(quantile: float) -> float:
+        return ordered[min(int(quantile * len(ordered)), len(ordered) - 1)]
+
+    return Sample(statistics.median(ordered), at(QUANTILES[1]), at(QUANTILES[2]))
+
+
+# The caller's data --------------------------------------------------------------------------------------------------------
+
+
+class Sandbox:
+    """Lets a kernel run again and again on one call's arguments, and leaves the caller's tensors as they were.
+
+    Tensors that the kernel changes (`mutated`) or adds to (`zeroed`) are cloned, one clone for each that is the same memory;
+    where a clone would take more device memory than the program ever used, the caller's tensor is used, and restored from a
+    copy in pinned memory of the host.
+
+    Args:
+        values: the arguments by name.
+        mutated, zeroed: names of tensors to restore before each launch, and to fill with zeros.
+        stage: whether copies on the host are allowed.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], mutated: Iterable[str], zeroed: Iterable[str], *, stage: bool = True
+    ) -> None:
+        self._zeroed = [name for name in zeroed if is_tensor(values.get(name))]
+        self._restored = [name for name in mutated if is_tensor(values.get(name)) and name not in self._zeroed]
+        self.values = dict(values)
+        self.staged: dict[str, Any] = {}
+        self._originals: dict[str, Any] = {}
+        budget = free_budget() if stage else None
+        same: dict[tuple[Any, ...], Any] = {}
+        for name in dict.fromkeys([*self._restored, *self._zeroed]):
+            tensor = values[name]
+            size = span_bytes(tensor)
+            identity = (tensor.data_ptr(), tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+            if identity in same:
+                self.values[name] = same[identity]
+            elif budget is not None and size > budget:
+                self._stage(name, tensor)
+            else:
+                budget = None if budget is None else budget - size
+                self._clone(name, tensor, stage=stage)
+            self._originals[name] = tensor
+            same[identity] = self.values[name]
+
+    def reset(self) -> None:
+        """Put the tensors back to what the caller gave, or to zeros."""
+        for name in self._restored:
+            source = self.staged.get(name, self._originals[name])
+            if self.values[name] is not source:
+                self.values[name].copy_(source)
+        for name in self._zeroed:
+            self.values[name].zero_()
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to reset."""
+        return bool(self._restored or self._zeroed)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Sandbox]:
+        """Restore the caller's own tensors at the end, whatever happened."""
+        try:
+            yield self
+        finally:
+            for name, copy in self.staged.items():
+                self._originals[name].copy_(copy)
+            self.staged.clear()
+
+    def _clone(self, name: str, tensor: Any, *, stage: bool) -> None:
+        try:
+            # Strides count: the kernel reads by them.
+            clone = tensor.new_empty_strided(tensor.size(), tensor.stride())
+            clone.copy_(tensor)
+        except RuntimeError as error:
+            if not stage or type(error).__name__ not in {"OutOfMemoryError", "AcceleratorError"}:
+                raise
+            self._stage(name, tensor)
+            return
+        self.values[name] = clone
+
+    def _stage(self, name: str, tensor: Any) -> None:
+        copy = tensor.new_empty_strided(
+            tensor.size(), tensor.stride(), device="cpu", pin_memory=bool(getattr(tensor, "is_cuda", False))
+        )
+        copy.copy_(tensor)
+        self.staged[name] = copy
+
+
+def span_bytes(tensor: Any) -> int:
+    """Return how many bytes of memory a tensor spans by its sizes and strides."""
+    sizes, strides = tuple(tensor.size()), tuple(tensor.stride())
+    if 0 in sizes:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    size: int = (last + 1) * int(tensor.dtype.itemsize)
+    return size
+
+
+def free_budget() -> int | None:
+    """Return how much more device memory may be used without exceeding what the program once used; None when unknown."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None
+    try:
+        return int(cuda.max_memory_allocated() - cuda.memory_allocated())
+    except RuntimeError:
+        return None
+
+
+def usable(sample: Sample) -> bool:
+    """Whether a sample is a time at all; some benchmarks return infinity for a launch that failed."""
+    return math.isfinite(sample.median_ms) and sample.median_ms >= 0

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CallWorkshop`: compiles the configs of one call, on all cores where it can, and makes candidates that can be launched and timed.
+
+`AutotunedKernel` makes one for each call that it tunes, and `Trial` builds its candidates with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bundler.compile import module_import
+from bundler.compile.build_plan import jobs_of, source_of
+from bundler.compile.compile_job import Job, SourceRef
+from bundler.compile.service import CompileService
+from bundler.errors import (
+    BundlerError,
+    CannotLaunchStatically,
+    CompileFailed,
+    ConfigError,
+    FormatError,
+    NotFound,
+)
+from bundler.format.bundle import Bundle
+from bundler.format.entries import Kernel, Target
+from bundler.format.manifest import Observation
+from bundler.lifecycle.bundle_builder import Builder, join
+from bundler.lifecycle.collection import known_facts
+from bundler.runtime import grids
+from bundler.runtime.configs import Config
+from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.handle import Handle
+from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.plan_builder import can_launch
+from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.tuning.occupancy import Usage, usage_of
+from bundler.runtime.tuning.tuner import Candidate, Refused
+from bundler.toolchain import identity, jit_specialization
+from bundler.toolchain import tuner_toolchain as toolchain
+
+# Fewer are compiled sooner than processes start.
+LEAST_PARALLEL = 4
+_LOCAL = "<locals>"
+
+
+@dataclass(frozen=True)
+class Made:
+    """One compiled kernel: a bundle of it alone, and why it cannot be launched without Triton, None when it can."""
+
+    kernel: Kernel
+    bundle: Bundle
+    image: bytes
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class TuningDevice:
+    """Where candidates run."""
+
+    driver: Driver
+    device: int
+    target: Target
+
+    @staticmethod
+    def of(driver: Driver, device: int) -> TuningDevice:
+        """Return a driver's device with its target."""
+        properties = driver.properties(device)
+        return TuningDevice(driver, device, Target(driver.backend, properties.arch, properties.warp_size))
+
+
+def expand(kernel: Any, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's keywords with what Triton's heuristics between a tuner and its function add."""
+    values = dict(call)
+    while not hasattr(kernel, "params") and hasattr(kernel, "fn"):
+        for name, heuristic in getattr(kernel, "values", {}).items():
+            values[name] = heuristic(values)
+        kernel = kernel.fn
+    return values
+
+
+def make(function: Any, call: Mapping[str, Any], target: Target) -> Made:
+    """Compile a call's kernel, or find it in Triton's cache.
+
+    Args:
+        function: a JIT function.
+        call: every argument by name, and options.
+        target: what for.
+
+    Raises:
+        CompileFailed: it does not compile, or Triton left no complete kernel.
+    """
+    event = toolchain.compile_call(function, call, target)
+    problems: list[tuple[str, str]] = []
+    root, key = os.path.split(event.directory)
+    builder = Builder(root, "launch")
+    times = () if event.cache_hit else tuple(event.stage_times_us)
+    if not builder.add_directory(key, Observation(layouts=("triton",), times_us=times), known_facts(event, problems)):
+        raise CompileFailed(
+            f"{function.__name__}: {dict(builder.left_out)[key]}", name=function.__name__, reason="incomplete", key=key
+        )
+    bundle = join([builder], identity.environment())
+    kernel = bundle.kernels[0]
+    image = bundle.read(kernel.binary)
+    return Made(kernel, bundle, image, can_launch(kernel, image))
+
+
+class CallWorkshop:
+    """Makes candidates for one call of a kernel.
+
+    Args:
+        kernel: a JIT function, perhaps with heuristics around it.
+        call: the arguments by name, and options that are no part of a config.
+        place: driver, device and target.
+        grid: the call's grid.
+        hooks: what is called around each launch.
+        workers: processes that compile; None for one a core, 1 for none.
+        service: a service to compile with, in place of one of our own.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        call: Mapping[str, Any],
+        place: TuningDevice,
+        grid: grids.Grid,
+        hooks: Hooks,
+        *,
+        workers: int | None = None,
+        service: CompileService | None = None,
+    ) -> None:
+        self.kernel, self.call, self.place, self.grid, self.hooks = kernel, dict(call), place, grid, hooks
+        self._function = toolchain.innermost(kernel)
+        self._workers, self._service = workers, service
+        self.made: dict[Config, Made] = {}
+
+    def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
+        """Return a candidate for each config, or why there is none; see `Workshop`."""
+        failed = self._compile_ahead(configs)
+        return [self._candidate(config, failed.get(config)) for config in configs]
+
+    def keywords(self, config: Config) -> dict[str, Any]:
+        """Return the call with a config's values and options, and what heuristics make of them."""
+        return expand(self.kernel, {**self.call, **config.all_kwargs()})
+
+    def _candidate(self, config: Config, failed: CompileFailed | None) -> Candidate | Refused:
+        try:
+            if failed is not None:
+                raise failed
+            made = self.made[config] = make(self._function, self.keywords(config), self.place.target)
+        except CompileFailed as error:
+            if not toolchain.tolerated(error):
+                error.facts["config"] = str(config)
+                raise
+            return Refused(config, str(error.facts.get("reason") or error.message))
+        if made.reason is None:
+            static = StaticCandidate(config, made, self)
+            reason = static.why_not()
+            return static if reason is None else Refused(config, reason, made.kernel.key)
+        return TritonCandidate(config, made, self)
+
+    # In parallel -----------------------------------------------------------------------------------------------------
+
+    def _compile_ahead(self, configs: Sequence[Config]) -> dict[Config, CompileFailed]:
+        """Let worker processes fill Triton's cache; returns what they could not compile."""
+        source = importable(self._function) if self._workers != 1 or self._service is not None else None
+        if source is None or len(configs) < LEAST_PARALLEL:
+            return {}
+        jobs: dict[Config, Job] = {}
+        with toolchain.for_target(self.place.target):
+            for config in configs:
+                try:
+                    found = jit_specialization.specialise_call(self._function, self.keywords(config))
+                except Exception:  # noqa: BLE001, S112  # the compile here says what is wrong with it
+                    continue
+                jobs[config] = next(jobs_of(self._function.__name__, source, found, self.place.target))
+        if self._service is not None:
+            return _failures(jobs, self._service)
+        with CompileService(min(self._workers or os.cpu_count() or 1, len(configs))) as service:
+            return {} if service.in_process else _failures(jobs, service)
+
+
+def _failures(jobs: Mapping[Config, Job], service: CompileService) -> dict[Config, CompileFailed]:
+    results = service.compile_all(jobs.values())
+    return {c: found for c, found in zip(jobs, results, strict=True) if isinstance(found, CompileFailed)}
+
+
+def importable(function: Any) -> SourceRef | None:
+    """Return where another process can import a JIT function from, None where it cannot: a script, a notebook, a closure."""
+    module = sys.modules.get(function.__module__)
+    path, name = getattr(module, "__file__", None), function.fn.__qualname__
+    if module is None or module.__name__ == "__main__" or not path or not path.endswith(".py") or _LOCAL in name:
+        return None
+    try:
+        if jit_specialization.jit_function(module_import.function_in(module, name)) is not function:
+            return None
+        return source_of(module_import.find(path), name)
+    except (NotFound, ConfigError):
+        return None
+
+
+# Candidates -------------------------------------------------------------------------------------------------------------
+
+
+class _Compiled:
+    """What both kinds of candidates know of their binary."""
+
+    def __init__(self, config: Config, made: Made, workshop: CallWorkshop) -> None:
+        self._config, self._made, self._workshop = config, made, workshop
+        try:
+            self._usage = usage_of(made.image, made.kernel.spec.entry, made.kernel.target)
+        except FormatError:
+            self._usage = Usage(None, None)
+
+    @property
+    def config(self) -> Config:
+        """What it was compiled from."""
+        return self._config
+
+    @property
+    def key(self) -> str:
+        """The kernel's key."""
+        return self._made.kernel.key
+
+    @property
+    def registers(self) -> int | None:
+        """Registers of a thread."""
+        return self._usage.registers
+
+    @property
+    def spills(self) -> int | None:
+        """Words of a thread that registers had no room for."""
+        return self._usage.spills
+
+    @property
+    def made(self) -> Made:
+        """The compiled kernel."""
+        return self._made
+
+
+class StaticCandidate(_Compiled):
+    """A config's kernel, launched without Triton; loaded when it is first prepared."""
+
+    def __init__(self, config: Config, made: Made, workshop: CallWorkshop) -> None:
+        super().__init__(config, made, workshop)
+        self._loader = Loader(workshop.place.driver)
+        self._loader.add_source(made.bundle)
+
+    def why_not(self) -> str | None:
+        """Load it; returns why the device cannot, such as too much shared memory, None when it can."""
+        try:
+            self._loader.load(self._made.kernel, self._workshop.place.device)
+        except (CannotLaunchStatically, FormatError):
+            raise
+        except BundlerError as error:
+            return error.message
+        return None
+
+    def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        """Return a launch with these arguments in place of the call's."""
+        place, hooks = self._workshop.place, self._workshop.hooks
+        loaded = self._loader.load(self._made.kernel, place.device)
+        arguments = Specialization(self._made.kernel).arguments
+        handle = Handle(loaded, place.driver, arguments)
+        call = {**self._workshop.keywords(self._config), **values}
+        names = {argument.name for argument in arguments}
+        given = handle.values(**{name: value for name, value in call.items() if name in names})
+        grid = self._workshop.grid
+        sizes = grids.checked(
+            grid(call) if callable(grid) else grid, handle.plan.kernel, place.target.backend, handle.plan.cluster
+        )
+        stream = place.driver.stream(place.device)
+        facts = {"name": self._made.kernel.name, "key": self.key, "grid": sizes, "stream": stream,
+                 "device": place.device, "function": getattr(loaded.module, "function", 0)}  # fmt: skip
+
+        def launch() -> None:
+            handle.launch(*sizes, stream, *given)
+
+        return (lambda: hooks.around(facts, launch)) if hooks.present() else launch
+
+    def close(self) -> None:
+        """Take it off the device."""
+        self._loader.unload()
+
+
+class TritonCandidate(_Compiled):
+    """A config's kernel that only Triton can launch."""
+
+    def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        """Return a launch with these arguments in place of the call's."""
+        call = {**self._workshop.keywords(self._config), **values}
+        function, grid = toolchain.innermost(self._workshop.kernel), self._workshop.grid
+
+        def launch() -> None:
+            function.run(grid=grid, warmup=False, **call)
+
+        return launch
+
+    def close(self) -> None:
+        """Triton keeps what it loaded; there is nothing of ours to release."""

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HeuristicKernel`: a JIT function with the candidates that a heuristic chose and a grid that follows from its arguments.
+
+The decorators of `heuristic_decorators` and Inductor's generated modules make one from `Candidates`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bundler.errors import ConfigError
+from bundler.format.summary import count
+from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics.block_limits import max_block
+from bundler.runtime.heuristics.combo_rules import ComboPlan
+from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
+from bundler.runtime.heuristics.launch_grids import Grid, LaunchGrid, launch_grid
+from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
+from bundler.runtime.tuning.benchmark import Clock
+from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
+from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
+from bundler.runtime.tuning.trial import Touch
+from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain import tuner_toolchain as toolchain
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a heuristic chose.
+
+    Attributes:
+        kind: of heuristic; tuners look at it.
+        configs: the default first.
+        setting: device, facts and policy that it looked at.
+        hints: sizes; empty for kinds that do not look at them.
+        combo: how a combined kernel may be tuned further.
+    """
+
+    kind: HeuristicKind
+    configs: tuple[Config, ...]
+    setting: Setting
+    hints: SizeHints = field(default_factory=dict)
+    combo: ComboPlan | None = None
+
+
+class HeuristicKernel:
+    """A JIT function, its candidates, and its grid; launched with `run(*args)`, without a grid or blocks.
+
+    The first call measures the candidates, when there are several, and later ones launch the winner, as `AutotunedKernel` does it:
+    records, bundles and tables hold here too.  In Triton's interpreter the first candidate runs.  Any thread may call it.
+
+    Args:
+        fn: what `@triton.jit` made.
+        candidates: of a heuristic.
+        grid: how many programs, from blocks and sizes.
+        mutated: arguments that the kernel changes.
+        zeroed: arguments that have to be zero before it runs.
+        constants: values of further constexpr parameters.
+        extra_arguments: names of arguments that only the grid needs; a call gives them last.
+        compile_options: compiler options of every candidate.
+        options: of the tuner; kind, space and determinism follow from the candidates.
+        clock: makes what times a launch; None for the GPU's own.
+
+    Raises:
+        ConfigError: the candidates do not fit the function's parameters.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        candidates: Candidates,
+        grid: Grid,
+        *,
+        mutated: Sequence[str] = (),
+        zeroed: Sequence[str] = (),
+        constants: Mapping[str, Any] | None = None,
+        extra_arguments: Sequence[str] = (),
+        compile_options: Mapping[str, Any] | None = None,
+        options: TunerOptions | None = None,
+        clock: Callable[[], Clock] | None = None,
+    ) -> None:
+        self.fn = fn
+        self.candidates = candidates
+        self.grid = grid
+        self.mutated, self.zeroed = tuple(mutated), tuple(zeroed)
+        self.parameters: tuple[str, ...] = tuple(fn.arg_names)
+        self.__name__: str = fn.__name__
+        self.__doc__ = fn.__doc__
+        fixed = _constexprs(fn)
+        self.constants = {name: value for name, value in (constants or {}).items() if name in fixed}
+        self.configs = self._fitting(candidates.configs)
+        known = self.constants.keys() | self.configs[0].kwargs.keys()
+        self.extra_arguments = tuple(extra_arguments)
+        self.arguments = (*(name for name in self.parameters if name not in known), *extra_arguments)
+        self.compile_options = dict(compile_options or {})
+        self.tuned = self._tuner(options or TunerOptions(), clock)
+
+    def __repr__(self) -> str:
+        return f"HeuristicKernel({self.__name__}, {self.candidates.kind}, {count(len(self.configs), 'config')})"
+
+    def _fitting(self, configs: Sequence[Config]) -> tuple[Config, ...]:
+        """Return the candidates, each once; without a block for x where the function has none, so that no tuner turns that knob."""
+        if "XBLOCK" not in self.parameters:
+            odd = [config for config in configs if config.kwargs.get("XBLOCK", 1) != 1]
+            if odd:
+                raise ConfigError(
+                    f"{self.__name__}: has no XBLOCK, so each program has one element of x; a candidate has {odd[0]}",
+                    kernel=self.__name__,
+                )
+            configs = [config.without_kwargs("XBLOCK") for config in configs]
+        if not configs:
+            raise ConfigError(f"{self.__name__}: expected at least one config", kernel=self.__name__)
+        for config in configs:
+            unknown = sorted(config.kwargs.keys() - set(self.parameters))
+            if unknown:
+                raise ConfigError(
+                    f"{self.__name__}: {config} sets {unknown[0]}, and the function has no such parameter",
+                    kernel=self.__name__,
+                    name=unknown[0],
+                )
+        return tuple(unique(configs))
+
+    def _tuner(self, options: TunerOptions, clock: Callable[[], Clock] | None) -> AutotunedKernel:
+        kind, policy = self.candidates.kind, self.candidates.setting.policy
+        options = replace(
+            options,
+            kind=kind,
+            space=self.space(),
+            # Another order of additions gives other numbers; a pointwise kernel has none.
+            deterministic=options.deterministic or (policy.deterministic and kind in SKIPPED_DETERMINISTIC),
+        )
+        touch = Touch(self.mutated, self.zeroed)
+        return AutotunedKernel(
+            self.fn, ListedConfigs.of(self.configs), (), Pruning(), touch=touch, clock=clock, options=options
+        )
+
+    def run(self, *args: Any, stream: int | None = None, **kwargs: Any) -> None:
+        """Launch on the current stream, with the grid that follows from the arguments; a grid with a zero launches nothing.
+
+        Args:
+            args, kwargs: as `arguments` lists them: no block, and no constant that is known.
+            stream: for callers that name it, as Inductor's do: it has to be the current one.
+
+        Raises:
+            ConfigError: an argument is missing or too many, a size is none, the stream is another one, or what tuning raises.
+            CannotLaunchStatically: the grid is larger than the device can launch.
+            NoValidConfig: no candidate can be used.
+        """
+        if stream is not None and stream != _current_stream():
+            raise ConfigError(f"{self.__name__}: launches on the current stream only; make {stream:#x} the current one")
+        bound = self.bind(*args, **kwargs)
+        extra = {name: bound.pop(name) for name in self.extra_arguments}
+        if toolchain.interpreted(self.fn):
+            grid = self.grid_of(self.configs[0], {**bound, **extra})
+            if 0 not in grid:
+                self.fn.run(**bound, **self.constants, **self.configs[0].kwargs, grid=grid, warmup=False)
+            return
+
+        if self.tuned.best_config is None and 0 in self.grid_of(self.configs[0], {**bound, **extra}):
+            return  # nothing to do is nothing to measure
+
+        def grid_of(meta: Mapping[str, Any]) -> LaunchGrid:
+            return self._grid(meta, {**meta, **extra})
+
+        self.tuned[grid_of](**bound, **self.constants, **self.compile_options)
+
+    def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return a call's arguments by name; raises `ConfigError` when one is missing, unknown, given twice or too many."""
+        if len(args) > len(self.arguments):
+            raise ConfigError(
+                f"{self.__name__} takes {count(len(self.arguments), 'argument')} ({', '.join(self.arguments)}), got {len(args)}; "
+                "give the stream as stream="
+            )
+        bound = dict(zip(self.arguments, args, strict=False))
+        wrong = sorted(kwargs.keys() & bound.keys()) or sorted(kwargs.keys() - set(self.arguments))
+        if wrong:
+            raise ConfigError(f"{self.__name__}: argument {wrong[0]!r} is given twice, or is none of {self.arguments}")
+        bound |= kwargs
+        missing = [name for name in self.arguments if name not in bound]
+        if missing:
+            raise ConfigError(f"{self.__name__}: missing {', '.join(missing)}")
+        return bound
+
+    def grid_of(self, config: Config, arguments: Mapping[str, Any]) -> LaunchGrid:
+        """Return the grid of a launch with a config and a call's arguments.
+
+        Raises:
+            ConfigError: a size that the grid needs is no argument.
+            CannotLaunchStatically: the device cannot launch so many programs.
+        """
+        return self._grid({**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}, arguments)
+
+    def _grid(self, blocks: Mapping[str, Any], sizes: Mapping[str, Any]) -> LaunchGrid:
+        backend = self.candidates.setting.device.type
+        return launch_grid(self.grid, blocks, sizes, kernel=self.__name__, backend=backend)
+
+    def space(self) -> Space:
+        """Return which configs coordinate descent may try from the candidates on."""
+        setting, hints, facts = self.candidates.setting, self.candidates.hints, self.candidates.setting.facts
+        device, combo = setting.device, self.candidates.combo
+        limits = dict(combo.field_limits) if combo else {}
+        floors = {"x": facts.min_xblock or 1, "r0_": facts.min_rblock or 1}
+        threads = device.max_threads_per_block
+        return Space(
+            size_hints={**hints, **limits},
+            max_blocks={axis: max_block(axis, setting) for axis in hints},
+            min_blocks={axis: floors[axis] for axis in hints if axis in floors},
+            max_warps=None if threads is None else threads // device.warp_size,
+            native_matmul=facts.native_matmul,
+            mix_order=bool(facts.rsplit_size),
+            hip=device.is_hip,
+            first=tuple(name for group in combo.groups for name in group.fields) if combo else (),
+        )
+
+
+def _constexprs(fn: Any) -> set[str]:
+    """Return the parameters that are declared constexpr, of a compiled or an interpreted function."""
+    parameters = getattr(fn, "params", None)
+    if parameters is not None:
+        return {parameter.name for parameter in parameters if parameter.is_constexpr}
+    return {name for name, annotation in fn.fn.__annotations__.items() if "constexpr" in str(annotation)}
+
+
+def _current_stream() -> int:
+    """Return torch's current stream, or the default one where torch is not, or does not use a GPU."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return int(cuda.current_stream().cuda_stream) if cuda is not None and cuda.is_initialized() else 0

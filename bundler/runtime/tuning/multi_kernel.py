@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several implementations of one computation, and which of them runs.
+
+`MultiKernel` runs the one that was measured as the fastest, `ShapeKernel` the one that was made for the most similar shapes.  Users
+make them from compiled kernels.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bundler.errors import ConfigError, NoValidConfig
+from bundler.format.summary import count
+from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.tuning.benchmark import Clock, Sandbox
+
+Kernel = Callable[..., Any]
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
+Measure = Callable[[Kernel, tuple[Any, ...]], float]
+
+NO_MATCH = math.inf
+# Farther than any shapes that can be compared, nearer than those that cannot.
+FALLBACK_DISTANCE = float(2**62)
+DEFAULT_MEMO = 4096
+
+
+class MultiKernel:
+    """Implementations of one computation, of which the first call measures all and later calls run the fastest.
+
+    Thread-safe: of several first calls at once one measures and the others wait.  The choice is this object's; `choice` and
+    `choose` carry it to another process.
+
+    Args:
+        name: of the computation, for errors.
+        kernels: by name, each called with the arguments of the call.
+        measure: times one call of a kernel with arguments and returns milliseconds, as `timed_on_clones` makes it. What it
+            raises, of `Exception`, makes that kernel lose.
+        arguments: kernel -> positions of the arguments that it takes; a kernel that is not named takes all.
+
+    Raises:
+        ConfigError: there is no kernel, or a position is named for one that is not there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kernels: Mapping[str, Kernel],
+        measure: Measure,
+        *,
+        arguments: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        unknown = sorted((arguments or {}).keys() - kernels.keys())
+        if not kernels or unknown:
+            raise ConfigError(f"{name}: expected kernels to choose from, and arguments for them alone; got {unknown}")
+        self.name = name
+        self._kernels, self._measure = dict(kernels), measure
+        self._arguments = {kernel: tuple(places) for kernel, places in (arguments or {}).items()}
+        self._lock = threading.Lock()
+        self._choice: str | None = None
+        self._times_ms: dict[str, float] = {}
+        self._reasons: dict[str, str] = {}
+
+    @property
+    def choice(self) -> str | None:
+        """The name of the kernel that runs; None before the first call."""
+        return self._choice
+
+    @property
+    def times_ms(self) -> Mapping[str, float]:
+        """What was measured; empty when nothing was."""
+        return dict(self._times_ms)
+
+    def choose(self, kernel: str) -> None:
+        """Let one kernel run from now on, and measure nothing: a choice of another process, or one that is forced.
+
+        Raises:
+            ConfigError: there is no such kernel.
+        """
+        if kernel not in self._kernels:
+            raise ConfigError(
+                f"{self.name}: there is no kernel {kernel!r}; expected one of {', '.join(self._kernels)}", name=kernel
+            )
+        with self._lock:
+            self._choice = kernel
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the chosen kernel; the first call chooses.
+
+        Raises:
+            NoValidConfig: no kernel could be measured; `reasons` says of each why.
+        """
+        kernel = self._choice or self._chosen(args)
+        return self._kernels[kernel](*self._of(kernel, args), **kwargs)
+
+    def _chosen(self, args: tuple[Any, ...]) -> str:
+        with self._lock:
+            if self._choice is None:
+                for name, kernel in self._kernels.items():
+                    try:
+                        self._times_ms[name] = self._measure(kernel, self._of(name, args))
+                    except Exception as error:  # noqa: BLE001  # an implementation that does not run here has lost
+                        self._reasons[name] = f"{type(error).__name__}: {error}"
+                self._choice = self._fastest()
+            return self._choice
+
+    def _fastest(self) -> str:
+        usable = {name: time for name, time in self._times_ms.items() if math.isfinite(time)}
+        if not usable:
+            silent = dict.fromkeys(self._times_ms, "the measurement gave no time")
+            reasons = tuple({**silent, **self._reasons}.items())
+            raise NoValidConfig(
+                f"{self.name}: none of {count(len(self._kernels), 'kernel')} can be run: "
+                + "; ".join(f"{name}: {reason}" for name, reason in reasons),
+                kernel=self.name,
+                reasons=reasons,
+            )
+        return min(usable, key=usable.__getitem__)
+
+    def _of(self, kernel: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        places = self._arguments.get(kernel)
+        return args if places is None else tuple(args[place] for place in places)
+
+
+def timed_on_clones(clock: Clock) -> Measure:
+    """Return what measures a call with clones of its tensors, which are as the caller gave them before each launch.
+
+    Where there is no room for clones, the caller's tensors are used, and restored at the end (see `Sandbox`).  A kernel that tunes
+    itself does so in its first launch, which does not count.
+
+    Args:
+        clock: such as `CudaClock(rep_ms=40)`.
+    """
+
+    def measure(kernel: Kernel, args: tuple[Any, ...]) -> float:
+        values = {str(place): value for place, value in enumerate(args)}
+        tensors = [name for name, value in values.items() if is_tensor(value)]
+        with Sandbox(values, tensors, ()).open() as sandbox:
+            given = [sandbox.values[name] for name in values]
+            return clock.sample(lambda: kernel(*given), sandbox.reset).median_ms
+
+    return measure
+
+
+class ShapeKernel:
+    """Implementations tuned for different shapes; a call runs the one whose shapes are nearest.
+
+    Nothing is measured.  Thread-safe.  What was found for the last `memo` different shapes is remembered.
+
+    Args:
+        name: of the computation, for errors.
+        kernels: shapes of the tensor arguments, in order -> kernel; the key None is for shapes that no other has been made for.
+        memo: how many shapes are remembered.
+
+    Raises:
+        ConfigError: there is no kernel, or `memo` is less than 1.
+    """
+
+    def __init__(self, name: str, kernels: Mapping[Shapes | None, Kernel], *, memo: int = DEFAULT_MEMO) -> None:
+        if not kernels or memo < 1:
+            raise ConfigError(f"{name}: expected kernels to choose from, and to remember 1 or more shapes, not {memo}")
+        self.name = name
+        self._kernels, self._most = dict(kernels), memo
+        self._lock = threading.Lock()
+        self._memo: OrderedDict[Shapes, Kernel] = OrderedDict()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the kernel for the shapes of this call; raises `ConfigError` where none fits."""
+        return self.kernel_for(shapes_of(args))(*args, **kwargs)
+
+    def kernel_for(self, shapes: Shapes) -> Kernel:
+        """Return the kernel whose shapes are nearest, the first of equals.
+
+        Raises:
+            ConfigError: no kernel has tensors of these ranks, and there is none for all others.
+        """
+        with self._lock:
+            found = self._memo.get(shapes)
+            if found is None:
+                found = self._memo[shapes] = self._nearest(shapes)
+                if len(self._memo) > self._most:
+                    self._memo.popitem(last=False)
+            else:
+                self._memo.move_to_end(shapes)
+            return found
+
+    def _nearest(self, shapes: Shapes) -> Kernel:
+        distances = {key: distance(key, shapes) for key in self._kernels}
+        nearest = min(distances, key=distances.__getitem__)
+        if distances[nearest] == NO_MATCH:
+            raise ConfigError(
+                f"{self.name}: no kernel is made for tensors of ranks {tuple(map(len, shapes))}; give one for the key None",
+                kernel=self.name,
+                got=shapes,
+            )
+        return self._kernels[nearest]
+
+
+def distance(made_for: Shapes | None, shapes: Shapes) -> float:
+    """Return how far shapes are from those that a kernel was made for: the sum of the differences of their binary logarithms.
+
+    Infinite where the number of tensors or a rank differs: such a kernel is for another problem.  None, which is made for nothing in
+    particular, is farther than everything that can be compared.  A size of 0 counts as half an element.
+    """
+    if made_for is None:
+        return FALLBACK_DISTANCE
+    if list(map(len, made_for)) != list(map(len, shapes)):
+        return NO_MATCH
+    pairs = zip(_flat(made_for), _flat(shapes), strict=True)
+    return sum(abs(_log2(mine) - _log2(yours)) for mine, yours in pairs)
+
+
+def shapes_of(args: Iterable[Any]) -> Shapes:
+    """Return the shapes of the tensors among a call's arguments, in their order."""
+    return tuple(tuple(int(size) for size in arg.shape) for arg in args if hasattr(arg, "data_ptr"))
+
+
+def _flat(shapes: Shapes) -> list[int]:
+    return [size for shape in shapes for size in shape]
+
+
+def _log2(size: int) -> float:
+    return math.log2(size) if size > 0 else -1.0

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Memory`: where the config of a call is looked for before anything is measured, and where a winner is kept.
+
+`AutotunedKernel` puts a `Question` to it and gets a `Choice`, or a `Miss` that says why there is none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bundler.errors import BundlerError, FormatError
+from bundler.format.bundle import Bundle
+from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of, record_id
+from bundler.format.entries import Target
+from bundler.format.launch_spec import TuningRecord
+from bundler.lifecycle.triton_results import results_text, results_timings
+from bundler.lifecycle.tuning_directory import Hit, Miss, TuningFolder, explain, tuning_listeners, tunings_of
+from bundler.runtime.configs import Config
+from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.tuning import tuning_winners
+from bundler.runtime.tuning.config_list import ListedConfigs
+from bundler.runtime.tuning.tuner import TuningOutcome
+from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.directories import triton_cache_dir
+from bundler.user_warnings import warn
+
+_US = 1e6
+# What coordinate descent may add to a config.
+REFINED_OPTIONS = frozenset({"waves_per_eu"})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The config for one tuning key.
+
+    Attributes:
+        config: the config.
+        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `autotune` or
+            `coordinate_descent` (measured just now).
+        keywords: what it adds to a call.
+        time_ms: a launch's measured time; None where it was not measured here.
+        specializations: kernels of a bundle that come with it.
+    """
+
+    config: Config
+    how: str
+    keywords: Mapping[str, Any]
+    time_ms: float | None = None
+    specializations: tuple[Specialization, ...] = ()
+
+    @staticmethod
+    def of(config: Config, how: str, time_ms: float | None = None, found: Sequence[Specialization] = ()) -> Choice:
+        """Return a choice with what its config adds to a call."""
+        return Choice(config, how, config.all_kwargs(), time_ms, tuple(found))
+
+
+@dataclass(frozen=True)
+class Question:
+    """One tuning key on one device: its parts by name, and as Triton's tuner has it."""
+
+    parts: Parts
+    key: tuple[Any, ...]
+    target: Target
+    listed: ListedConfigs
+
+
+class Memory:
+    """The records of one kernel.
+
+    Args:
+        name, function: the kernel's, and its JIT function.
+        bundle: whose records and kernels are used, None for none.
+        options: the tuner's.
+        results: whether Triton's own result files are read and written.
+    """
+
+    def __init__(
+        self, name: str, function: Any, bundle: Bundle | None, options: TunerOptions, *, results: bool
+    ) -> None:
+        self._name, self._function, self._bundle, self._options = name, function, bundle, options
+        self._results = results or toolchain.caches_results()
+        self._source = toolchain.source_part(function)
+        table = options.table
+        self._table = (
+            table if isinstance(table, tuning_winners.LookupTable | None) else tuning_winners.LookupTable.load(table)
+        )
+
+    def question(self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]) -> Question:
+        """Return what to ask for: a kernel's source, its configs, the key, the device and who compiles."""
+        key = tuple(str(value) if hasattr(value, "itemsize") else value for value in memo)
+        device = driver.device()
+        properties = driver.properties(device)
+        target = Target(driver.backend, properties.arch, properties.warp_size)
+        parts = tuning_winners.parts_of(
+            self._source,
+            tuning_winners.configs_part(listed.configs),
+            tuning_winners.arguments_part(key),
+            tuning_winners.device_part(driver.backend, properties, toolchain.device_name(device)),
+            toolchain.toolchain_part(target),
+            self._options.search,
+        )
+        return Question(parts, key, target, listed)
+
+    def find(self, question: Question) -> Choice | Miss:
+        """Return the config for a tuning key without measuring anything, or why that cannot be."""
+        parts, listed = dict(question.parts), question.listed
+        if self._table is not None:
+            config = self._table.find(self._name, parts["source"], parts["arguments"])
+            if config is not None:
+                return Choice.of(config, "table")
+        if len(listed.configs) == 1 and self._options.descent is None:
+            return Choice.of(listed.configs[0], "only")
+        found = self._recorded(question)
+        if isinstance(found, Miss) and self._results:
+            results = self._triton_results(question)
+            return results if isinstance(results, Choice) else Miss(f"{found.reason}; {results.reason}")
+        return found
+
+    def _recorded(self, question: Question) -> Choice | Miss:
+        found = self._in_bundle(question.parts)
+        if isinstance(found, Miss):
+            here = TuningFolder(triton_cache_dir()).find(self._name, question.parts)
+            if isinstance(here, Miss):
+                return here if self._bundle is None else Miss(f"{found.reason}; on disk: {here.reason}")
+            found = here
+        try:
+            config = tuning_winners.config_of(found.record.config)
+        except FormatError as error:
+            return Miss(f"{found.source}: {error}")
+        why = _foreign(config, question.listed)
+        if why is not None:
+            return Miss(f"{found.source}: its config {config} {why}")
+        tuning_listeners.tell(found.record, found.tuning)
+        # As its user wrote it, where it is one of the list.
+        config = next((known for known in question.listed.configs if known == config), config)
+        return Choice.of(config, "record", found=self._kernels_of(found))
+
+    def _in_bundle(self, parts: Parts) -> Hit | Miss:
+        if self._bundle is None:
+            return Miss(f"{self._name}: no bundle was given")
+        pairs, wanted = tunings_of(self._bundle), record_id(self._name, parts)
+        for record, measured in pairs:
+            if id_of(record) == wanted:
+                return Hit(record, measured, f"bundle {self._bundle.digest[:19]}")
+        return explain(self._name, parts, (record for record, _ in pairs))
+
+    def _kernels_of(self, hit: Hit) -> list[Specialization]:
+        """Return kernels of the bundle that may be launched: the record's winner, and others of the very same source."""
+        won = {t.key for t in (hit.tuning.timings if hit.tuning else ()) if t.config == hit.record.config}
+        source = self._function.cache_key
+        return [
+            Specialization(kernel)
+            for kernel in (self._bundle.kernels if self._bundle is not None else ())
+            if kernel.name == self._name and kernel.facts_bytes is not None
+            and (kernel.key in won or (kernel.parts is not None and dict(kernel.parts.parts).get("source.hash") == source))
+        ]  # fmt: skip
+
+    def _triton_results(self, question: Question) -> Choice | Miss:
+        names = [str(original) for original in question.listed.originals]
+        text = toolchain.read_results(self._function, question.target, question.key, names)
+        timings = Miss("no result file of Triton's tuner") if text is None else results_timings(text)
+        if isinstance(timings, Miss):
+            return timings
+        known = {tuning_winners.named_of(config): config for config in question.listed.configs}
+        timed = [(ms, known[named]) for named, ms in timings if named in known and ms is not None]
+        if not timed:
+            return Miss("the result file of Triton's tuner has no time for any of these configs")
+        return Choice.of(min(timed, key=lambda pair: pair[0])[1], "results")
+
+    def keep(self, outcome: TuningOutcome, question: Question) -> None:
+        """Tell recordings of a winner, and write it where the next process looks; that it cannot be written is only a warning."""
+        record = TuningRecord(
+            self._name, question.parts, tuning_winners.named_of(outcome.winner.config), outcome.found_by
+        )
+        spent = (round(outcome.compile_s * _US), round(outcome.measure_s * _US))
+        measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
+        tuning_listeners.tell(record, measured)
+        if not self._options.record:
+            return
+        try:
+            TuningFolder(triton_cache_dir()).put(record, measured)
+            if self._results:
+                self._write_results(outcome.timings, question)
+        except BundlerError as error:
+            warn(f"the winner for {self._name} is not kept for other processes: {error}")
+
+    def _write_results(self, timings: Sequence[Timing], question: Question) -> None:
+        by_config = {timing.config: timing for timing in timings}
+        kind = toolchain.triton_config_class()
+        rows = [
+            (toolchain.as_triton_fields(config.to_triton(kind)), by_config[tuning_winners.named_of(config)])
+            for config in question.listed.configs
+        ]
+        names = [str(original) for original in question.listed.originals]
+        text = results_text(question.key, rows)
+        toolchain.write_results(self._function, question.target, question.key, names, text)
+
+
+def _foreign(config: Config, listed: ListedConfigs) -> str | None:
+    """Return why a recorded config cannot be one of a list, nor have come of it by refining: a record is only data."""
+    if all(config.kwargs.keys() != known.kwargs.keys() for known in listed.configs):
+        return "has other parameters than those of this kernel"
+    options = {name for known in listed.configs for name in known.options} | REFINED_OPTIONS
+    unknown = sorted(config.options.keys() - options)
+    return f"has the option {unknown[0]!r}, which none of the list has" if unknown else None

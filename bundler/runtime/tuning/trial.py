@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Trial`: one tuning of one call: the caller's tensors are put aside, each candidate is timed, the user's hooks run around launches.
+
+`AutotunedKernel` runs one for each tuning key that it has no config for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bundler.runtime.configs import Config
+from bundler.runtime.tuning.benchmark import Clock, CudaClock, Sample, Sandbox
+from bundler.runtime.tuning.candidate_compiler import CallWorkshop, StaticCandidate, TritonCandidate
+from bundler.runtime.tuning.occupancy import Occupancy
+from bundler.runtime.tuning.tuner import Candidate, Refused, Search, Traits, TuningOutcome
+from bundler.runtime.tuning.tuner_options import TunerOptions
+
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Touch:
+    """What happens to arguments around a measured launch.
+
+    Attributes:
+        mutated, zeroed: names of tensors that are restored, and filled with zeros, before each launch.
+        before, after: the user's own hooks; with `before`, nothing is restored or zeroed.
+    """
+
+    mutated: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()
+    before: Hook | None = None
+    after: Hook | None = None
+
+
+class Trial:
+    """Measures the configs of one call.
+
+    Args:
+        name: the kernel's.
+        workshop: of the call.
+        touch: what happens to its arguments.
+        clock: makes the clock; None for the GPU's own.
+        options: the tuner's.
+    """
+
+    def __init__(
+        self, name: str, workshop: CallWorkshop, touch: Touch, clock: Callable[[], Clock] | None, options: TunerOptions
+    ) -> None:
+        self._name, self._workshop, self._touch, self._options = name, workshop, touch, options
+        self._make_clock: Callable[[], Clock] = clock if clock is not None else CudaClock
+        own = touch.before is not None
+        self._sandbox = Sandbox(
+            workshop.call, () if own else touch.mutated, () if own else touch.zeroed, stage=options.stage_to_host
+        )
+
+    def run(self, configs: Sequence[Config]) -> TuningOutcome:
+        """Return the fastest config; raises as `Search.run`."""
+        with self._sandbox.open():
+            outcome = Search(
+                self._name, self._workshop, self.sample, self._traits(), descent=self._options.descent,
+                spill_threshold=self._options.spill_threshold,
+            ).run(configs)  # fmt: skip
+            if self._touch.before is not None:
+                self._touch.before(self._workshop.keywords(outcome.winner.config), reset_only=True)
+        return outcome
+
+    def time_one(self, config: Config) -> float | None:
+        """Return how long one config takes, in milliseconds; None when it cannot be launched."""
+        candidate = self._workshop.build([config])[0]
+        if isinstance(candidate, Refused):
+            return None
+        try:
+            with self._sandbox.open():
+                return self.sample(candidate).median_ms
+        finally:
+            candidate.close()
+
+    def _traits(self) -> Traits:
+        options, place = self._options, self._workshop.place
+        occupancy = Occupancy.of(place.driver.backend, place.driver.properties(place.device))
+        return Traits(options.kind, options.space, occupancy, options.custom, options.deterministic,
+                      rescale=options.rescale)  # fmt: skip
+
+    @functools.cached_property
+    def _clock(self) -> Clock:
+        # Made when there is something to measure: a single candidate needs no clock, and no GPU that could have one.
+        return self._make_clock()
+
+    def sample(self, candidate: Candidate) -> Sample:
+        """Time one candidate; restoring tensors, and the user's hooks, are no part of its time."""
+        assert isinstance(candidate, StaticCandidate | TritonCandidate)
+        call = self._workshop.call
+        changed = {name: value for name, value in self._sandbox.values.items() if value is not call.get(name)}
+        launch = candidate.prepare(changed)
+        before, after = self._touch.before, self._touch.after
+        if before is None and after is None:
+            return self._clock.sample(launch, self._sandbox.reset)
+        around = _Around(self._sandbox.reset, before, after, {**self._workshop.keywords(candidate.config), **changed})
+        try:
+            sample = self._clock.sample(launch, around.reset)
+        except Exception as error:
+            around.finish(error)
+            raise
+        around.finish()
+        return sample
+
+
+class _Around:
+    """Calls the user's hooks: one before a launch, the other after it, which is when the next one is prepared."""
+
+    def __init__(
+        self, reset: Callable[[], None], before: Hook | None, after: Hook | None, arguments: dict[str, Any]
+    ) -> None:
+        self._reset, self._before, self._after, self._arguments = reset, before, after, arguments
+        self._launched = False
+
+    def reset(self) -> None:
+        self.finish()
+        self._reset()
+        if self._before is not None:
+            self._before(self._arguments)
+        self._launched = True
+
+    def finish(self, error: Exception | None = None) -> None:
+        if self._launched and self._after is not None:
+            self._after(self._arguments, exception=error)
+        self._launched = False

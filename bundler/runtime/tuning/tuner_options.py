@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TunerOptions`: what can be said to a tuner beyond the parameters of Triton's own; `autotune` takes it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from bundler.compile.service import CompileService
+from bundler.errors import ConfigError
+from bundler.format.bundle import Bundle
+from bundler.runtime.launch.driver import Driver
+from bundler.runtime.tuning.descent import UNMEASURED_DETERMINISTIC, Descent, Space
+from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+from bundler.runtime.tuning.tuning_winners import LookupTable
+
+
+@dataclass(frozen=True)
+class TunerOptions:
+    """What a tuner does, and with what.
+
+    Attributes:
+        driver: whose GPUs to use; None opens CUDA's or HIP's when the kernel is first called.
+        bundle: a bundle, which has to stay open, or the path of one: its records and kernels are used before anything is compiled.
+        table: configs that are used in place of the list, without a measurement; a table, or the path of one.
+        record: whether winners are written beside Triton's kernels, for the next process.
+        kind: what kind of kernel it is, such as `reduction`; decides what may be refined.
+        space: size hints and limits for refining.
+        descent: refine the winner by coordinate descent; for a user's kernel only with `space.fields`.
+        deterministic: no measurement decides for a user's kernel or a reduction: a table, or else the first config that compiles.
+        custom: the kernel is written by a user, so that spills do not rule a config out.
+        spill_threshold: 32-bit words that a config may spill otherwise; None for 16, and 32 on AMD.
+        rescale: whether reduction blocks may be halved where many registers are used.
+        stage_to_host: whether the benchmark may keep copies of large tensors in pinned memory of the host.
+        workers: processes that compile the configs; None for one a core, 1 for none.
+        service: a compile service to use in place of one for each tuning.
+        dump: writes down the parameters of each launch.
+        bandwidth: measures each kernel once a tuning key, and collects the figures.
+
+    Raises:
+        ConfigError: a value that cannot be used.
+    """
+
+    driver: Driver | None = None
+    bundle: Bundle | str | os.PathLike[str] | None = None
+    table: LookupTable | str | os.PathLike[str] | None = None
+    record: bool = True
+    kind: str = "user_autotune"
+    space: Space = field(default_factory=Space)
+    descent: Descent | None = None
+    deterministic: bool = False
+    custom: bool = True
+    spill_threshold: int | None = None
+    rescale: bool = True
+    stage_to_host: bool = True
+    workers: int | None = None
+    service: CompileService | None = None
+    dump: LaunchDump | None = None
+    bandwidth: BandwidthReport | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
+            raise ConfigError(f"workers={self.workers!r}: expected a number of processes, at least 1", got=self.workers)
+        if self.spill_threshold is not None and self.spill_threshold < 0:
+            raise ConfigError(f"spill_threshold={self.spill_threshold}: expected 0 or more", got=self.spill_threshold)
+
+    @property
+    def search(self) -> str:
+        """How winners are found, as a part of the tuning key: winners of one way do not count for another."""
+        kind = "" if self.kind == "user_autotune" else f"{self.kind}: "
+        if self.deterministic and self.kind in UNMEASURED_DETERMINISTIC:
+            return f"{kind}the first that compiles"
+        if self.descent is None:
+            return f"{kind}autotune"
+        d, space = self.descent, self.space
+        limits = sorted({**space.max_blocks, **{f"min {k}": v for k, v in space.min_blocks.items()}}.items())
+        words = [f"radius {d.radius}", f"threshold {d.threshold}", *(["all directions"] if d.all_directions else [])]
+        return f"{kind}coordinate descent ({', '.join(words)}; {space.fields or 'usual'}; {limits})"

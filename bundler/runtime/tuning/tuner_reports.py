@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tuner writes down for people, when `TunerOptions` hold one of them.
+
+A `BandwidthReport` says how near to the memory's speed kernels come, a `LaunchDump` what they are launched with.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bundler.format.bundle_file import os_errors
+from bundler.runtime.launch.argument_types import is_tensor
+
+SLOW_GB_S, SLOW_FROM_MS = 650.0, 0.012
+_RED, _PLAIN = "\x1b[31m", "\x1b[0m"
+_GB, _MS = 1e9, 1e3
+MAX_KEPT = 100_000
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """One measured kernel: `milliseconds` a launch, `gigabytes` read and written by it."""
+
+    name: str
+    milliseconds: float
+    gigabytes: float
+
+    @property
+    def gb_per_s(self) -> float:
+        """Gigabytes a second; 0 for a launch that took no time."""
+        return self.gigabytes / (self.milliseconds / _MS) if self.milliseconds > 0 else 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Whether it took long, and came nowhere near the speed of the memory."""
+        return self.gb_per_s < SLOW_GB_S and self.milliseconds > SLOW_FROM_MS
+
+    def line(self, *, color: bool = False) -> str:
+        """Return it as a line of a table, in red where it is slow and `color` is wanted."""
+        text = f"{self.milliseconds:.3f}ms\t{self.gigabytes:.3f} GB\t{self.gb_per_s:7.2f}GB/s\t{self.name}"
+        return f"{_RED}{text}{_PLAIN}" if color and self.slow else text
+
+
+def moved_bytes(values: Mapping[str, Any]) -> int:
+    """Return the bytes of all tensors among a call's arguments; those called `in_out_ptr…` are read and written."""
+    total = 0
+    for name, value in values.items():
+        if is_tensor(value) and hasattr(value, "numel"):
+            size = int(value.numel()) * int(value.dtype.itemsize)
+            total += size * (2 if name.startswith("in_out_ptr") else 1)
+    return total
+
+
+class BandwidthReport:
+    """Collects how fast kernels are, and writes a table; any thread may add to it.
+
+    Args:
+        path: a file that `write` appends to.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._rows: list[Bandwidth] = []
+
+    @property
+    def rows(self) -> tuple[Bandwidth, ...]:
+        """Everything that was measured, in order."""
+        return tuple(self._rows)
+
+    def add(self, name: str, milliseconds: float, gigabytes: float) -> Bandwidth:
+        """Add a measurement; returns it."""
+        row = Bandwidth(name, milliseconds, gigabytes)
+        with self._lock:
+            self._rows = [*self._rows, row][-MAX_KEPT:]
+        return row
+
+    def table(self, title: str = "", *, color: bool = False) -> str:
+        """Return the totals, and a line for each kernel, the slowest first, with its part of the time."""
+        rows = sorted(self._rows, key=lambda row: (-row.milliseconds, row.name))
+        time_ms, size_gb = sum(row.milliseconds for row in rows), sum(row.gigabytes for row in rows)
+        total = Bandwidth(f"SUMMARY ({title})" if title else "SUMMARY", time_ms, size_gb)
+        lines = [total.line()]
+        for row in rows:
+            part = 100 * row.milliseconds / time_ms if time_ms > 0 else 0.0
+            lines.append(f"{row.line(color=color)}\t{part:5.1f}%")
+        return "\n".join(lines)
+
+    def write(self, title: str = "") -> None:
+        """Append the table to the file.
+
+        Raises:
+            AccessDenied, StoreFull, NotFound: it cannot be written.
+        """
+        if self._path is None:
+            return
+        with os_errors(os.fspath(self._path), "write"), open(self._path, "a", encoding="utf-8") as file:
+            file.write(self.table(title) + "\n")
+
+
+class LaunchDump:
+    """Appends a line to a file for each launch: kernel, arguments, config, grid.
+
+    Numbers and bools are written, everything else is `T`.  Any thread may launch.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path, self._lock = os.fspath(path), threading.Lock()
+
+    def add(
+        self, kernel: str, args: Iterable[Any], keywords: Mapping[str, Any], config: Mapping[str, Any], grid: Any
+    ) -> None:
+        """Write down one launch.
+
+        Raises:
+            AccessDenied, StoreFull, NotFound: the file cannot be written.
+        """
+        words = [_word(value) for value in args]
+        words += [f"{name}={_word(value)}" for name, value in keywords.items()]
+        words += [f"{name}={value}" for name, value in config.items()]
+        line = f"{kernel} | {' '.join(words)} | {grid}\n"
+        with self._lock, os_errors(self._path, "write"), open(self._path, "a", encoding="utf-8") as file:
+            file.write(line)
+
+
+def _word(value: Any) -> str:
+    return str(value) if isinstance(value, int | bool) else "T"

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StoreBlobs`: the blobs of a pulled bundle, fetched from the store when they are read.
+
+`BundleStore.pull` and `KernelRecords.look_up` make one for each bundle; `unit_batches` splits units into calls of the byte store, and
+`unit_payload` opens a stored unit, also for `Maintenance`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from bundler.backends.batches import batches
+from bundler.backends.port import Backend
+from bundler.errors import BundlerError, NotFound
+from bundler.format.bundle import BlobSource
+from bundler.format.digest import digest_text
+from bundler.format.limits import Limits
+from bundler.format.manifest import Content
+from bundler.store import bounds
+from bundler.store.damage import DAMAGED, checked, quarantine
+from bundler.store.dictionaries import Dictionaries
+from bundler.store.error_translation import store_errors
+from bundler.store.store_layout import (
+    BATCH_BYTES,
+    BATCH_KEYS,
+    Hint,
+    Unit,
+    check_seal,
+    decompress,
+    dictionary_key,
+    dictionary_of,
+    split_unit,
+    units_of,
+)
+
+# A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/restore_plan.py).
+CACHED_BYTES = 40 * 1024 * 1024
+# What one call may bring when each of its units is as large as the largest may be.
+LIED_BYTES = 8 * BATCH_BYTES
+
+
+class StoreBlobs(BlobSource):
+    """Reads units in batches and keeps the last ones decoded.
+
+    A damaged unit, or one whose dictionary is gone, is removed from the store, if that is permitted, so that the next push sends
+    it again; reading it raises.  Safe under threads.
+
+    Args:
+        backend, name: the store.
+        content: what bundle the blobs are of.
+        limits: bounds on what is read.
+        hints: dictionaries that its units are likely to need.
+        dictionaries: where to look for them, when somebody has some already.
+        read_only: leave the store as it is.
+    """
+
+    verified = True
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        content: Content,
+        limits: Limits,
+        *,
+        hints: Sequence[Hint] = (),
+        dictionaries: Dictionaries | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
+        self.waits = not backend.reads_are_cheap
+        self._hints = list(hints)
+        self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
+        self._units: dict[bytes, list[Unit]] = {}
+        self._keys: list[str] = []
+        for unit in units_of(content):
+            self._keys.append(unit.key)
+            for digest, _ in unit.blobs:
+                self._units.setdefault(digest, []).append(unit)
+        # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
+        self._cache: dict[bytes, bytes] = {}
+        self._damaged: dict[str, BundlerError] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of all units of the bundle."""
+        return self._keys
+
+    def read_blob(self, digest: bytes) -> bytes:
+        """Return the verified bytes of a blob; raises `NotFound`, `DigestMismatch`, `FormatError`, `StoreUnavailable`."""
+        cached = self._cache.get(digest)
+        if cached is not None:
+            return cached
+        failures: list[BundlerError] = []
+        for unit in self._units.get(digest, []):
+            try:
+                return self._fetch(unit)[digest]
+            except (NotFound, *DAMAGED) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
+
+    def prefetch(self, digests: Collection[bytes]) -> None:
+        """Fetch the units of these blobs in few round trips; what is missing or damaged shows when it is read."""
+        wanted: dict[str, Unit] = {}
+        # A blob that is in several units comes with one that is fetched anyway, if there is one.
+        for units in sorted((self._units.get(d, []) for d in digests if d not in self._cache), key=len):
+            if units and not any(unit.key in wanted for unit in units):
+                wanted[units[0].key] = units[0]
+        for batch in unit_batches(wanted.values()):
+            hinted = self._hinted({unit.family for unit in batch})
+            with store_errors(self._name):
+                found = self._backend.get_within(bounds.of_keys(hinted) | bounds.of_units(batch))
+            self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
+            self._learn(found.values())
+            for key, value in found.items():
+                try:
+                    self._cache.update(self._open(wanted[key], value))
+                except (NotFound, *DAMAGED) as error:
+                    self._damaged[key] = error  # reading the blob raises it
+            self._trim()
+
+    def _hinted(self, families: Collection[str]) -> list[str]:
+        """Return the keys of dictionaries that these units are likely to need, each once."""
+        chosen = [hint for hint in self._hints if hint[0] in families]
+        self._hints = [hint for hint in self._hints if hint not in chosen]
+        return [dictionary_key(digest) for digest in self._dictionaries.unknown(digest for _, digest in chosen)]
+
+    def _learn(self, values: Collection[bytes]) -> None:
+        """Fetch the dictionaries that nobody told us of, and mark them as in use."""
+        new = self._dictionaries.unknown(map(dictionary_of, values))
+        if new:
+            self._dictionaries.fetch(new)
+            if not self._read_only:
+                with contextlib.suppress(BundlerError), store_errors(self._name):
+                    self._backend.touch([dictionary_key(digest) for digest in new])
+
+    def close(self) -> None:
+        """Forget what was decoded; the store stays open."""
+        self._cache.clear()
+
+    def _fetch(self, unit: Unit) -> dict[bytes, bytes]:
+        damage = self._damaged.pop(unit.key, None)
+        if damage is not None:
+            raise damage
+        with store_errors(self._name):
+            value = self._backend.get_within(bounds.of_units([unit])).get(unit.key)
+        if value is None:
+            raise NotFound(f"{self._name}: {unit.key} is missing; push the bundle again", key=unit.key)
+        self._learn([value])
+        blobs = self._open(unit, value)
+        self._cache.update(blobs)
+        self._trim()
+        return blobs
+
+    def _open(self, unit: Unit, value: bytes) -> dict[bytes, bytes]:
+        def split(value: bytes) -> dict[bytes, bytes]:
+            payload = unit_payload(
+                value,
+                unit.key,
+                unit.size,
+                self._limits,
+                self._dictionaries,
+                self._name,
+                verified=self._backend.verified,
+            )
+            return split_unit(payload, unit)
+
+        try:
+            removable = () if self._read_only else DAMAGED
+            return checked(self._backend, self._name, unit.key, value, split, removable)
+        except NotFound:
+            digest = dictionary_of(value)
+            if digest is not None and not self._read_only and self._is_gone(digest):
+                quarantine(self._backend, self._name, unit.key)
+            raise
+
+    def _is_gone(self, digest: bytes) -> bool:
+        """Tell whether a dictionary is nowhere, and not only kept from us by a tier that is silent."""
+        with contextlib.suppress(BundlerError), store_errors(self._name):
+            return not self._backend.exists([dictionary_key(digest)])
+        return False
+
+    def _trim(self) -> None:
+        kept = sum(map(len, list(self._cache.values())))
+        for oldest in list(self._cache):
+            if kept <= CACHED_BYTES:
+                break
+            kept -= len(self._cache.pop(oldest, b""))
+
+
+def unit_payload(
+    value: bytes,
+    key: str,
+    size: int | None,
+    limits: Limits,
+    dictionaries: Dictionaries,
+    name: str,
+    *,
+    verified: bool = False,
+) -> bytes:
+    """Return the payload of a unit.
+
+    Raises as `check_seal` and `decompress`, and `NotFound` when the dictionary that it needs is missing.
+    """
+    frame = check_seal(value, key, size, verified=verified)  # before the store is asked for what a damaged one names
+    digest = dictionary_of(value)
+    if digest is None:
+        return decompress(frame, key, size, limits)
+    dictionary = dictionaries.get(digest)
+    if dictionary is None:
+        raise NotFound(
+            f"{name}: {key} needs the dictionary {dictionary_key(digest)}, which is missing; push the bundle again",
+            key=key,
+        )
+    return decompress(frame, key, size, limits, dictionary.data)
+
+
+def unit_batches(units: Iterable[Unit]) -> Iterator[list[Unit]]:
+    """Split units so that one call carries at most `BATCH_KEYS` of them and about `BATCH_BYTES`.
+
+    Sorted by size, since a damaged store may give as much for each unit as the largest one of a batch may have.
+    """
+    ordered = sorted(units, key=_size)
+    return batches(ordered, BATCH_KEYS, BATCH_BYTES, _size, most_if_alike=LIED_BYTES)
+
+
+def _size(unit: Unit) -> int:
+    return unit.size

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BundleStore`: push and pull bundles, and give them tags.
+
+`bundler.lifecycle.machine_store.Store`, which users open, inherits from it; listing, checking and pruning are done by `Maintenance`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Literal, Self
+
+from bundler.backends.batches import batches
+from bundler.backends.port import Backend
+from bundler.errors import (
+    BundlerError,
+    ConfigError,
+    DigestMismatch,
+    FormatError,
+    MergeConflict,
+    NotFound,
+    StoreUnavailable,
+    UnsupportedVersion,
+)
+from bundler.format.bundle import Bundle, require_content
+from bundler.format.bundle_union import entry_name, merge
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.manifest import Content, Observed
+from bundler.store import bounds, store_layout
+from bundler.store.blob_source import StoreBlobs, unit_batches
+from bundler.store.damage import DAMAGED, checked
+from bundler.store.dictionaries import Packing
+from bundler.store.error_translation import store_errors
+from bundler.store.holders import GRACE_S, Wish
+from bundler.store.maintenance import Maintenance
+from bundler.store.references import References
+from bundler.store.store_layout import Hint
+from bundler.store.store_reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+
+PushMode = Literal["merge", "replace", "create"]
+MODES = ("merge", "replace", "create")
+# Each lost race means that another push succeeded; so many in a row for one tag is no race any more.
+SWAP_ATTEMPTS = 100
+_log = logging.getLogger("bundler.store")
+
+
+@dataclass
+class _Sent:
+    """What a push sent so far."""
+
+    units: int = 0
+    present: int = 0
+    bytes: int = 0
+    repaired: int = 0
+
+
+class BundleStore:
+    """Bundles in a byte store, shared by any number of processes.
+
+    Guarantees: a manifest is written after every unit that it names was acknowledged, and a tag after its manifest; what is
+    read is verified; every operation may be repeated, and stopped anywhere.  Of pushes to one tag at once with
+    `mode="merge"`, the tag holds all.  Thread-safe; may be used on both sides of a fork.
+    Does not guarantee: that a push survives a power failure before it returned; that what no tag reaches stays longer than
+    `prune` says.
+
+    Args:
+        backend: the byte store; closed with the store.
+        name: what to call it in messages; holds no secret.
+        limits: bounds on what is read.
+    """
+
+    def __init__(self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._backend, self.name, self._limits = backend, name, limits
+        self._maintenance = Maintenance(backend, name, limits)
+        self._references = References(backend, name)
+
+    def push(
+        self, bundle: Bundle, tag: str | None = None, mode: PushMode = "merge", allow_empty: bool = False
+    ) -> PushReport:
+        """Store a bundle, sending only what is missing.
+
+        Args:
+            bundle: what to store.
+            tag: a name for it, such as `llama3/h200`; None stores it under its digest alone.
+            mode: `merge` makes the tag name the union of what it named and this; `replace` makes it name this; `create`
+                refuses when it names something else.
+            allow_empty: also store a bundle with nothing in it.
+
+        Raises:
+            ConfigError: not a tag, or another mode.
+            EmptyBundle: there is nothing in the bundle; nothing is sent, and the tag names what it named.
+            FormatError: what the tag says is damaged or of a newer version; `replace` does not mind.
+            UnsupportedVersion: the bundle has features that we can read but not write.
+            MergeConflict: with `create`, the tag is set; with `merge`, one key stands for two kernels.
+            StoreFull, AccessDenied, StoreUnavailable: it could not be stored; push again.  The tag names what it named
+                before, or, when it was only the last answer that got lost, what it should.
+        """
+        if mode not in MODES:
+            raise ConfigError(f"mode={mode!r}: expected {', '.join(map(repr, MODES))}", got=mode)
+        if not allow_empty:
+            require_content(bundle, f"nothing was pushed to {self.name}; --allow-empty, or allow_empty=True, pushes it")
+        started = time.monotonic()
+        key = None if tag is None else store_layout.tag_key(tag)
+        sent = _Sent()
+        for _ in range(SWAP_ATTEMPTS):
+            before = self._ref(key)
+            current, hints = self._current(before, tag, mode), store_layout.hints_of(before)
+            final = self._combined(bundle, tag, current, mode, hints)
+            if not final.writable:
+                raise UnsupportedVersion(
+                    "this bundle was written by a newer version, with features that this one would lose; upgrade triton-bundler"
+                )
+            manifest, hints = self._send(final, sent, hints)
+            value = store_layout.encode_tag(manifest, hints)
+            if key is None or before == value or self._swap(key, before, value):
+                return PushReport(
+                    final.digest, sent.units, sent.present, sent.bytes, sent.repaired, final.variants_dropped,
+                    current and store_layout.digest_of_manifest(current), None if key is None else final.digest,
+                    time.monotonic() - started,
+                )  # fmt: skip
+        raise StoreUnavailable(
+            f"{self.name}: tag {tag} changed {SWAP_ATTEMPTS} times while we pushed; try again", tag=tag
+        )
+
+    def pull(self, tag_or_digest: str, *, read_only: bool = False) -> Bundle:
+        """Return a bundle by tag, digest or the beginning of one (8 digits and more, with `sha256:` or without); its content is fetched when it is read.
+
+        Args:
+            tag_or_digest: which bundle.
+            read_only: leave the store as it is; else what is pulled is marked as in use, so that `prune` spares it, and
+                what is found damaged is removed, so that the next push sends it again.
+
+        Raises:
+            NotFound: no such tag or bundle, or its manifest is missing; `near` are tags that are called almost so.
+            ConfigError: neither a tag nor a digest, or the beginning of several, which are its `candidates`.
+            DigestMismatch: the manifest is damaged; push again.
+            FormatError: the tag or the manifest is none that this version reads.
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        return self._open(*self._references.manifest(tag_or_digest), read_only=read_only)
+
+    def tags(self) -> tuple[TagInfo, ...]:
+        """Return every tag, by name, with what is in its bundle."""
+        return tuple(self._maintenance.tags())
+
+    def near_tags(self, tag: str) -> tuple[str, ...]:
+        """Return up to three tags that are called so or almost so, the nearest first; raises as `tags`."""
+        return self._references.near_tags(tag)
+
+    def delete_tag(self, tag: str) -> bool:
+        """Remove a tag; True when it was set.  What it named stays until `prune`."""
+        key = store_layout.tag_key(tag)
+        with store_errors(self.name):
+            for _ in range(SWAP_ATTEMPTS):
+                value = self._backend.read_ref(key)
+                if value is None:
+                    return False
+                if self._backend.swap_ref(key, value, None):
+                    return True
+        raise StoreUnavailable(f"{self.name}: tag {tag} keeps changing; try again", tag=tag)
+
+    def stats(self) -> StoreStats:
+        """Return what the store holds."""
+        return self._maintenance.stats()
+
+    def verify(self, repair: bool = False) -> VerifyReport:
+        """Read and check everything.
+
+        Args:
+            repair: remove damaged objects, so that the next push sends them again.
+        """
+        return self._maintenance.verify(repair=repair)
+
+    def prune(
+        self,
+        max_bytes: int | None = None,
+        older_than_s: float | None = None,
+        dry_run: bool = False,
+        *,
+        grace_s: float = GRACE_S,
+    ) -> PruneReport:
+        """Remove what no tag reaches, oldest first; never what a tag reaches.
+
+        Args:
+            max_bytes: stop when the store holds no more than this; None removes all that may be removed.
+            older_than_s: only what was not used for so many seconds.
+            dry_run: remove nothing, only say what would be.
+            grace_s: nothing that was used in so many last seconds on the store's own clock: another process may be about to
+                name it.  A push that takes longer may lose units, whose kernels are misses until the next push.
+        """
+        return self._maintenance.prune(Wish(max_bytes, older_than_s, grace_s), dry_run=dry_run)
+
+    def close(self) -> None:
+        """Release the byte store; closing twice is fine."""
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def _ref(self, key: str | None) -> bytes | None:
+        with store_errors(self.name):
+            return None if key is None else self._backend.read_ref(key)
+
+    def _current(self, before: bytes | None, tag: str | None, mode: PushMode) -> str | None:
+        if before is None or tag is None:
+            return None
+        try:
+            return store_layout.decode_tag(before, tag)
+        except FormatError:
+            if mode == "replace":
+                return None
+            raise
+
+    def _swap(self, key: str, before: bytes | None, value: bytes) -> bool:
+        with store_errors(self.name):
+            return self._backend.swap_ref(key, before, value)
+
+    def _combined(
+        self, bundle: Bundle, tag: str | None, current: str | None, mode: PushMode, hints: Sequence[Hint]
+    ) -> Bundle:
+        if current is None or mode == "replace":
+            return bundle
+        if mode == "create":
+            if store_layout.digest_of_manifest(current) == bundle.digest:
+                return bundle
+            raise MergeConflict(f"{self.name}: tag {tag} is set already; use mode='merge' or 'replace'", tag=tag)
+        try:
+            held = self._open(current, hints)
+        except (NotFound, DigestMismatch) as error:
+            with store_errors(self.name):
+                if self._backend.exists([current]):
+                    raise  # it came damaged, and may yet come whole
+            # A tag without its manifest names nothing that could be merged; the push repairs it.
+            _log.warning("%s: tag %s is dangling and is set anew: %s", self.name, tag, error)
+            return bundle
+        try:
+            return merge([bundle, held])
+        except (NotFound, *DAMAGED) as error:
+            _log.warning("%s: tag %s: what is damaged gives way to what is pushed: %s", self.name, tag, error)
+            return merge([bundle, _without(held, bundle)])
+
+    def _send(self, bundle: Bundle, sent: _Sent, hints: Sequence[Hint]) -> tuple[str, tuple[Hint, ...]]:
+        """Store dictionaries, units, then the manifest, each only when missing; returns its key, and what to hint at."""
+        units = {unit.key: unit for unit in store_layout.units_of(bundle.content)}
+        observed = bundle.observed.encode()
+        manifest = store_layout.manifest_key(bundle.digest, observed)
+        present = self._look(units, [manifest, *map(_key_of, hints)], sent)
+        lost = [hint for hint in hints if _key_of(hint) not in present]
+        if lost:
+            there = [unit for key, unit in units.items() if key in present]
+            present -= self._without_dictionary(there, {digest for _, digest in lost})
+        missing = [unit for key, unit in units.items() if key not in present]
+        sent.present += len(units) - len(missing)
+        packing = Packing(self._backend, self.name, [hint for hint in hints if hint not in lost])
+        if missing and not self._backend.reads_are_cheap:
+            new = packing.choose(missing, partial(_payload, bundle))
+            if new:
+                self._put(new, units)
+                sent.bytes += _size(new)
+        sealed = self._sealed(bundle, missing, packing)
+        for batch in batches(sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])):
+            values = dict(batch)
+            self._put(values, units)
+            sent.bytes += _size(values)
+            sent.units += len(values)
+        with store_errors(self.name):
+            self._backend.flush()
+        if manifest not in present:
+            values = {manifest: store_layout.encode_manifest(bundle.content.encode(), observed)}
+            self._put(values, units)
+            with store_errors(self.name):
+                self._backend.flush()
+            sent.bytes += _size(values)
+        return manifest, packing.hints({unit.family for unit in units.values()})
+
+    def _look(self, units: Mapping[str, store_layout.Unit], others: list[str], sent: _Sent) -> set[str]:
+        """Return which of these objects are there, marked as in use; asked in batches."""
+        if self._backend.reads_are_cheap:  # and are read, so that a batch is one of bytes
+            asked = [others, *([unit.key for unit in batch] for batch in unit_batches(units.values()))]
+        else:
+            asked = list(batches([*others, *units], store_layout.BATCH_KEYS))
+        return set().union(*(self._present(keys, units, sent) for keys in asked))
+
+    def _without_dictionary(self, units: Sequence[store_layout.Unit], lost: Collection[bytes]) -> set[str]:
+        """Remove the units that need a dictionary which is gone, so that they can be sent again; returns them."""
+        gone: set[str] = set()
+        with store_errors(self.name):
+            for batch in unit_batches(units):
+                found = self._backend.get_within(bounds.of_heads(unit.key for unit in batch))
+                useless = [key for key, value in found.items() if store_layout.dictionary_of(value) in lost]
+                gone.update(useless)
+                self._backend.delete(useless)
+        return gone
+
+    def _sealed(
+        self, bundle: Bundle, units: Iterable[store_layout.Unit], packing: Packing
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield what is to be stored for these units by key, unit by unit: the values are made as they are sent."""
+        for unit in units:
+            try:
+                yield unit.key, packing.seal(unit, _payload(bundle, unit))
+            except NotFound as error:
+                # Merged from a tag whose unit is gone: readers skip that kernel until somebody who has it pushes again.
+                _log.warning("%s: %s is dangling: %s", self.name, unit.key, error)
+
+    def _put(self, values: dict[str, bytes], units: Mapping[str, store_layout.Unit]) -> None:
+        """Store objects, and where that is cheap read them back: no tag is to name what did not arrive whole."""
+        with store_errors(self.name):
+            self._backend.put(values)
+        if self._backend.reads_are_cheap:
+            lost = values.keys() - self._present(list(values), units, _Sent())
+            if lost:
+                raise StoreUnavailable(f"{self.name}: {min(lost)} did not arrive whole; push again", key=min(lost))
+
+    def _present(self, keys: list[str], units: Mapping[str, store_layout.Unit], sent: _Sent) -> frozenset[str]:
+        """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
+        with store_errors(self.name):
+            if not self._backend.reads_are_cheap:
+                return self._backend.claim(keys)
+            # Before we look: a prune that runs now removes nothing that we then find.
+            self._backend.touch(keys)
+            known = [units[key] for key in keys if key in units]
+            found = self._backend.get_within(bounds.of_keys(keys, self._limits) | bounds.of_units(known))
+        sound = set()
+        for key, value in found.items():
+            size = units[key].size if key in units else None
+            try:
+                checked(self._backend, self.name, key, value, partial(store_layout.check_seal, key=key, size=size))
+                sound.add(key)
+            except DigestMismatch:
+                sent.repaired += 1
+        with store_errors(self.name):
+            stuck = self._backend.exists(found.keys() - sound)
+        if stuck:
+            raise StoreUnavailable(
+                f"{self.name}: {min(stuck)} is damaged and cannot be removed, so it cannot be sent again; remove it by hand",
+                key=min(stuck),
+            )
+        return frozenset(sound)
+
+    def _open(self, manifest: str, hints: Sequence[Hint], *, read_only: bool = False) -> Bundle:
+        with store_errors(self.name):
+            value = self._backend.get_within(bounds.of_keys([manifest], self._limits)).get(manifest)
+        if value is None:
+            digest = store_layout.digest_of_manifest(manifest)
+            raise NotFound(f"{self.name}: the manifest of {digest} is missing; push the bundle again", digest=digest)
+        decode = partial(store_layout.decode_manifest, key=manifest, limits=self._limits)
+        removable = () if read_only else (DigestMismatch,)
+        content_bytes, observed_bytes = checked(self._backend, self.name, manifest, value, decode, removable)
+        content = Content.decode(content_bytes, self._limits)
+        observed = Observed.decode(observed_bytes, self._limits)
+        blobs = StoreBlobs(self._backend, self.name, content, self._limits, hints=hints, read_only=read_only)
+        if not read_only:
+            self._keep_alive([manifest, *map(_key_of, hints), *blobs.keys])
+        return Bundle(content, observed, blobs, content_bytes=content_bytes)
+
+    def _keep_alive(self, keys: list[str]) -> None:
+        """Mark what was pulled as in use, so that `prune` spares it; a store that we may only read stays as it is."""
+        try:
+            with store_errors(self.name):
+                self._backend.touch(keys)
+        except BundlerError as error:
+            _log.info("%s: not marked as in use: %s", self.name, error)
+
+
+def _size(values: dict[str, bytes]) -> int:
+    return sum(map(len, values.values()))
+
+
+def _key_of(hint: Hint) -> str:
+    return store_layout.dictionary_key(hint[1])
+
+
+def _payload(bundle: Bundle, unit: store_layout.Unit) -> bytes:
+    return b"".join(bundle.blobs.read_blob(digest) for digest, _ in unit.blobs)
+
+
+def _without(held: Bundle, bundle: Bundle) -> Bundle:
+    """Return what a tag held but for the entries that a bundle brings."""
+    brought = {entry_name(entry) for entry in bundle.content.entries}
+    kept = [entry for entry in held.content.entries if entry_name(entry) not in brought]
+    return Bundle(Content.of(kept, held.tuning_records), held.observed, held.blobs)

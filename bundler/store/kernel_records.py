@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of a store one by one, found by their kernel keys.
+
+::
+
+    v1/k/<kernel key>   an object: magic, digest and zstd as of a manifest, and in it [1, content, observed] of that one kernel
+    v1/u/<64 hex>       its units, shared with every bundle that holds the kernel
+    v1/f/<kernel key>   a ref, for a while: [1, token, message] of the last compile that failed
+
+A record is created and never changed: the first complete build of a key is everybody's.  Units come before the record that names
+them.  A record whose units are gone or damaged is a miss; it is removed, so that the next build can be published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+from bundler.backends.batches import batches
+from bundler.backends.port import Backend, Lease
+from bundler.errors import (
+    BundlerError,
+    FormatError,
+    LimitExceeded,
+    NotFound,
+    UnsafeName,
+)
+from bundler.format import names, wire
+from bundler.format.bundle import Bundle, Keep, MemoryBlobs
+from bundler.format.bundle_union import merge
+from bundler.format.digest import digest_raw
+from bundler.format.entries import Kernel
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.manifest import Content, Observation, Observed
+from bundler.format.summary import Summarized
+from bundler.store import bounds, store_layout
+from bundler.store.blob_source import StoreBlobs, unit_batches
+from bundler.store.damage import DAMAGED, checked
+from bundler.store.dictionaries import Dictionaries
+from bundler.store.error_translation import store_errors
+from bundler.user_warnings import warn
+
+RECORDS, FAILURES, LEASES = store_layout.RECORDS, f"{store_layout.MAJOR}/f", f"{store_layout.MAJOR}/c"
+# A record that another published, and that is lost when we look at it, leaves room for ours; until the next is faster again.
+ATTEMPTS = 3
+_VERSION = 1
+# Of what a compiler said; the end of it says most.
+_MESSAGE_CHARACTERS = 1000
+_log = logging.getLogger("bundler.store")
+
+
+@dataclass(frozen=True, repr=False)
+class LookUp(Summarized):
+    """What was found of the kernels asked for.
+
+    Attributes:
+        bundle: the kernels that are there, with their verified bytes in memory.
+        missing: keys of the others, in the order asked for.
+        damaged: those of `missing` whose record was there, but not all that it names: key -> reason.
+        seconds: of the damaged ones whose record could be read, how long their compile took.
+    """
+
+    bundle: Bundle
+    missing: tuple[str, ...]
+    damaged: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False)
+class Published(Summarized):
+    """What became of kernels that were published.
+
+    Attributes:
+        bundle: the builds that everybody gets: ours, or for a key that another was first with, the other's.
+        created: keys whose record is ours.
+        others: keys that another was first with.  What is in neither could be read by nobody, and is not in the store.
+    """
+
+    bundle: Bundle
+    created: frozenset[str]
+    others: frozenset[str]
+
+
+@dataclass(frozen=True)
+class ToldFailure:
+    """A compile that failed somewhere: a token that tells it from others of the same key, and what the compiler said."""
+
+    token: str
+    message: str
+
+
+@dataclass(frozen=True)
+class _Record:
+    kernel: Kernel
+    seen: Observation
+
+    def keeping(self, keep: Keep) -> _Record:
+        return self if keep == "all" else replace(self, kernel=replace(self.kernel, artifacts=self.kernel.launch_set))
+
+    @cached_property
+    def units(self) -> list[store_layout.Unit]:
+        return list(store_layout.units_of(Content.of([self.kernel])))
+
+
+class KernelRecords:
+    """The kernels of a store by their keys.
+
+    Guarantees: units are acknowledged before the record that names them; of builds of one key, published at once or one after
+    the other, the first complete one wins, and every caller is given its bytes; what is read is verified.  Threads, processes
+    and forks as the byte store.
+    Does not guarantee that a record stays: what was evicted, or removed as damaged, can be published anew by another build.
+
+    Args:
+        backend: the byte store.
+        name: what to call it in messages; holds no secret.
+        limits: bounds on what is read.
+        excuse: is told instead of the user that the store failed and the program goes on.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        limits: Limits = DEFAULT_LIMITS,
+        excuse: Callable[[BundlerError], None] | None = None,
+    ) -> None:
+        self._backend, self.name, self._limits = backend, name, limits
+        self._told: set[str] = set()
+        self._dictionaries = Dictionaries(backend, name)
+        self._excuse = excuse
+
+    def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
+        """Return the kernels with these keys that are there whole.
+
+        One round trip for the records of up to `store_layout.BATCH_KEYS` kernels, one for each batch of units, and one to mark what
+        was found as in use.
+
+        Args:
+            keys: kernel keys.
+            keep: `launch` fetches device binaries and metadata only.
+
+        Raises:
+            UnsafeName: not a kernel key.
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        wanted = list(dict.fromkeys(map(names.check_kernel_key, keys)))
+        found: dict[str, _Record] = {}
+        blobs: dict[bytes, bytes] = {}
+        damaged: dict[str, str] = {}
+        lost: dict[str, _Record] = {}
+        for batch in batches(wanted, store_layout.BATCH_KEYS):
+            records = self._records(batch, damaged)
+            for group in _groups(record.keeping(keep) for record in records.values()):
+                found |= self._read(group, blobs, damaged)
+            lost |= {key: record for key, record in records.items() if key in damaged}
+        self._keep_alive(found.values())
+        self._remove_dangling(lost)
+        return LookUp(
+            _bundle(found.values(), blobs),
+            tuple(key for key in wanted if key not in found),
+            damaged,
+            {key: sum(us for _, us in record.seen.times_us) / 1e6 for key, record in lost.items()},
+        )
+
+    def publish(self, bundle: Bundle) -> Published:
+        """Store the kernels of a bundle, each under its key: first all units, then the records.
+
+        Raises:
+            StoreFull, AccessDenied, StoreUnavailable: they could not be stored; what was stored is whole.
+            FormatError, DigestMismatch: the bundle is damaged.
+        """
+        mine = {k.key: _Record(k, bundle.observed.kernels.get(k.key, Observation())) for k in bundle.kernels}
+        created: frozenset[str] = frozenset()
+        theirs: list[Bundle] = []
+        left = dict(mine)
+        for _ in range(ATTEMPTS):
+            created |= self._create(left, bundle)
+            others = self.look_up([key for key in left if key not in created])
+            theirs.append(others.bundle)
+            left = {key: left[key] for key in others.missing}
+            if not left:
+                break
+        won = frozenset(kernel.key for one in theirs for kernel in one.kernels)
+        ours = Bundle(
+            Content.of([record.kernel for key, record in mine.items() if key not in won]),
+            Observed({key: record.seen for key, record in mine.items() if key not in won}),
+            bundle.blobs,
+        )
+        return Published(merge([ours, *theirs]), created, won)
+
+    def recorded(self, most: int) -> Iterator[Kernel]:
+        """Yield kernels that have a record, the newest first, without reading their bytes; damaged records are left out.
+
+        Args:
+            most: how many records to look at.
+
+        Raises:
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        with store_errors(self.name):
+            stats = sorted(self._backend.list(RECORDS), key=lambda stat: -stat.modified_s)[:most]
+        keys = [key for stat in stats if names.is_kernel_key(key := stat.key.removeprefix(f"{RECORDS}/"))]
+        for batch in batches(keys, store_layout.BATCH_KEYS):
+            yield from (record.kernel for record in self._records(batch, {}).values())
+
+    def units(self, stored: str, value: bytes) -> list[store_layout.Unit]:
+        """Return the units that a record names, by its key in the store and its value; raises as a damaged object does."""
+        try:
+            return self._decode(names.check_kernel_key(stored.removeprefix(f"{RECORDS}/")), value).units
+        except UnsafeName as error:
+            raise FormatError(f"{stored}: no key of a record", key=stored) from error
+
+    def remove(self, keys: Collection[str]) -> None:
+        """Remove records, for a kernel that no Triton can read; the next build can be published then."""
+        with store_errors(self.name):
+            self._backend.delete([_key(RECORDS, key) for key in keys])
+
+    def lease(self, key: str, ttl_s: float) -> Lease | None:
+        """Take the right to compile a kernel for everyone; None while another has it.
+
+        Raises:
+            StoreUnavailable, AccessDenied: the store has no leases, or cannot be written.
+        """
+        with store_errors(self.name):
+            lease = self._backend.lease(_key(LEASES, key), ttl_s)
+            return None if lease is None else _MappedLease(lease, self.name)
+
+    def failure(self, key: str) -> ToldFailure | None:
+        """Return the last failure of a compile that was told; None when there is none, or it cannot be read."""
+        with store_errors(self.name):
+            value = self._backend.read_ref(_key(FAILURES, key))
+        if value is not None:
+            with contextlib.suppress(FormatError):
+                return decode_failure(value, f"the last failure of {key}")
+        return None
+
+    def tell_failure(self, key: str, message: str) -> None:
+        """Tell those who wait for a kernel that its compile failed, and what the compiler said."""
+        text = message[-_MESSAGE_CHARACTERS:].encode("utf-8", "replace").decode()
+        value = wire.pack([_VERSION, secrets.token_hex(16), text])
+        with store_errors(self.name):
+            # Another failure of the same compile, told at the same time, says the same.
+            self._backend.swap_ref(_key(FAILURES, key), self._backend.read_ref(_key(FAILURES, key)), value)
+
+    def excused_by(self, excuse: Callable[[BundlerError], None]) -> KernelRecords:
+        """Return the same kernels for somebody who is told of failures instead of the user."""
+        return KernelRecords(self._backend, self.name, self._limits, excuse)
+
+    def excuse(self, error: BundlerError) -> None:
+        """Tell once for each cause that the store failed and the program goes on without it."""
+        if self._excuse is not None:
+            self._excuse(error)
+            return
+        _log.warning("%s", error)
+        if error.code not in self._told:
+            self._told.add(error.code)
+            warn(f"{error}; the program goes on without the store")
+
+    def _records(self, keys: list[str], damaged: dict[str, str]) -> dict[str, _Record]:
+        wanted = {_key(RECORDS, key): key for key in keys}
+        with store_errors(self.name):
+            values = self._backend.get_within(bounds.of_keys(wanted, self._limits)) if wanted else {}
+        records = {}
+        for stored, value in values.items():
+            key = wanted[stored]
+            try:
+                decode = partial(self._decode, key)
+                records[key] = checked(self._backend, self.name, stored, value, decode)
+            except DAMAGED as error:
+                damaged[key] = error.message
+        return records
+
+    def _decode(self, key: str, value: bytes) -> _Record:
+        what = _key(RECORDS, key)
+        payload = wire.unpack(store_layout.unseal(value, what, None, self._limits), what, self._limits)
+        version, content_bytes, observed_bytes = wire.fields(payload, what, int, bytes, bytes, open_ended=True)
+        if version != _VERSION:
+            raise LimitExceeded(f"{what}: version {version}, expected {_VERSION}; upgrade triton-bundler", key=what)
+        content = Content.decode(content_bytes, self._limits)
+        if [kernel.key for kernel in content.kernels] != [key] or len(list(content.entries)) != 1:
+            raise FormatError(f"{what}: expected this kernel and nothing else", key=what)
+        seen = Observed.decode(observed_bytes, self._limits).kernels.get(key, Observation())
+        return _Record(content.kernels[0], seen)
+
+    def _read(self, group: list[_Record], blobs: dict[bytes, bytes], damaged: dict[str, str]) -> dict[str, _Record]:
+        """Fetch the units of some kernels in one batch; returns those that are whole."""
+        content = Content.of([record.kernel for record in group])
+        source = StoreBlobs(self._backend, self.name, content, self._limits, dictionaries=self._dictionaries)
+        source.prefetch([digest_raw(a.digest) for record in group for a in record.kernel.artifacts])
+        found = {}
+        for record in group:
+            try:
+                raw = [digest_raw(artifact.digest) for artifact in record.kernel.artifacts]
+                blobs |= {digest: source.read_blob(digest) for digest in raw}
+                found[record.kernel.key] = record
+            except (NotFound, *DAMAGED) as error:
+                damaged[record.kernel.key] = error.message
+        return found
+
+    def _create(self, records: dict[str, _Record], bundle: Bundle) -> frozenset[str]:
+        """Store units, then records; returns the keys whose record we created."""
+        units = {unit.key: unit for record in records.values() for unit in record.units}
+        with store_errors(self.name):
+            for batch in unit_batches(units.values()):
+                self._backend.put({unit.key: _sealed(unit, bundle) for unit in batch})
+            encoded = {_key(RECORDS, key): _encode(record) for key, record in records.items()}
+            values = {key: value for key, value in encoded.items() if len(value) <= store_layout.RECORD_BYTES}
+            created = self._backend.put(values) if values else frozenset()
+        return frozenset(key for key in records if _key(RECORDS, key) in created)
+
+    def _keep_alive(self, found: Collection[_Record]) -> None:
+        """Mark what was found as in use; a store that we may only read stays as it is."""
+        keys = [key for r in found for key in (_key(RECORDS, r.kernel.key), *(unit.key for unit in r.units))]
+        if keys:
+            try:
+                with store_errors(self.name):
+                    self._backend.touch(keys)
+            except BundlerError as error:
+                _log.info("%s: not marked as in use: %s", self.name, error)
+
+    def _remove_dangling(self, lost: dict[str, _Record]) -> None:
+        """Remove records whose units are gone, so that the next build can be published; not because a tier is silent."""
+        if not lost:
+            return
+        try:
+            with store_errors(self.name):
+                there = self._backend.exists([unit.key for record in lost.values() for unit in record.units])
+                gone = [key for key, record in lost.items() if any(unit.key not in there for unit in record.units)]
+                self._backend.delete([_key(RECORDS, key) for key in gone])
+        except BundlerError as error:
+            _log.warning("%s: records of %s cannot be removed: %s", self.name, ", ".join(lost), error)
+
+
+def decode_failure(value: bytes, what: str) -> ToldFailure:
+    """Return the failure that a ref tells; raises `FormatError`."""
+    version, token, message = wire.fields(store_layout.unpack_ref(value, what), what, int, str, str, open_ended=True)
+    if version != _VERSION:
+        raise FormatError(f"{what}: version {version}, expected {_VERSION}", got=version)
+    return ToldFailure(token, message)
+
+
+class _MappedLease:
+    """A lease that raises this package's errors."""
+
+    def __init__(self, lease: Lease, name: str) -> None:
+        self._lease, self._name = lease, name
+
+    def renew(self, ttl_s: float) -> bool:
+        with store_errors(self._name):
+            return self._lease.renew(ttl_s)
+
+    def release(self) -> bool:
+        with store_errors(self._name):
+            return self._lease.release()
+
+
+def _key(kind: str, kernel: str) -> str:
+    return f"{kind}/{names.check_kernel_key(kernel)}"
+
+
+def _encode(record: _Record) -> bytes:
+    content, observed = Content.of([record.kernel]), Observed({record.kernel.key: record.seen})
+    return store_layout.seal(wire.pack([_VERSION, content.encode(), observed.encode()]))
+
+
+def _sealed(unit: store_layout.Unit, bundle: Bundle) -> bytes:
+    # Verified: what is published first is everybody's.
+    return store_layout.seal(b"".join(bundle.view_blob(digest, unit.key) for digest, _ in unit.blobs))
+
+
+def _groups(records: Iterable[_Record]) -> Iterator[list[_Record]]:
+    """Split kernels so that the units of a group make one batch."""
+    return batches(
+        records,
+        store_layout.BATCH_KEYS,
+        store_layout.BATCH_BYTES,
+        lambda record: sum(unit.size for unit in record.units),
+        number=lambda record: len(record.units),
+    )
+
+
+def _bundle(records: Iterable[_Record], blobs: dict[bytes, bytes]) -> Bundle:
+    held = list(records)
+    observed = Observed({record.kernel.key: record.seen for record in held})
+    return Bundle(Content.of([record.kernel for record in held]), observed, MemoryBlobs(blobs, verified=True))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the manifest that a text names: a tag, a digest, or the beginning of a digest; for a wrong tag, the tags like it.
+
+`BundleStore.pull` and the messages of commands call it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Sequence
+
+from bundler.backends.port import Backend
+from bundler.errors import BundlerError, ConfigError, NotFound
+from bundler.store import store_layout
+from bundler.store.error_translation import store_errors
+from bundler.store.store_layout import Hint
+
+#: Of a digest that is not given whole; of ten thousand bundles two share so many with a chance of one in eighty.
+SHORTEST_DIGEST = 8
+_WHOLE_DIGEST = 64
+# Who gives more digits than this meant to give all.
+_MOSTLY = 40
+_NEAR_TAGS = 3
+_SHOWN_CANDIDATES = 10
+_PREFIX = "sha256:"
+_HEX = re.compile(r"[0-9a-f]{1,64}")
+
+
+class References:
+    """Finds the manifests of one store by name.
+
+    Args:
+        backend, name: the store.
+    """
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self._backend, self._name = backend, name
+
+    def manifest(self, name: str) -> tuple[str, Sequence[Hint]]:
+        """Return the key of the manifest that a tag or digest names, and the dictionaries that a tag names with it.
+
+        A tag wins over the digest that begins as it is called.  Raises as `BundleStore.pull`.
+        """
+        if name.startswith(_PREFIX):
+            return self._by_digest(name), ()
+        with store_errors(self._name):
+            value = self._backend.read_ref(store_layout.tag_key(name))
+        if value is not None:
+            return store_layout.decode_tag(value, name), store_layout.hints_of(value)
+        if _HEX.fullmatch(name) and len(name) >= SHORTEST_DIGEST:
+            try:
+                return self._by_digest(_PREFIX + name), ()
+            except NotFound:
+                raise NotFound(
+                    f"{self._name}: no tag {name!r}, and no bundle whose digest begins so", tag=name
+                ) from None
+        near: tuple[str, ...] = ()
+        with contextlib.suppress(BundlerError):  # that there is no such tag is what counts
+            near = self.near_tags(name)
+        raise unknown_tag(self._name, name, near)
+
+    def near_tags(self, tag: str) -> tuple[str, ...]:
+        """Return the tags that are called so or almost so, the nearest first."""
+        with store_errors(self._name):
+            names = [key.removeprefix(f"{store_layout.TAGS}/") for key in self._backend.list_refs(store_layout.TAGS)]
+        return tuple(difflib.get_close_matches(tag, names, n=_NEAR_TAGS))
+
+    def _by_digest(self, digest: str) -> str:
+        begin = digest.removeprefix(_PREFIX)
+        whole = not _HEX.fullmatch(begin) or len(begin) == _WHOLE_DIGEST
+        if not whole and len(begin) < SHORTEST_DIGEST:
+            raise ConfigError(f"{digest}: expected {SHORTEST_DIGEST} digits of a digest or more", got=digest)
+        prefix = store_layout.manifests_of(digest) if whole else store_layout.MANIFESTS
+        start = f"{store_layout.MANIFESTS}/{begin}"
+        with store_errors(self._name):
+            found = sorted(
+                (stat for stat in self._backend.list(prefix) if stat.key.startswith(start)),
+                key=lambda stat: stat.modified_s,
+            )
+        candidates = sorted({store_layout.digest_of_manifest(stat.key) for stat in found})
+        if not found:
+            if len(begin) > _MOSTLY:
+                store_layout.manifests_of(
+                    digest
+                )  # raises for one that lost digits on the way; a whole one may be pruned
+            raise NotFound(f"{self._name}: no bundle {digest}", digest=digest)
+        if len(candidates) > 1:
+            shown = ", ".join(candidates[:_SHOWN_CANDIDATES]) + (", …" if len(candidates) > _SHOWN_CANDIDATES else "")
+            raise ConfigError(
+                f"{self._name}: {digest} begins {len(candidates)} digests: {shown}; give more digits of one",
+                got=digest, candidates=tuple(candidates),
+            )  # fmt: skip
+        return found[-1].key
+
+
+def unknown_tag(store: str, tag: str, near: Sequence[str]) -> NotFound:
+    """Return the error for a tag that is not set in a store, which offers those that are called almost so."""
+    hint = did_you_mean(near) or "`triton-bundler tags` lists them"
+    return NotFound(f"{store}: no tag {tag!r}; {hint}", tag=tag, near=tuple(near))
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Return a question that offers names; empty when there are none."""
+    return f"did you mean {' or '.join(map(repr, names))}?" if names else ""

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store holds and under which keys.
+
+::
+
+    v1/u/<64 hex>   a unit: the launch set of one kernel, the rest of one kernel, or one other file
+    v1/d/<64 hex>   a dictionary that units were compressed with, by the digest of its bytes
+    v1/m/<64 hex>/<16 hex>   a manifest: content and observations of a bundle, by the digests of both
+    v1/t/<tag>      a ref: which manifest, and which dictionaries its units were compressed with lately
+
+    value   TBV1, digest of the rest, one zstd frame
+            TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it
+
+Keys begin with the major version of this layout, so that two versions of the library share a store without reading each
+other's objects.  Units are named by the digests of what is in them, however they are compressed: bundles that share kernels
+share units.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import zstandard
+
+from bundler.backends.port import Unread
+from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
+from bundler.format import names, wire
+from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, digest_text, sha256
+from bundler.format.entries import HelperLibrary, Opaque, TuningFile
+from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from bundler.format.manifest import Content
+from bundler.format.summary import count
+
+MAJOR = "v1"
+UNITS, MANIFESTS, TAGS, DICTIONARIES = f"{MAJOR}/u", f"{MAJOR}/m", f"{MAJOR}/t", f"{MAJOR}/d"
+ZSTD_LEVEL = 6
+# What one call to a byte store may carry; larger ones are split.
+BATCH_BYTES = 16 * MIB
+BATCH_KEYS = 512
+
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,3}")
+_MANIFEST = re.compile(MANIFESTS + r"/[0-9a-f]{64}/[0-9a-f]{16}")
+_ALONE, _WITH_DICTIONARY = b"TBV1", b"TBD1"
+_HEAD_BYTES = len(_ALONE) + DIGEST_BYTES
+_FRAME_BYTES = 1024
+#: For which units a dictionary is good, and its digest.
+Hint = tuple[str, bytes]
+HINTS = 16
+# A tag is a few hundred bytes, the last failure of a compile a few thousand.
+REF_BYTES = 128 * KIB
+RECORDS = f"{MAJOR}/k"
+# A record is of one kernel, and has some KB.
+RECORD_BYTES = MIB
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Blobs that are stored as one value: raw digests and sizes, in order.
+
+    `family` names the units that it resembles, which one dictionary may serve; empty for a file that resembles none.
+    """
+
+    blobs: tuple[tuple[bytes, int], ...]
+    family: str = field(default="", compare=False)
+
+    @cached_property
+    def key(self) -> str:
+        """The key, from the digests alone."""
+        return f"{UNITS}/{sha256(b''.join(digest for digest, _ in self.blobs)).hex()}"
+
+    @property
+    def size(self) -> int:
+        """Bytes, uncompressed."""
+        return sum(size for _, size in self.blobs)
+
+
+def units_of(content: Content) -> Iterator[Unit]:
+    """Yield the units of a bundle; a blob that two kernels share is in a unit of each."""
+    blobs = {digest_text(raw): (raw, size) for raw, size in content.blobs}
+
+    def unit(digests: list[str], family: str = "") -> Unit:
+        return Unit(tuple(sorted({blobs[digest] for digest in digests})), family)
+
+    for kernel in content.kernels:
+        yield unit([a.digest for a in kernel.launch_set], f"{kernel.target}/launch")
+        rest = [a.digest for a in kernel.artifacts if a.kind not in names.LAUNCH_KINDS]
+        if rest:
+            yield unit(rest, f"{kernel.target}/rest")
+    companions: list[TuningFile | HelperLibrary | Opaque] = [*content.tuning_files, *content.helpers, *content.opaque]
+    for entry in companions:
+        yield unit([entry.artifact.digest])
+
+
+def seal(payload: bytes) -> bytes:
+    """Return what is stored for a payload that is compressed alone."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        ZSTD_LEVEL, source_size=len(payload), write_checksum=True, write_content_size=True
+    )
+    data = zstandard.ZstdCompressor(compression_params=parameters).compress(payload)
+    return _ALONE + sha256(data) + data
+
+
+def seal_with(dictionary: bytes, frame: bytes) -> bytes:
+    """Return what is stored for a frame that was compressed with the dictionary of this digest."""
+    rest = dictionary + frame
+    return _WITH_DICTIONARY + sha256(rest) + rest
+
+
+def sealed_bytes(size: int) -> int:
+    """Return the most that a stored value may have whose payload has `size` bytes: zstd adds little to what nothing makes smaller."""
+    return _HEAD_BYTES + DIGEST_BYTES + size + size // 256 + _FRAME_BYTES
+
+
+def check_seal(value: bytes, key: str, size: int | None = None, *, verified: bool = False) -> memoryview:
+    """Return the frame of a stored value.
+
+    Args:
+        value: what the store gave.
+        key: its key, for messages.
+        size: the size of its payload, where that is known.
+        verified: the digest in its head was compared already: the byte store is `verified`.
+
+    Raises:
+        DigestMismatch: it is damaged.
+        LimitExceeded: it is whole for all we know, but larger than what we read.
+    """
+    view = memoryview(value)
+    start = _HEAD_BYTES + (DIGEST_BYTES if value.startswith(_WITH_DICTIONARY) else 0)
+    if isinstance(value, Unread):
+        if size is None and _may_be_whole(value, start):
+            raise LimitExceeded(f"{key}: {value.why}; if you trust this store, pass Limits with larger values", key=key)
+        raise DigestMismatch(f"{key}: {value.why}; the next push sends it again", key=key)
+    if len(view) < start or not value.startswith((_ALONE, _WITH_DICTIONARY)):
+        raise DigestMismatch(f"{key}: not a value of this store; verify --repair removes it", key=key)
+    if not verified:
+        check_digest(view[_HEAD_BYTES:], bytes(view[len(_ALONE) : _HEAD_BYTES]), key)
+    return view[start:]
+
+
+def _may_be_whole(value: Unread, start: int) -> bool:
+    """Tell by the head of a value that was not read whether it is as large as it says."""
+    if value.size_bytes is None or not value.startswith((_ALONE, _WITH_DICTIONARY)):
+        return False
+    try:
+        declared: int = zstandard.get_frame_parameters(value[start:]).content_size
+    except zstandard.ZstdError:
+        return False
+    return declared != zstandard.CONTENTSIZE_UNKNOWN and value.size_bytes <= sealed_bytes(declared)
+
+
+def dictionary_of(value: bytes) -> bytes | None:
+    """Return the digest of the dictionary that a stored value needs; None when it needs none, or is no such value."""
+    if not value.startswith(_WITH_DICTIONARY) or len(value) < _HEAD_BYTES + DIGEST_BYTES:
+        return None
+    return value[_HEAD_BYTES : _HEAD_BYTES + DIGEST_BYTES]
+
+
+def dictionary_key(digest: bytes) -> str:
+    """Return the key of a dictionary."""
+    return f"{DICTIONARIES}/{digest.hex()}"
+
+
+def unseal(
+    value: bytes,
+    key: str,
+    size: int | None,
+    limits: Limits = DEFAULT_LIMITS,
+    most_bytes: int | None = None,
+) -> bytes:
+    """Return the payload of a stored value that needs no dictionary; arguments and errors as of `check_seal` and `decompress`."""
+    return decompress(check_seal(value, key, size), key, size, limits, most_bytes=most_bytes)
+
+
+def decompress(
+    frame: memoryview,
+    key: str,
+    size: int | None,
+    limits: Limits = DEFAULT_LIMITS,
+    dictionary: zstandard.ZstdCompressionDict | None = None,
+    most_bytes: int | None = None,
+) -> bytes:
+    """Return the payload of a stored value's frame.
+
+    Args:
+        frame: what `check_seal` returned.
+        key: the key of the value, for messages.
+        size: the size that the payload must have; None for a manifest, which is bounded by the limits.
+        limits: bounds.
+        dictionary: the one that `dictionary_of` names.
+        most_bytes: the size that the payload may have, where that is less than the limits allow.
+
+    Raises:
+        FormatError, LimitExceeded: damaged, or not what it should be.
+    """
+    try:
+        declared = zstandard.get_frame_parameters(frame).content_size
+        if declared == zstandard.CONTENTSIZE_UNKNOWN:
+            raise FormatError(f"{key}: does not say its size", key=key)
+        if most_bytes is not None and declared > most_bytes:
+            # No limit that somebody could raise: it is damaged, and is to be removed.
+            raise FormatError(f"{key}: declares {declared} bytes, expected {most_bytes} at most", key=key)
+        if size is None:
+            limits.check("manifest_bytes", declared, key)
+        elif declared != size:
+            raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
+        reader = zstandard.ZstdDecompressor(dict_data=dictionary)
+        payload: bytes = reader.decompress(frame, max_output_size=declared, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"{key}: {error}", key=key) from error
+    return payload
+
+
+def split_unit(payload: bytes, unit: Unit) -> dict[bytes, bytes]:
+    """Return a unit's blobs by raw digest, each verified."""
+    blobs, offset = {}, 0
+    for digest, size in unit.blobs:
+        data = payload[offset : offset + size]
+        check_digest(data, digest, unit.key)
+        blobs[digest] = data
+        offset += size
+    return blobs
+
+
+def manifests_of(digest: str) -> str:
+    """Return the prefix of a bundle's manifests; raises `ConfigError` when it is not a digest."""
+    try:
+        return f"{MANIFESTS}/{digest_raw(digest).hex()}"
+    except FormatError as error:
+        raise ConfigError(error.message, got=digest) from error
+
+
+def manifest_key(digest: str, observed_bytes: bytes) -> str:
+    """Return the key of a manifest: one bundle may have been observed in several ways."""
+    return f"{manifests_of(digest)}/{sha256(observed_bytes).hex()[:16]}"
+
+
+def digest_of_manifest(key: str) -> str:
+    """Return the bundle digest that a manifest's key names; raises `FormatError` for a key that is none."""
+    if not _MANIFEST.fullmatch(key):
+        raise FormatError(f"{key}: no key of a manifest; verify --repair removes it", key=key)
+    return f"sha256:{key.split('/')[2]}"
+
+
+def tag_key(tag: str) -> str:
+    """Return the key of a tag.
+
+    Raises:
+        ConfigError: not a tag: up to four components of `A-Z a-z 0-9 . _ -` joined by `/`.
+    """
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(
+            f"not a tag: {tag!r}; expected up to four components of A-Z a-z 0-9 . _ - joined by /, each beginning "
+            "with a letter, digit or _, such as llama3/h200",
+            tag=tag,
+        )
+    return f"{TAGS}/{tag}"
+
+
+def encode_tag(manifest: str, hints: Sequence[Hint] = ()) -> bytes:
+    """Return the value of a tag that names a manifest by its key, and dictionaries that are worth fetching with its units."""
+    return wire.pack([1, manifest, *([[list(hint) for hint in hints]] if hints else [])])
+
+
+def unpack_ref(value: bytes, what: str) -> list[Any]:
+    """Decode the value of a ref; raises `FormatError`, before it decodes what is too large for one."""
+    if len(value) > REF_BYTES:
+        raise LimitExceeded(f"{what}: {len(value)} bytes or more, expected {REF_BYTES} at most", what=what)
+    return wire.unpack(value, what)
+
+
+def hints_of(value: bytes | None) -> tuple[Hint, ...]:
+    """Return the dictionaries that a tag names, the latest first; none for a tag that does not say, or cannot be read."""
+    try:
+        *_, hints = wire.fields(unpack_ref(value or b"", "tag"), "tag", int, str, list, open_ended=True)
+        found = [wire.fields(hint, "hint", str, bytes) for hint in hints[:HINTS]]
+    except FormatError:
+        return ()
+    return tuple((family, digest) for family, digest in found if len(digest) == DIGEST_BYTES)
+
+
+def decode_tag(value: bytes, tag: str) -> str:
+    """Return the key of the manifest that a tag names; raises `FormatError`."""
+    try:
+        if isinstance(value, Unread):
+            raise FormatError(value.why)
+        version, manifest = wire.fields(unpack_ref(value, "its value"), "its value", int, str, open_ended=True)
+        if version == 1 and _MANIFEST.fullmatch(manifest):
+            return str(manifest)
+        why = f"version {version}, naming {manifest!r:.90}"
+    except FormatError as error:
+        why = error.message
+    raise FormatError(
+        f"tag {tag} cannot be read ({why}): it is damaged or of a newer version; push it with mode replace, delete it, or "
+        "upgrade triton-bundler", tag=tag,
+    )  # fmt: skip
+
+
+def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
+    """Return the stored value of a manifest."""
+    return seal(wire.pack([1, content_bytes, observed_bytes]))
+
+
+def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, bytes]:
+    """Return content and observed bytes; raises `DigestMismatch` when they are not what the key names."""
+    payload = unseal(value, key, None, limits)
+    _, content, observed = wire.fields(wire.unpack(payload, key, limits), key, int, bytes, bytes, open_ended=True)
+    check_digest(content, digest_raw(digest_of_manifest(key)), key)
+    if manifest_key(digest_of_manifest(key), observed) != key:
+        raise DigestMismatch(f"{key}: the observations are of another manifest; push the bundle again", key=key)
+    return content, observed

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls Triton's compiler for one specialized kernel, given as data, and returns Triton's event of that compile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+from bundler.errors import CompileFailed
+from bundler.format.constant_values import Value
+from bundler.format.entries import Target
+from bundler.format.launch_spec import Named, Path
+from bundler.toolchain import namespaces
+from bundler.toolchain.compile_listener import listening
+from bundler.toolchain.declared_target import declared, triton_target
+from bundler.toolchain.diagnostics import reason_of
+from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.jit_specialization import hash_again
+
+
+def compile_function(
+    function: Any,
+    signature: Named,
+    constants: Sequence[tuple[Path, Value]],
+    attributes: Sequence[tuple[Path, Value]],
+    options: Named,
+    target: Target,
+    cache_dir: str,
+    *,
+    helpers_first: bool | None = None,
+) -> CompileEvent:
+    """Compile a JIT function, or find it in `cache_dir`; what is given is what `specialise` returned.
+
+    Raises:
+        CompileFailed: with the compiler's message, and the line of the source where it says one.
+    """
+    with declared(target), _cache(cache_dir), _told(function.__name__, lambda error: _line_of(function, error)):
+        if helpers_first is not None:
+            hash_again(function, helpers_first=helpers_first)
+        function.create_binder()  # tells the function its kind of source: Triton's, or Gluon's
+        source = function.ASTSource(
+            function,
+            {name: type_of(kind) for name, kind in signature},
+            {path: decode_value(value) for path, value in constants},
+            {path: decode_value(value) for path, value in attributes},
+        )
+        return _compile(source, target, options)
+
+
+def compile_ir(text: bytes, name: str, options: Named, target: Target, cache_dir: str, folder: str) -> CompileEvent:
+    """Compile Triton's IR (TTIR), written to a file in `folder` first since Triton reads a file.
+
+    Some IR crashes the process (descriptors for AMD): call this in a worker.
+
+    Raises:
+        CompileFailed: with the compiler's message.
+    """
+    path = FilePath(folder, "kernel.ttir")
+    path.write_bytes(text)
+    with declared(target), _cache(cache_dir), _told(name, lambda _error: None):
+        return _compile(str(path), target, options)
+
+
+def _compile(source: Any, target: Target, options: Named) -> CompileEvent:
+    import triton
+
+    thread, heard = threading.get_ident(), list[CompileEvent]()
+
+    def hear(event: CompileEvent) -> None:
+        if event.thread_id == thread:
+            heard.append(event)
+
+    listening.attach(hear)
+    try:
+        chosen = {name: decode_value(value) for name, value in options}
+        triton.compile(source, target=triton_target(target), options=chosen)
+    finally:
+        listening.detach(hear)
+    return heard[-1]
+
+
+@contextlib.contextmanager
+def _cache(directory: str) -> Iterator[None]:
+    """Let Triton keep kernels in a directory, and nowhere else, while the block runs.
+
+    Not by assignment, nor in a scope of Triton's: the first writes TRITON_CACHE_DIR, the second puts TRITON_CACHE_MANAGER back, which
+    another thread may have given back meanwhile.
+    """
+    from triton import knobs
+
+    settings = vars(knobs.cache)
+    before = {name: settings[name] for name in ("dir",) if name in settings}
+    settings["dir"] = os.path.abspath(directory)
+    try:
+        yield
+    finally:
+        settings.pop("dir", None)
+        settings.update(before)
+
+
+@contextlib.contextmanager
+def _told(name: str, line_of: Callable[[Exception], tuple[str, int] | None]) -> Iterator[None]:
+    try:
+        yield
+    except CompileFailed:
+        raise
+    except Exception as error:  # the compiler raises whatever it likes
+        file, line = line_of(error) or (None, None)
+        reason = reason_of(error)
+        at = f" ({file}:{line})" if file else ""
+        raise CompileFailed(
+            f"{name} does not compile{at}: {reason}",
+            name=name, reason=reason, file=file, line=line, words=str(error),
+        ) from error  # fmt: skip
+
+
+def _line_of(function: Any, error: Exception) -> tuple[str, int] | None:
+    """Return file and line of the innermost source line that a compile error names."""
+    found = None
+    inner: BaseException | None = error
+    while inner is not None:
+        line = getattr(getattr(inner, "node", None), "lineno", None)
+        if line is not None:
+            found = _locate(function, getattr(inner, "src", None) or function.src, line)
+        inner = inner.__cause__
+    return found
+
+
+def _locate(function: Any, text: str, line: int) -> tuple[str, int] | None:
+    """Say where a line of a function's text, which begins at its `def`, is in its file."""
+    for known in (function, *_functions_in(function)):
+        if known.src == text:
+            decorators = next((i for i, raw in enumerate(known.raw_src) if raw.lstrip().startswith("def ")), 0)
+            return known.fn.__code__.co_filename, known.starting_line_number + decorators + line - 1
+    return None
+
+
+def _functions_in(function: Any) -> Iterator[Any]:
+    kinds = namespaces.subtypes(sys.modules["triton.runtime.jit"].JITCallable)
+    yield from namespaces.pick(dict.values(function.__globals__), kinds)
+
+
+def decode_value(value: Value, find: Callable[[str, str], Any] | None = None) -> Any:
+    """Return the object that a value was encoded from.
+
+    Args:
+        value: the value.
+        find: returns a JIT function by `module:qualified name` and its hash; None looks among the imported modules.
+
+    Raises:
+        CompileFailed: it cannot be made again here.
+    """
+
+    def decode(item: Value) -> Any:
+        return decode_value(item, find)
+
+    match value.tag:
+        case "tuple":
+            return tuple(map(decode, value.payload))
+        case "list":
+            return list(map(decode, value.payload))
+        case "dict":
+            return {key: decode(item) for key, item in value.payload}
+        case "dtype":
+            return _language().dtype(value.payload)
+        case "constexpr":
+            return _language().constexpr(decode(value.payload))
+        case "jit":
+            return (find or _function_named)(*value.payload)
+        case "other":
+            raise CompileFailed(f"a constant of type {value.payload} cannot be made again here", reason="constant")
+        case _:
+            return value.plain()
+
+
+def _language() -> Any:
+    import triton.language
+
+    return triton.language
+
+
+def _function_named(place: str, cache_key: str) -> Any:
+    module, _, path = place.partition(":")
+    found: Any = sys.modules.get(module)
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if getattr(found, "cache_key", None) != cache_key:
+        raise no_such_function(place)
+    return found
+
+
+def no_such_function(place: str) -> CompileFailed:
+    """Return the error for a constant that is a function (`module:qualified name`) which is not here as it was."""
+    return CompileFailed(
+        f"the constant {place} is not the function it was: it is not imported here, or its source changed", name=place
+    )
+
+
+def type_of(kind: Value) -> Any:
+    """Return a signature's type as Triton has it: a text, or a tuple of types."""
+    return tuple(map(type_of, kind.payload)) if kind.tag == "tuple" else kind.payload

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton's JIT functions and tuners, and Inductor's, that live in this process.
+
+    made after we came     noted by their constructor, by weak references
+    made before            looked for in module namespaces, and in the lists that Triton and torch keep
+
+Python's collector is not asked: it hands out references to what other threads are still building.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bundler.fork_safety import after_fork
+from bundler.toolchain import namespaces
+
+_Notes = weakref.WeakValueDictionary[int, Any]
+# The notes hang on the wrapped constructor: they live as long as the class, and another copy of this module finds them.
+_NOTES = "_bundler_instances"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A class of Triton's or torch's, by name, and its methods that make an instance out of nothing."""
+
+    module: str
+    name: str
+    makers: tuple[str, ...] = ("__init__",)
+
+    def find(self) -> type | None:
+        """Return the class, None while nobody has imported it."""
+        found = getattr(sys.modules.get(self.module), self.name, None)
+        return found if isinstance(found, type) else None
+
+
+INTERFACE = Kind("triton.runtime.jit", "KernelInterface")
+JIT_FUNCTION = Kind("triton.runtime.jit", "JITFunction")
+TUNER = Kind("triton.runtime.autotuner", "Autotuner")
+# From a compile worker and from a cache it comes as a pickle.
+INDUCTOR_TUNER = Kind("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", ("__init__", "__setstate__"))
+_NOTED = (JIT_FUNCTION, TUNER, INDUCTOR_TUNER)
+
+
+class _Lock:
+    """A lock that a forked child gets anew, since a thread of the parent may have held it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        after_fork(self.reset_after_fork)
+
+    def reset_after_fork(self) -> None:
+        self.lock = threading.Lock()
+
+
+_wrapping = _Lock()
+
+
+def note_from_now_on() -> None:
+    """Note each JIT function and tuner that is made from now on, of the classes that somebody has imported by now.
+
+    To be called when a recording or a session begins, and when one hears of a kernel, since torch may have been imported meanwhile;
+    after the first time it costs a few microseconds.  Imports nothing.  A constructor is wrapped once, keeps its signature, its result and
+    its exceptions, and stays wrapped: what is made between two recordings is noted too.
+    """
+    for kind in _NOTED:
+        found = kind.find()
+        if found is not None and _notes_of(found) is None:
+            with _wrapping.lock:
+                if _notes_of(found) is None:
+                    _wrap(found, kind.makers)
+
+
+def instances(kind: Kind) -> list[Any]:
+    """Return the instances of a class that are known, each once; none while nobody has imported it.
+
+    Known are those that `note_from_now_on` has noted; those that Triton lists (since 3.7, of each name the last one); and those that
+    module namespaces lead to, see `namespaces.reachable`.  Not known is what was made before we came by code that keeps it in local
+    variables, in attributes of objects, or deep in containers.
+    """
+    found = kind.find()
+    if found is None:
+        return []
+    places = itertools.chain(namespaces.module_namespaces(), _generated())
+    known = [*_noted(found), *_listed(), *namespaces.reachable(INTERFACE.find() or found, places)]
+    return list({id(one): one for one in known if issubclass(type(one), found)}.values())
+
+
+def _noted(kind: type) -> Iterator[Any]:
+    notes = _notes_of(kind)
+    for reference in () if notes is None else notes.valuerefs():
+        one = reference()
+        if one is not None:
+            yield one
+
+
+def _listed() -> list[Any]:
+    """Return the JIT functions that Triton lists."""
+    return list(getattr(sys.modules.get(JIT_FUNCTION.module), "_triton_jit_function_registry", {}).values())
+
+
+def _generated() -> Iterator[dict[str, Any]]:
+    """Yield the namespaces of the modules that Inductor generated and keeps; in sys.modules one may stand in place of another."""
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    for module in list(getattr(cache, "modules", ())):
+        yield vars(module)
+
+
+def _notes_of(kind: type) -> _Notes | None:
+    return getattr(vars(kind).get("__init__"), _NOTES, None)
+
+
+def _wrap(kind: type, makers: tuple[str, ...]) -> None:
+    notes: _Notes = weakref.WeakValueDictionary()
+    for name in makers:
+        original = vars(kind).get(name)
+        # Whatever else a later release makes of its class, instances of it can then not be noted, and are looked for.
+        if callable(original) and kind.__weakrefoffset__:
+            setattr(kind, name, _noting(original, notes))
+
+
+def _noting(original: Callable[..., Any], notes: _Notes) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        notes[id(self)] = self
+        return result
+
+    setattr(make, _NOTES, notes)
+    return make

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks Triton's JIT what it would hand to its compiler for a call on a declared target.
+
+The JIT's own `run` is called with stand-ins for arguments and stopped where it would compile, so that types, attributes,
+constants and options, and with them the kernel's key, are its own on every release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from bundler.errors import ConfigError
+from bundler.format.constant_values import Value
+from bundler.format.entries import Target
+from bundler.format.launch_spec import Named, Path
+from bundler.toolchain import keytext
+from bundler.toolchain.capture import stages_key_now
+from bundler.toolchain.declared_target import declared
+from bundler.toolchain.encoding import encode_value
+from bundler.toolchain.events import kernel_key
+from bundler.toolchain.imagined_arguments import Spec, same_type, stand_in
+
+# Nobody stacks more decorators on one kernel.
+_WRAPPERS = 16
+_ABSENT: Any = object()
+_KNOWN_HASHES = "_bundler_hashes"
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """One compile that a call leads to, as data.
+
+    `keys` are the kernel keys that a JIT may ask for, each with whether the functions that the kernel calls were hashed
+    before it; None where that makes no difference.
+    """
+
+    signature: Named
+    constants: tuple[tuple[Path, Value], ...]
+    attributes: tuple[tuple[Path, Value], ...]
+    options: Named
+    keys: tuple[tuple[str, bool | None], ...]
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """What the JIT was about to compile: its own objects."""
+
+    source: Any
+    options: Any
+    backend: Any
+
+
+def jit_function(kernel: Any) -> Any:
+    """Return the JIT function inside an autotuned or heuristic kernel; None when there is none."""
+    kind = _jit_kind()
+    for _ in range(_WRAPPERS):
+        if kernel is None or isinstance(kernel, kind):
+            return kernel
+        kernel = getattr(kernel, "fn", None)
+    return None
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether a value is a JIT function, bare or inside an autotuner or heuristics; never imports Triton."""
+    if "triton.runtime.jit" not in sys.modules or isinstance(value, type):
+        return False
+    kinds = (_jit_kind(), sys.modules["triton.runtime.jit"].KernelInterface)
+    # Our own tuner's kernels are no class of Triton's.
+    known = isinstance(value, kinds) or (hasattr(value, "fn") and hasattr(value, "configs"))
+    return known and jit_function(value) is not None
+
+
+def _jit_kind() -> Any:
+    return sys.modules["triton.runtime.jit"].JITFunction
+
+
+def specialise(
+    kernel: Any, arguments: Mapping[str, Spec], keywords: Mapping[str, Any], target: Target
+) -> Iterator[Specialised]:
+    """Yield what a call of `kernel` is compiled to: one compile, or one for each configuration of an autotuner.
+
+    Args:
+        kernel: a JIT function, perhaps autotuned or with heuristics, which run on the stand-ins.
+        arguments: name -> spec (`arguments`).
+        keywords: constants, and options such as `num_warps`.
+        target: which GPU to declare.
+
+    Raises:
+        ConfigError: a name is no argument of the kernel, a spec is none, or Triton finds another type.
+        Exception: whatever Triton, or a heuristic of the kernel, raises for such a call.
+    """
+    _check_names(jit_function(kernel), arguments)
+    with declared(target):
+        for call in _calls(kernel, {name: stand_in(spec, name) for name, spec in arguments.items()} | dict(keywords)):
+            stopped = _stop(jit_function(kernel), call)
+            _check_types(stopped.source.signature, arguments)
+            yield _as_data(stopped)
+
+
+def _calls(kernel: Any, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the keywords with which the innermost function is called, as the wrappers around it would make them."""
+    if isinstance(kernel, _jit_kind()):
+        yield call
+    elif hasattr(kernel, "configs"):
+        for config in kernel.configs:
+            chosen = config.all_kwargs()
+            given = sorted(call.keys() & chosen.keys())
+            if given:
+                raise ConfigError(
+                    f"{', '.join(given)}: given, and chosen by the autotuner too; leave it to the autotuner"
+                )
+            yield from _calls(kernel.fn, _prepared(config, {**call, **chosen}))
+    elif hasattr(kernel, "values"):
+        for name, heuristic in kernel.values.items():
+            call = {**call, name: heuristic(call)}
+        yield from _calls(kernel.fn, call)
+    else:
+        raise ConfigError(f"{kernel!r} is no JIT function, and neither autotuned nor with heuristics", got=repr(kernel))
+
+
+def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
+    # A hook that sets the block shape of a descriptor changes what is compiled; others touch memory, which is not there.
+    descriptors = {name: replace(value) for name, value in call.items() if hasattr(value, "block_shape")}
+    if config.pre_hook is None or not descriptors:
+        return call
+    call = {**call, **descriptors}
+    config.pre_hook(call)
+    return call
+
+
+def _stop(function: Any, call: dict[str, Any]) -> _Stopped:
+    """Run the JIT up to where it would compile."""
+    heard: list[_Stopped] = []
+    # A copy, since another thread may launch the function meanwhile: it would launch nothing, and not hear of it.
+    stand_in: Any = copy.copy(function)
+
+    def instead_of_compiling(
+        _key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, _warmup: Any
+    ) -> None:
+        source = stand_in.ASTSource(function, signature, constants, attributes)
+        heard.append(_Stopped(source, options, stand_in.device_caches[device][3]))
+
+    stand_in._do_compile = instead_of_compiling  # noqa: SLF001  # where the JIT's work ends and the compiler's begins
+    stand_in.device_caches = defaultdict(stand_in.create_binder)
+    stand_in.pre_run_hooks = []  # they expect arguments that are really there
+    try:
+        stand_in.run(grid=(1,), warmup=True, **call)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        # Triton 3.6 and 3.7 import torch for AMD before it looks at an argument, and then needs nothing of it.
+        with _torch_named():
+            stand_in.run(grid=(1,), warmup=True, **call)
+    return heard[0]
+
+
+@contextlib.contextmanager
+def _torch_named() -> Iterator[None]:
+    """Give Triton a module called torch, of which no tensor is one."""
+    before = sys.modules.get("torch", _ABSENT)
+    module: Any = ModuleType("torch")
+    module.Tensor = type("Tensor", (), {})
+    sys.modules["torch"] = module
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+        if before is not _ABSENT:
+            sys.modules["torch"] = before
+
+
+def _check_names(function: Any, arguments: Mapping[str, Spec]) -> None:
+    unknown = [name for name in arguments if name not in function.arg_names]
+    if unknown:
+        raise ConfigError(
+            f"it has no argument {', '.join(unknown)}; its arguments are {', '.join(function.arg_names)}",
+            expected=tuple(function.arg_names), got=tuple(unknown),
+        )  # fmt: skip
+
+
+def _check_types(signature: Mapping[str, Any], arguments: Mapping[str, Spec]) -> None:
+    for name, spec in arguments.items():
+        if not same_type(signature[name], spec):
+            raise ConfigError(
+                f"argument {name}: given as {spec!r}, but Triton takes it for {signature[name]!r}; a number is i32, i64 or u64 "
+                "by its size, unless the function's own annotation says otherwise",
+                name=name, expected=str(spec), got=str(signature[name]),
+            )  # fmt: skip
+
+
+def _as_data(stopped: _Stopped) -> Specialised:
+    source = stopped.source
+    specialised = Specialised(
+        tuple((name, _type_value(kind)) for name, kind in source.signature.items()),
+        tuple((tuple(path), encode_value(value)) for path, value in source.constants.items()),
+        tuple((tuple(path), encode_value(value)) for path, value in source.attrs.items()),
+        tuple((name, encode_value(value)) for name, value in vars(stopped.options).items()),
+        tuple(_keys(stopped)),
+    )
+    for path, value in specialised.constants:
+        if not value.portable:
+            name = source.fn.arg_names[path[0]]
+            raise ConfigError(
+                f"argument {name}: a constant of type {value.payload} cannot be sent to a worker", name=name
+            )
+    return specialised
+
+
+def _type_value(kind: Any) -> Value:
+    return Value("tuple", tuple(map(_type_value, kind))) if isinstance(kind, tuple) else Value("str", str(kind))
+
+
+def _keys(stopped: _Stopped) -> Iterator[tuple[str, bool | None]]:
+    """Yield the keys that a JIT may ask for.
+
+    Before Triton 3.9 a function's hash has the constants of a module that the functions it calls use, only if these were
+    hashed before it: two programs may ask for the same kernel under two keys.
+    """
+    function = stopped.source.fn
+    alone, after_helpers = _hashes(function)
+    for digest, helpers_first in ((alone, False), (after_helpers, True)):
+        if helpers_first and after_helpers == alone:
+            return
+        function.hash = digest
+        yield _key(stopped), None if after_helpers == alone else helpers_first
+
+
+def _hashes(function: Any) -> tuple[str, str]:
+    """Return a function's hash in a process that hashed nothing before, and in one that hashed all that it calls."""
+    known = vars(function).get(_KNOWN_HASHES)
+    if known is not None and known[0] == function.src:
+        return known[1], known[2]
+    hashes = hash_again(function, helpers_first=False), hash_again(function, helpers_first=True)
+    vars(function)[_KNOWN_HASHES] = (function.src, *hashes)
+    return hashes
+
+
+def hash_again(function: Any, *, helpers_first: bool) -> str:
+    """Compute a JIT function's hash anew, as in a process that hashed all that it calls before, or nothing; returns the hash."""
+    for other in [] if helpers_first else _reachable(function):
+        other.hash, other.used_global_vals = None, {}
+    if helpers_first:
+        function.hash = None
+        _ = function.cache_key  # hashes whatever it calls
+    function.hash, function.used_global_vals = None, {}
+    key: str = function.cache_key
+    return key
+
+
+def _reachable(function: Any) -> list[Any]:
+    """Return a JIT function and every one that its hash is made of: those that it may call, and those that these may."""
+    found: dict[int, Any] = {}
+    waiting = [function]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _callable_kind()) and id(value) not in found:
+            found[id(value)] = value
+            waiting += _mentioned(value)
+        else:
+            waiting += getattr(value, "hash_attrs", ()) if hasattr(value, "__triton_aggregate__") else ()
+    return list(found.values())
+
+
+def _mentioned(function: Any) -> Iterator[Any]:
+    """Yield what the names in a function's text may mean: globals, members of modules, variables around it."""
+    names, scope = function.fn.__code__.co_names, function.get_capture_scope()
+    for name in names:
+        value = scope.get(name)
+        yield value
+        if isinstance(value, ModuleType):
+            yield from (getattr(value, member, None) for member in names)
+    yield from (scope.get(name) for name in function.fn.__code__.co_freevars)
+
+
+def _callable_kind() -> Any:
+    return sys.modules["triton.runtime.jit"].JITCallable
+
+
+def _key(stopped: _Stopped) -> str:
+    # `compile` parses the options that the JIT parsed once more, and makes its key from those.
+    options = stopped.backend.parse_options(dict(vars(stopped.options)))
+    digest = keytext.recompute(stopped.source, stopped.backend, options, environment_in_keys(), stages_key_now())
+    if digest is None:
+        raise ConfigError("the kernel's key cannot be computed; the log of bundler.toolchain says why, at level debug")
+    return kernel_key(digest)
+
+
+def environment_in_keys() -> dict[str, str]:
+    """Return the environment variables that Triton makes part of every key; it has to be imported."""
+    variables: dict[str, str] = sys.modules["triton._C.libtriton"].get_cache_invalidating_env_vars()
+    return variables
+
+
+# A call that is about to be made -----------------------------------------------------------------------------------------
+
+
+def stop_call(function: Any, call: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what the JIT would compile for a call with real arguments: its source object and its options.
+
+    Args:
+        function: a JIT function.
+        call: every argument by name, and options.
+
+    Raises:
+        Exception: whatever Triton raises for such a call.
+    """
+    stopped = _stop(function, dict(call))
+    return stopped.source, stopped.options
+
+
+def specialise_call(function: Any, call: Mapping[str, Any]) -> Specialised:
+    """Return what a call with real arguments is compiled to, as data; see `stop_call`.
+
+    Raises:
+        ConfigError: a constant cannot be sent to another process.
+    """
+    return _as_data(_stop(function, dict(call)))
+
+
+def functions_of(function: Any) -> list[Any]:
+    """Return a JIT function and every one that it may call."""
+    return _reachable(function)

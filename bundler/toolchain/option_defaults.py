@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which options of a recorded compile somebody chose: those that differ from what its target has without being asked.
+
+The rest follows from the target, and another target has its own: architecture, libraries, lists of fp8 types.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from bundler.format.constant_values import Value
+from bundler.format.entries import Target
+from bundler.format.launch_spec import LaunchFacts, Named
+from bundler.toolchain.compile_call import decode_value
+from bundler.toolchain.declared_target import triton_target
+from bundler.toolchain.encoding import encode_value, portable_value
+
+# Facts about a target, whatever a recording says of them.
+_DERIVED = frozenset(
+    {
+        "allowed_dot_input_precisions",
+        "arch",
+        "backend_name",
+        "base_arch",
+        "deprecated_fp8_dot_operand_dtypes",
+        "extern_libs",
+        "max_num_imprecise_acc_default",
+        "ptx_version",
+        "supported_fp8_dtypes",
+        "warp_size",
+    }
+)
+
+# Nobody is surprised that another target has another value.
+_OF_THE_COMPILER = frozenset({"default_dot_input_precision"})
+
+
+def chosen_named(facts: LaunchFacts, recorded: Target) -> Named:
+    """Return the options of a recorded compile that differ from the defaults of its target, as they are encoded."""
+    usual = _defaults(recorded)
+    return tuple(
+        (name, value) for name, value in facts.options if name not in _DERIVED and _as_tuple(value) != usual.get(name)
+    )
+
+
+def chosen_options(facts: LaunchFacts, recorded: Target, target: Target) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return (options to compile with for `target`, names of those chosen that it does not have)."""
+    known = _defaults(target)
+    chosen = {name: decode_value(_as_tuple(value)) for name, value in chosen_named(facts, recorded)}
+    return {name: value for name, value in chosen.items() if name in known}, tuple(sorted(chosen.keys() - known.keys()))
+
+
+def other_defaults(facts: LaunchFacts, recorded: Target, target: Target) -> tuple[tuple[str, Any, Any], ...]:
+    """Return (name, recorded value, new value) of options that nobody seems to have chosen, and that now have another value."""
+    before, after = _defaults(recorded), _defaults(target)
+    return tuple(
+        (name, value.plain(), after[name].plain())
+        for name, value in facts.options
+        if name not in _DERIVED | _OF_THE_COMPILER
+        and name in after
+        and _as_tuple(value) == before.get(name) != after[name]
+    )
+
+
+def encoded(options: dict[str, Any]) -> Named:
+    """Return options as a job has them."""
+    return tuple((name, encode_value(value)) for name, value in options.items())
+
+
+@functools.lru_cache(maxsize=32)
+def _defaults(target: Target) -> dict[str, Value]:
+    """Return every option that a target's backend has, with its value when nobody chooses."""
+    from triton.compiler.compiler import make_backend
+
+    options = make_backend(triton_target(target)).parse_options({})
+    return {name: _as_tuple(encode_value(portable_value(value))) for name, value in vars(options).items()}
+
+
+def _as_tuple(value: Value) -> Value:
+    """Undo what JSON did to tuples, which options are made of."""
+    if value.tag in {"list", "tuple"}:
+        return Value("tuple", tuple(map(_as_tuple, value.payload)))
+    return value

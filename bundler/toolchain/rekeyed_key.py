@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key that this machine's Triton will ask for, for a kernel that was compiled by another build of the same release.
+
+Two things besides the kernel move its key: the hash of Triton's binary, which differs between Python versions of one release, and
+on AMD before Triton 3.9 the path where Triton is installed.  Where nothing else differs, the key is computed anew by Triton's
+own code, from the launch facts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from bundler.errors import ToolchainMismatch
+from bundler.format.constant_values import Value
+from bundler.format.entries import Target
+from bundler.format.keyparts import KeyParts
+from bundler.format.launch_spec import LaunchFacts
+from bundler.toolchain import keytext
+from bundler.toolchain.capture import stages_key_now
+from bundler.toolchain.compile_call import decode_value, type_of
+from bundler.toolchain.declared_target import triton_target
+from bundler.toolchain.encoding import TRITON_DIR_TEXT
+from bundler.toolchain.events import kernel_hash, kernel_key
+from bundler.toolchain.identity import triton_dir
+from bundler.toolchain.jit_specialization import environment_in_keys
+
+_BINARY, _CODE = "triton.binary", "triton.code"
+_MAY_DIFFER = frozenset({_BINARY, _CODE, keytext.LOCATION_PART})
+# The hash of the source stands for the first two; the constants here come from the very facts, and a function among them is a
+# stand-in without a name.
+_SOURCE_ONLY = frozenset({"source.text", "source.line", "source.constants"})
+
+
+class _Function:
+    """What Triton's source object asks of a function for its hash: nothing of it can be compiled."""
+
+    def __init__(self, facts: LaunchFacts, parts: dict[str, str]) -> None:
+        self.__name__ = parts.get("source.name", "")
+        self.cache_key = parts["source.hash"]
+        self.arg_names = [argument.name for argument in facts.arguments]
+
+
+class _Constant:
+    """A function that is a constant: only its hash counts."""
+
+    def __init__(self, cache_key: str) -> None:
+        self.cache_key = cache_key
+
+
+def key_here(key: str, facts: LaunchFacts, parts: KeyParts, target: Target) -> tuple[str, KeyParts]:
+    """Return (kernel key, its named parts) as this machine's Triton makes them for the same compile.
+
+    Imports Triton; needs no GPU, and executes nothing of what is given.
+
+    Args:
+        key, facts, parts, target: of the kernel as it was recorded.
+
+    Raises:
+        ToolchainMismatch: it is not sure to be the same compile, with the reason.
+    """
+    if not parts.proven:
+        raise ToolchainMismatch("its key was not proven when it was recorded")
+    if facts.source_kind != "ast":
+        raise ToolchainMismatch("it was built from IR, and no JIT asks for it")
+    try:
+        made = _Remade(facts, parts, target)
+    except ToolchainMismatch:
+        raise
+    except Exception as error:  # Triton's own code, on facts that come from anybody
+        raise ToolchainMismatch(
+            f"this Triton cannot repeat its compile call ({type(error).__name__}: {error!s:.300})"
+        ) from error
+    _check_parts(parts, made.parts)
+    made.check_original(key, parts)
+    return kernel_key(made.hash), KeyParts(tuple(made.merged(parts)), proven=True)
+
+
+class _Remade:
+    """The compile call of a recorded kernel, made again of Triton's own objects."""
+
+    def __init__(self, facts: LaunchFacts, parts: KeyParts, target: Target) -> None:
+        import triton.runtime.cache
+        from triton.compiler.compiler import ASTSource, make_backend
+
+        backend = make_backend(triton_target(target))
+        options = backend.parse_options({name: _option(value) for name, value in facts.options})
+        source: Any = ASTSource(
+            _Function(facts, dict(parts.parts)),
+            {name: type_of(kind) for name, kind in facts.signature},
+            {path: _constant(value) for path, value in facts.constants},
+            {path: decode_value(value) for path, value in facts.attributes},
+        )
+        environment, stages = environment_in_keys(), stages_key_now()
+        self.parts = dict(keytext.named_parts(source, backend, options, environment, stages))
+        self._text = triton.runtime.cache.get_cache_key(source, backend, options, env_vars=environment) + stages
+        self._code = triton.runtime.cache.triton_key()
+
+    @property
+    def hash(self) -> str:
+        """The hash that Triton will make here, as hexadecimal text."""
+        return _sha256(self._text)
+
+    def merged(self, recorded: KeyParts) -> list[tuple[str, str]]:
+        """Return the recorded parts with this machine's values, in their order."""
+        return [(name, text if name in _SOURCE_ONLY else self.parts.get(name, text)) for name, text in recorded.parts]
+
+    def check_original(self, key: str, recorded: KeyParts) -> None:
+        """Make sure that exchanging what may differ for what was there gives the recorded key."""
+        theirs = dict(recorded.parts)
+        code = self._code
+        if theirs.get(_CODE) != self.parts.get(_CODE):
+            # The binary's hash is one of the many that the text is made of; the others must be equal.
+            code = code.replace(self.parts[_BINARY], theirs[_BINARY])
+            if _sha256(code) != theirs.get(_CODE):
+                raise ToolchainMismatch("other files of its Triton differ from this machine's too, not only the binary")
+        if keytext.LOCATION_PART in theirs:
+            return  # the path is not known, only that it was another: the equal parts have to do
+        if _sha256(self._text.replace(self._code, code, 1)) != kernel_hash(key):
+            raise ToolchainMismatch("its recorded key cannot be computed again from what is known of it")
+
+
+def _check_parts(recorded: KeyParts, here: dict[str, str]) -> None:
+    theirs = dict(recorded.parts)
+    for name in [*theirs, *here]:
+        if name not in _MAY_DIFFER | _SOURCE_ONLY and theirs.get(name) != here.get(name):
+            raise ToolchainMismatch(
+                f"{name} is {_shown(theirs.get(name))} there and {_shown(here.get(name))} here",
+                part=name, expected=theirs.get(name), got=here.get(name),
+            )  # fmt: skip
+    if _BINARY not in theirs or _BINARY not in here:
+        raise ToolchainMismatch("the binary of one Triton is not known")
+
+
+def _shown(text: str | None) -> str:
+    return "unset" if text is None else f"{text:.60}"
+
+
+def _option(value: Value) -> Any:
+    return _localized(decode_value(value))
+
+
+def _localized(obj: Any) -> Any:
+    """Put this installation's directory where its placeholder is."""
+    here = triton_dir()
+    if isinstance(obj, str) and here is not None:
+        return obj.replace(TRITON_DIR_TEXT + "/", here + "/")
+    if isinstance(obj, (tuple, list)):
+        return type(obj)(map(_localized, obj))
+    return obj
+
+
+def _constant(value: Value) -> Any:
+    if value.tag != "jit" and any(item.tag == "jit" for item in value.walk()):
+        # Triton hashes the text of such a constant, in which a function is called by its module's name.
+        raise ToolchainMismatch("a tuple of functions is among its constants")
+    return decode_value(value, lambda _, cache_key: _Constant(cache_key))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

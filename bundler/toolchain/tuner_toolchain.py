@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tuner asks of Triton and torch: a compile of one call, who compiles, what the device is called, Triton's own results."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bundler.errors import CompileFailed, LimitExceeded
+from bundler.format import wire
+from bundler.format.bundle_file import os_errors, read_regular
+from bundler.format.entries import Target
+from bundler.format.names import AUTOTUNE_SUFFIX
+from bundler.toolchain import identity, jit_specialization
+from bundler.toolchain.capture import toolchain_of
+from bundler.toolchain.compile_listener import listening
+from bundler.toolchain.declared_target import active_driver, declared, triton_target
+from bundler.toolchain.diagnostics import reason_of
+from bundler.toolchain.encoding import encode_value, render
+from bundler.toolchain.events import CompileEvent
+
+# A config that fails so is left out, and others go on; whatever else the compiler raises is a fault of the kernel.
+TOLERATED = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "IntelGPUError")
+# Of a result file; Triton writes a few hundred bytes for each config.
+MAX_RESULT_BYTES = 16 << 20
+_WRAPPERS = 16
+_NAME_CHARACTERS = 150
+
+
+def innermost(kernel: Any) -> Any:
+    """Return the function inside wrappers: a JIT function, or under TRITON_INTERPRET=1 an interpreted one."""
+    for _ in range(_WRAPPERS):
+        inner = getattr(kernel, "fn", None)
+        if hasattr(kernel, "params") or type(kernel).__name__ == "InterpretedFunction" or inner is None:
+            return kernel
+        kernel = inner
+    return kernel
+
+
+def interpreted(kernel: Any) -> bool:
+    """Whether a kernel runs in Triton's interpreter, on the CPU and without a compile."""
+    return type(innermost(kernel)).__name__ == "InterpretedFunction"
+
+
+def source_part(function: Any) -> str:
+    """Return a hash of a JIT function's text, of those that it calls and of the globals that they use.
+
+    Names of modules, paths and line numbers do not count: a comment above a kernel changes none of its timings.
+    """
+    _ = function.cache_key  # Triton finds out which globals are used when it hashes
+    texts = []
+    for one in jit_specialization.functions_of(function):
+        _ = getattr(one, "cache_key", None)
+        used = {
+            name: render(encode_value(value), value)
+            for (name, _), (value, _) in getattr(one, "used_global_vals", {}).items()
+        }
+        texts.append([one.__name__, one.src, [list(pair) for pair in sorted(used.items())]])
+    return hashlib.sha256(wire.pack(sorted(texts))).hexdigest()
+
+
+def toolchain_part(target: Target) -> str:
+    """Return who compiles for a target here: Triton's release, its binary, ptxas."""
+    known = toolchain_of(target.backend, target.arch)
+    words = [f"triton {known.release}", f"binary {(known.binary or 'unknown')[:16]}"]
+    return " ".join([*words, *([f"ptxas {known.ptxas}"] if known.ptxas else [])])
+
+
+def device_name(device: int) -> str:
+    """Return the model of a GPU, such as `NVIDIA H200`; empty when nobody who is here already knows it."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return str(cuda.get_device_name(device))
+    return dict(identity.environment()).get("gpu", "")
+
+
+@contextlib.contextmanager
+def for_target(target: Target) -> Iterator[None]:
+    """Let Triton compile for a target: by the driver that is active when it is for that target, else by a declared one."""
+    active = active_driver()
+    if active is not None and active.get_current_target() == triton_target(target):
+        yield
+        return
+    with declared(target):
+        yield
+
+
+def compile_call(function: Any, call: Mapping[str, Any], target: Target) -> CompileEvent:
+    """Compile a call's kernel, or find it in Triton's cache; nothing is loaded or launched.
+
+    Args:
+        function: a JIT function.
+        call: every argument by name, and options.
+        target: what for.
+
+    Raises:
+        CompileFailed: with the compiler's message; `kind` is the name of its error's class.
+    """
+    import triton
+
+    thread, heard = threading.get_ident(), list[CompileEvent]()
+
+    def hear(event: CompileEvent) -> None:
+        if event.thread_id == thread:
+            heard.append(event)
+
+    with for_target(target):
+        listening.attach(hear)
+        try:
+            source, options = jit_specialization.stop_call(function, call)
+            triton.compile(source, target=triton_target(target), options=dict(vars(options)))
+        except Exception as error:
+            reason = reason_of(error)
+            raise CompileFailed(
+                f"{function.__name__} does not compile: {reason}",
+                name=function.__name__, reason=reason, words=str(error), kind=type(error).__name__,
+            ) from error  # fmt: skip
+        finally:
+            listening.detach(hear)
+    return heard[-1]
+
+
+def tolerated(error: CompileFailed) -> bool:
+    """Whether another config may still do: the kernel is too large, or the assembler refused it."""
+    return str(error.facts.get("reason", "")).partition(":")[0] in TOLERATED or error.code in {
+        "worker-died",
+        "compile-timeout",
+    }
+
+
+# Triton's own result files ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _result_cache(
+    function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
+) -> Iterator[tuple[Any, str]]:
+    """Yield Triton's cache manager, and the file name, for the results of one tuning.
+
+    Args:
+        function: a JIT function.
+        target: of the device.
+        key: the values of the tuning key, as Triton's tuner makes it.
+        configs: the text of each of Triton's configs, in order.
+    """
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.cache import get_cache_manager, triton_key
+
+    parts = [
+        triton_key(),
+        make_backend(triton_target(target)).hash(),
+        function.cache_key,
+        str(sorted(get_cache_invalidating_env_vars().items())),
+        str(tuple(key)),
+        *configs,
+    ]
+    digest = hashlib.sha256("-".join(parts).encode()).hexdigest()
+    yield get_cache_manager(digest), f"{function.__name__[:_NAME_CHARACTERS]}{AUTOTUNE_SUFFIX}"
+
+
+def as_triton_fields(config: Any) -> dict[str, Any]:
+    """Return a Triton config's fields as its tuner writes them to a file."""
+    return dict(vars(config))
+
+
+def triton_config_class() -> Any:
+    """Return Triton's `Config`."""
+    from triton.runtime.autotuner import Config
+
+    return Config
+
+
+def caches_results() -> bool:
+    """Whether TRITON_CACHE_AUTOTUNING asks every tuner to keep result files."""
+    knobs: Any = sys.modules.get("triton.knobs")
+    return bool(knobs is not None and knobs.autotuning.cache)
+
+
+def graph_benchmark(rep_ms: float) -> Any:
+    """Return Triton's benchmark of launches in a CUDA graph, as `do_bench(fn, quantiles)`."""
+    from triton.testing import do_bench_cudagraph
+
+    return lambda fn, quantiles: do_bench_cudagraph(fn, rep=rep_ms, quantiles=quantiles)
+
+
+def read_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str | None:
+    """Return the text of Triton's own result file, None where there is none; arguments as for `result_file`."""
+    with _result_cache(function, target, key, configs) as (manager, name):
+        path = manager.get_file(name)
+        if path is None:
+            return None
+        try:
+            return read_regular(path, MAX_RESULT_BYTES).decode("utf-8")
+        except (OSError, UnicodeDecodeError, LimitExceeded):
+            return None
+
+
+def write_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str], text: str) -> None:
+    """Keep a result file where Triton's own tuner looks; arguments as for `result_file`."""
+    with _result_cache(function, target, key, configs) as (manager, name), os_errors(name, "write"):
+        manager.put(text, name, binary=False)

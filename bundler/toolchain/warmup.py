@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does once what Triton does once in each process: its import, and the hash of its library that is part of every key.
+
+Worker processes call it before their first job.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def warm() -> None:
+    """Import Triton and its compiler, and have its installation hashed; a process forked afterwards has all of it.
+
+    No driver is asked, no CUDA initialised and no thread started.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+    importlib.import_module("triton.compiler")
+    cache: Any = importlib.import_module("triton.runtime.cache")
+    cache.triton_key()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a debugger or a notebook shows of our objects is one short line; and a bundle is a collection of its kernels."""
+
+import dataclasses
+
+import pytest
+
+import bundler
+from bundler.format.candidate_timings import Timing, Tuning
+from bundler.format.constant_values import encode
+from bundler.format.manifest import Observed
+from bundler.format.summary import count
+
+MANY = tuple(f"{number:064x}" for number in range(500))
+WHY = tuple((key, "compiled by Triton 3.0.0") for key in MANY)
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+def shown(build):
+    """Return large objects of each kind that a user meets."""
+    files = build.Files()
+    plain = [files.kernel(number, name="k" * 190, extra={"a.ptx": b"x" * 2000}) for number in range(50)]
+    name = "\x1b[2J\U0001f600\x85" * 60
+    kernels = [dataclasses.replace(k, name=name, spec=dataclasses.replace(k.spec, entry=name)) for k in plain]
+    records = [
+        bundler.TuningRecord("k" * 300, (("arguments", str(n)),), (("BLOCK", encode(n)),), "autotune") for n in range(9)
+    ]
+    bundle = files.bundle(*kernels, files.opaque("a/b.py"), records=records)
+    facts = bundler.LaunchFacts("ast", (), (("x", encode("*fp32")),) * 40, (((0,), encode(1)),) * 40, (), ())
+    return [
+        bundle, bundle.content, kernels[0], kernels[0].binary, kernels[0].spec,
+        dataclasses.replace(kernels[0].spec, facts=facts), facts,
+        bundler.KeyParts(WHY, proven=True), records[0], Tuning(DIGEST, (Timing(()),) * 500),
+        Observed(environments=((("host", "name" * 50),),)),
+        bundler.RecordReport({"listener": 3}, left_out=WHY, without_facts=MANY, compiles=500),
+        bundler.RestoreReport(restored=MANY, skipped=WHY, directories=("/x" * 200,), files=9, seconds=1.25),
+        bundler.CheckReport(missing=WHY, present=MANY),
+        bundler.PushReport(DIGEST, 1, 2, 3, 4, 5, DIGEST, DIGEST, 6.0),
+        bundler.VerifyReport(4, WHY, WHY, MANY), bundler.PruneReport(MANY, 1, 2, 3, 4, 5, WHY),
+        bundler.StoreStats(*range(1, 12)), bundler.TagInfo("t" * 300, DIGEST, targets=MANY),
+        bundler.Diff(MANY, (), MANY), bundler.Counters(hits=3, slowest=(("k", 1.0),) * 10),
+    ]  # fmt: skip
+
+
+def test_each_repr_is_one_short_line(build):
+    """It has less than 120 characters, names the class, and holds nothing that could command a terminal."""
+    for thing in shown(build):
+        text = repr(thing)
+        assert text.startswith(f"<{type(thing).__name__} "), text
+        assert len(text) < 120, text
+        assert text.isprintable(), text
+
+
+def test_reprs_count_instead_of_listing(build):
+    """Collections are numbers, digests and keys are beginnings, and what is empty is left out."""
+    files = build.Files()
+    kernel = files.kernel("A", "gelu", extra={"gelu.ptx": b"x"})
+    size = kernel.size
+    assert repr(kernel) == f"<Kernel gelu cuda:90 AAAAAAAAAAAA… 4 files, {size} bytes>"
+    assert repr(kernel.spec) == "<LaunchSpec gelu 4 warps, 0 bytes shared, packed>"
+    assert repr(files.bundle(kernel)).endswith("… 1 kernel>")
+    assert repr(files.bundle(kernel, files.opaque("a/b.py"))).endswith("… 1 kernel, 1 other file>")
+    report = bundler.RestoreReport(restored=("A",), skipped=(("B", "why"),) * 2, files=3, seconds=0.25)
+    assert repr(report) == "<RestoreReport restored=1 skipped=2 files=3 seconds=0.25>"
+    assert repr(bundler.RestoreReport()) == "<RestoreReport>"
+    pushed = bundler.PushReport(DIGEST, 1, 0, 30, 0, 0, None, DIGEST, 0.0)
+    assert repr(pushed) == (
+        "<PushReport digest=sha256:0123456789ab… blobs_sent=1 bytes_sent=30 tag_after=sha256:0123456789ab…>"
+    )
+
+
+def test_reports_are_compared_by_what_they_hold():
+    """A short repr changes neither equality nor hash."""
+    assert bundler.CheckReport(present=("a",)) != bundler.CheckReport(present=("b",))
+    assert hash(bundler.CheckReport(present=("a",))) == hash(bundler.CheckReport(present=("a",)))
+
+
+def test_a_bundle_is_a_collection_of_its_kernels(build):
+    """`len`, iteration, and `in` with a kernel or its key; what is no kernel is not in it."""
+    files = build.Files()
+    first, second = files.kernel("A", "a"), files.kernel("B", "b")
+    bundle = files.bundle(second, first)
+    assert len(bundle) == 2
+    assert list(bundle) == list(bundle.kernels) == [first, second]
+    assert (first in bundle, second.key in bundle) == (True, True)
+    assert (files.kernel("C", "c") in bundle, "C" * 52 in bundle, None in bundle) == (False, False, False)
+    assert dataclasses.replace(first, name="other") not in bundle
+
+
+def test_a_bundle_is_true(build):
+    """Also one without kernels, which may hold other things: `if bundle:` asks whether there is one."""
+    empty = build.Files().bundle()
+    assert (len(empty), bool(empty)) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(1, "kernel", "1 kernel"), (0, "kernel", "0 kernels"), (22_000, "unit", "22,000 units"), (1, "process", "1 process"),
+     (2, "process", "2 processes"), (2, "helper library", "2 helper libraries"), (1, "device binary", "1 device binary")],
+)  # fmt: skip
+def test_numbers_go_with_their_nouns(number, noun, text):
+    """One kernel, two kernels."""
+    assert count(number, noun) == text

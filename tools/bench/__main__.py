@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point of this package: `python -m tools.bench PROGRAM`; each program is the module of its name."""
+
+from __future__ import annotations
+
+import sys
+
+from tools.shared import programs
+
+PROGRAMS = {
+    "bundle": "bundles beside torch's bundler, tar and zstd, and bare writes",
+    "compile": "the compile service beside serial Triton and the pool of torch's compiler",
+    "remote": "a start from a Redis server beside the remote cache of Triton",
+    "page": "make docs/benchmarks.md from docs/results/, or check that it is current",
+}
+
+if __name__ == "__main__":
+    sys.exit(programs.run("tools.bench", PROGRAMS))

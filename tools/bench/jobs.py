@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pieces of work that are timed, each in a process of its own, forked from one that has done the imports.
+
+    python -m tools.bench.jobs SIDE         reads one JSON line a job, [name, arguments], and answers each with one
+
+A forked process begins with the state of a fresh one, and leaves none behind; the imports, which would drown everything
+else, are paid once.  `SIDE` is what gets imported: ours, torch or plain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.bench import sides
+
+TAR_LEVEL = 3
+LAUNCH_SUFFIXES = (".cubin", ".json")
+
+
+def serve(side: str) -> None:
+    """Answer jobs until standard input ends."""
+    if side == "ours":
+        import bundler
+
+        _ = bundler.Bundle, bundler.open_store, bundler.pack, bundler.restore
+    elif side == "torch":
+        import torch._inductor.triton_bundler  # noqa: F401
+    sides.answer(JOBS)
+
+
+class Watch:
+    """Times one step after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Give the time since the last lap a name."""
+        now = time.perf_counter()
+        self.seconds[name] = now - self._since
+        self._since = time.perf_counter()
+
+
+def collect(cache: str, file: str) -> dict[str, float]:
+    """Make a bundle of a cache directory and save it."""
+    import bundler
+
+    watch = Watch()
+    bundle = bundler.pack(cache)
+    watch.lap("collect")
+    bundle.save(file)
+    watch.lap("save")
+    return {**watch.seconds, "bytes": os.path.getsize(file), "kernels": len(bundle.kernels)}
+
+
+def restore(file: str, into: str, keep: str) -> dict[str, float]:
+    """Load a bundle and restore it."""
+    import bundler
+
+    watch = Watch()
+    bundle = bundler.Bundle.load(file)
+    watch.lap("load")
+    report = bundler.restore(bundle, into, keep="launch" if keep == "launch" else "all")
+    watch.lap("restore")
+    return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
+
+
+def push(file: str, into: str) -> dict[str, float]:
+    """Push a bundle into an empty store in a directory, and once more."""
+    import bundler
+
+    watch = Watch()
+    with bundler.Bundle.load(file) as bundle, bundler.open_store(f"file://{into}") as store:
+        watch.lap("")
+        first = store.push(bundle, tag="bench")
+        watch.lap("push")
+        store.push(bundle, tag="bench")
+        watch.lap("push again")
+    del watch.seconds[""]
+    return {**watch.seconds, "bytes": first.bytes_sent}
+
+
+def pull(store: str, into: str, keep: str) -> dict[str, float]:
+    """Pull a bundle out of a store in a directory and restore it."""
+    import bundler
+
+    watch = Watch()
+    with bundler.open_store(f"file://{store}") as opened:
+        report = opened.restore("bench", cache_dir=into, keep="launch" if keep == "launch" else "all")
+    watch.lap("pull and restore")
+    return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
+
+
+def torch_collect(cache: str, file: str) -> dict[str, float]:
+    """Let torch's bundler collect the same kernels and pickle them."""
+    os.environ["TRITON_CACHE_DIR"] = cache
+    os.environ["TORCHINDUCTOR_BUNDLE_TRITON_INTO_FX_GRAPH_CACHE"] = "1"
+    from torch._inductor.triton_bundler import TritonBundler
+
+    keys = sorted(os.listdir(cache))
+    watch = Watch()
+    TritonBundler.begin_compile()
+    for key in keys:
+        TritonBundler.put(key, 0)
+    bundle, _ = TritonBundler.collect()
+    watch.lap("collect")
+    data = pickle.dumps(bundle)
+    watch.lap("pickle")
+    Path(file).write_bytes(data)
+    watch.lap("write")
+    return {**watch.seconds, "bytes": len(data), "kernels": len(bundle.kernel_artifacts)}
+
+
+def torch_restore(file: str, into: str) -> dict[str, float]:
+    """Let torch's bundler unpickle, and emit everything; it verifies nothing."""
+    os.environ["TRITON_CACHE_DIR"] = into
+    from torch._inductor.triton_bundler import TritonBundler
+
+    watch = Watch()
+    data = Path(file).read_bytes()
+    watch.lap("read")
+    bundle = pickle.loads(data)  # noqa: S301  # written by the benchmark a moment ago
+    watch.lap("unpickle")
+    done = TritonBundler.read_and_emit(bundle)
+    watch.lap("emit")
+    assert done is not None
+    return {**watch.seconds, "kernels": len(done.cached_kernel_names)}
+
+
+def write_loop(cache: str, into: str, keep: str) -> dict[str, float]:
+    """The limit: write files that are in memory already, and do nothing else."""
+    kernels = read_cache(cache, keep)
+    os.makedirs(into)
+    watch = Watch()
+    for key, files in kernels.items():
+        folder = f"{into}/{key}"
+        os.mkdir(folder)
+        for name, data in files.items():
+            fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            os.write(fd, data)
+            os.close(fd)
+    watch.lap("write")
+    return {**watch.seconds, "bytes": sum(len(data) for files in kernels.values() for data in files.values()),
+            "files": sum(map(len, kernels.values()))}  # fmt: skip
+
+
+def tar_zstd(cache: str, file: str) -> dict[str, float]:
+    """Pack a cache directory as a user would without us."""
+    watch = Watch()
+    if tar_program():
+        pack = ["tar", "-cf", "-", "-C", cache, "."]
+        with subprocess.Popen(pack, stdout=subprocess.PIPE) as tar:
+            subprocess.run(["zstd", f"-{TAR_LEVEL}", "-qfo", file], stdin=tar.stdout, check=True)
+    else:
+        import zstandard
+
+        with (
+            open(file, "wb") as out,
+            zstandard.ZstdCompressor(TAR_LEVEL).stream_writer(out) as packed,
+            tarfile.open(fileobj=packed, mode="w|", bufsize=1 << 20) as archive,
+        ):
+            archive.add(cache, ".")
+    watch.lap("tar")
+    return {**watch.seconds, "bytes": os.path.getsize(file)}
+
+
+def tar_program() -> bool:
+    """Whether the programs are there; else Python's tarfile and zstandard do it."""
+    return shutil.which("tar") is not None and shutil.which("zstd") is not None
+
+
+def read_cache(cache: str, keep: str = "all") -> dict[str, dict[str, bytes]]:
+    """Return kernel key -> file name -> bytes."""
+    found: dict[str, dict[str, bytes]] = {}
+    for key in sorted(os.listdir(cache)):
+        folder = Path(cache, key)
+        names = sorted(os.listdir(folder))
+        found[key] = {n: (folder / n).read_bytes() for n in names if keep == "all" or n.endswith(LAUNCH_SUFFIXES)}
+    return found
+
+
+def restore_steps(file: str, into: str) -> dict[str, float]:
+    """What each step of a restore costs on its own, in one thread: the sum is what a restore cannot be under."""
+    from bundler.format.bundle import Bundle
+    from bundler.format.bundle_file import FileSource
+    from bundler.format.container import Container
+    from bundler.format.digest import sha256
+    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.restore_options import RestoreOptions
+    from bundler.lifecycle.restore_plan import RestorePlan
+
+    source = FileSource(file)
+    watch = Watch()
+    with Bundle.load(file) as bundle:
+        watch.lap("")
+        RestorePlan(bundle, RestoreOptions(into))
+        watch.lap("look: what this machine has")
+    container = Container(source)
+    watch.lap("load: parse and check the manifest")
+    sections = [s for s in container.sections if s.blobs]
+    stored = [source.read(s.offset, s.stored_bytes) for s in sections]
+    watch.lap("read: the compressed frames")
+    import zstandard
+
+    frames = [zstandard.ZstdDecompressor().decompress(data) if s.codec else data
+              for s, data in zip(sections, stored, strict=True) if not s.prefix]  # fmt: skip
+    watch.lap("decode: decompress them")
+    with Bundle.load(file) as bundle:
+        blobs = {a.digest: bundle.read(a) for kernel in bundle.kernels for a in kernel.artifacts}
+        kernels = [(k, {a.filename: blobs[a.digest] for a in k.artifacts}) for k in bundle.kernels]
+    del frames
+    watch.lap("")
+    for data in blobs.values():
+        sha256(data)
+    watch.lap("hash: sha256 of every file")
+    place = CacheDirectory(into)
+    watch.lap("")
+    for kernel, files in kernels:
+        place.publish(kernel.key, files, files[kernel.metadata.filename])
+    watch.lap("write: temporary directory, files, group file, rename")
+    return {name: value for name, value in watch.seconds.items() if name}
+
+
+def collect_steps(cache: str) -> dict[str, float]:
+    """What each step of collecting and saving costs on its own; compression uses threads, the rest one."""
+    from bundler import pack
+    from bundler.lifecycle.kernel_directory import Rejected, read_kernel
+
+    watch = Watch()
+    kernels = read_cache(cache)
+    watch.lap("read: open, read and close every file")
+    for files in kernels.values():
+        for data in files.values():
+            hashlib.sha256(data).digest()
+    watch.lap("hash: sha256 of every file")
+    for key in kernels:
+        assert not isinstance(read_kernel(os.path.join(cache, key)), Rejected)
+    watch.lap("check: complete, unchanged meanwhile, from one compile (reads again)")
+    watch.seconds["check: complete, unchanged meanwhile, from one compile"] = (
+        watch.seconds.pop("check: complete, unchanged meanwhile, from one compile (reads again)")
+        - watch.seconds["read: open, read and close every file"]
+    )
+    bundle = pack(cache)
+    watch.lap("")
+    bundle.to_bytes()
+    watch.lap("compress: frames in threads, manifest")
+    return {name: value for name, value in watch.seconds.items() if name}
+
+
+JOBS: dict[str, Callable[..., dict[str, float]]] = {
+    "collect": collect,
+    "restore": restore,
+    "push": push,
+    "pull": pull,
+    "torch_collect": torch_collect,
+    "torch_restore": torch_restore,
+    "write_loop": write_loop,
+    "tar_zstd": tar_zstd,
+    "restore_steps": restore_steps,
+    "collect_steps": collect_steps,
+}
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server does when many ranks restore in the same moment, each on a core of its own.
+
+    python -m tools.cluster.replay      reads a job as one JSON line, answers one JSON line
+
+Simulated ranks share the few cores of this machine, and so come one after the other.  Here one rank's conversation with the server is
+recorded, and then spoken by thousands of connections at once, byte for byte, by a client that does nothing else: the server is what
+they wait for.  A rank sends its next question when all bytes of an answer as long as the recorded one are there.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import selectors
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+CHUNK = 1024 * 1024
+# A kernel retries a connection that did not fit into the server's queue after a second, two, four.
+CONNECT_S = 20.0
+
+
+@dataclass
+class Turn:
+    """One question and how long its answer is."""
+
+    question: bytes
+    answer_bytes: int
+
+    def encode(self) -> list[Any]:
+        """Return it as JSON can hold it."""
+        return [base64.b64encode(self.question).decode(), self.answer_bytes]
+
+    @classmethod
+    def decode(cls, fields: list[Any]) -> Turn:
+        """Return what `encode` was given."""
+        return cls(base64.b64decode(fields[0]), int(fields[1]))
+
+
+@dataclass
+class Speaker:
+    """One connection: what it still has to say, and how long each answer took."""
+
+    sock: socket.socket
+    turn: int = 0
+    unsent: bytes = b""
+    missing: int = 0
+    asked_at_s: float = 0.0
+    waits_s: list[float] = field(default_factory=list)
+    failed: str = ""
+
+
+class Herd:
+    """All connections, driven by one thread."""
+
+    def __init__(self, port: int, turns: list[Turn]) -> None:
+        self._port, self._turns = port, turns
+        self._selector = selectors.DefaultSelector()
+        self._buffer = bytearray(CHUNK)
+
+    def speak(self, ranks: int, limit_s: float) -> list[Speaker]:
+        """Let so many ranks connect and speak at once; returns when all have ended, failed, or the time is over."""
+        speakers = [self._connecting() for _ in range(ranks)]
+        until_s, open_ = time.monotonic() + limit_s, ranks
+        while open_ and time.monotonic() < until_s:
+            for event, mask in self._selector.select(1.0):
+                open_ -= self._step(event.data, mask)
+        for speaker in speakers:
+            if speaker.turn < len(self._turns) and not speaker.failed:
+                speaker.failed = "no answer in time"
+            speaker.sock.close()
+        self._selector.close()
+        return speakers
+
+    def _connecting(self) -> Speaker:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        speaker = Speaker(sock, asked_at_s=time.monotonic())
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(("127.0.0.1", self._port))
+        self._ask(speaker)
+        self._selector.register(sock, selectors.EVENT_WRITE, speaker)
+        return speaker
+
+    def _ask(self, speaker: Speaker) -> None:
+        turn = self._turns[speaker.turn]
+        speaker.unsent, speaker.missing, speaker.asked_at_s = turn.question, turn.answer_bytes, time.monotonic()
+
+    def _step(self, speaker: Speaker, mask: int) -> bool:
+        """Do what one connection is ready for; True when it has ended."""
+        try:
+            if mask & selectors.EVENT_WRITE:
+                speaker.unsent = speaker.unsent[speaker.sock.send(speaker.unsent) :]
+                if not speaker.unsent:
+                    self._selector.modify(speaker.sock, selectors.EVENT_READ, speaker)
+                return False
+            count = speaker.sock.recv_into(self._buffer)
+            if not count:
+                raise ConnectionResetError("closed by the server")
+        except OSError as error:
+            speaker.failed = f"{type(error).__name__}: {error}"
+            self._selector.unregister(speaker.sock)
+            return True
+        speaker.missing -= count
+        return speaker.missing <= 0 and self._answered(speaker)
+
+    def _answered(self, speaker: Speaker) -> bool:
+        speaker.waits_s.append(time.monotonic() - speaker.asked_at_s)
+        speaker.turn += 1
+        if speaker.turn == len(self._turns):
+            self._selector.unregister(speaker.sock)
+            return True
+        self._ask(speaker)
+        self._selector.modify(speaker.sock, selectors.EVENT_WRITE, speaker)
+        return False
+
+
+def dropped() -> int:
+    """Return how many connections this host has dropped so far, since the queue of a listener was full."""
+    with contextlib.suppress(OSError), open("/proc/net/netstat", encoding="ascii") as file:
+        names, values = (line.split() for line in file if line.startswith("TcpExt:"))
+        return int(values[names.index("ListenOverflows")])
+    return 0
+
+
+def main() -> int:
+    """Do one job."""
+    job = json.loads(sys.stdin.readline())
+    turns = [Turn.decode(one) for one in job["turns"]]
+    began, before = time.monotonic(), dropped()
+    speakers = Herd(job["port"], turns).speak(job["ranks"], job["limit_s"])
+    failed = [speaker.failed for speaker in speakers if speaker.failed]
+    print(json.dumps({
+        "seconds": time.monotonic() - began, "dropped": dropped() - before, "failed": len(failed), "failures": sorted(set(failed))[:5],
+        "waits_s": [max(speaker.waits_s) for speaker in speakers if speaker.waits_s],
+    }))  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

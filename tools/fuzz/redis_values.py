@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile values for keys of a store in Redis: wrong types, sizes, headers, frames, and manifests that lead to such."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import zstandard
+
+from tools.fuzz.container import (
+    CONTENT,
+    OBSERVED,
+    Draft,
+    DraftKernel,
+    compressed,
+    draft,
+    kernel,
+    nested,
+    noise,
+    pack,
+    sha256,
+)
+from tools.fuzz.hostile import families
+from tools.fuzz.mutations import ODD, flip
+
+KIB, MIB = 1 << 10, 1 << 20
+WHOLE_BYTES = 256 * KIB
+# One in so many is a value of 512 MB, which takes the server a second.
+HUGE_EVERY = 200
+# What a manifest, a tag or a record never names, and a person may have made by hand.
+STRANGE = [
+    "o:v1/d/zz", "o:v1/d", "o:v1/d/" + "A" * 64, "o:v1/d/" + "0" * 63, "o:v1/m", "o:v1/m/x", "o:v1/m/" + "0" * 64, "o:v1/u",
+    "o:v1/m/" + "0" * 64 + "/x", "o:v1/u/zz", "o:v1/u/../u", "o:v1/k", "o:v1/k/x", "o:v1/k/" + "a" * 64, "o:v1/s", "o:v1/s/x",
+    "o:", "o:v2/u/a", "o:\xff", "o:v1/u/" + "x" * 390, "o:v1/u/" + "x" * 100_000, "r:v1/t", "r:v1/t/a/b/c/d/e/f", "r:v1/t/..",
+    "r:v1/t/t/x", "r:v1/t/\n", "r:v1/f", "r:v1/f/x", "r:v1/t/" + "y" * 100_000, "p:v1/u/a:0:0", "l:v1/c/x",
+]  # fmt: skip
+# Names of a store by the server, and their values.
+Stored = Mapping[bytes, bytes]
+Change = Callable[[Any], object]
+Make = Callable[[random.Random], bytes]
+
+
+def attack(chance: random.Random, stored: Stored) -> tuple[str, Change]:
+    """Return what is done and how: a function of a client that may do everything."""
+    if chance.random() < 0.2:
+        return _bundle(chance)
+    names = sorted(stored)
+    name = (
+        chance.choice(names)
+        if chance.random() < 0.75
+        else b"tb:" + chance.choice(STRANGE).encode("utf-8", "surrogateescape")
+    )
+    if chance.random() < 0.3:
+        kind, change = _typed(chance, name)
+    else:
+        kind, value = _value(chance, name, stored)
+        kind, change = f"{kind} of {len(value)} bytes", lambda admin: _set(chance, admin, name, value)
+    return f"{name[:90]!r}: {kind}", change
+
+
+def _set(chance: random.Random, admin: Any, name: bytes, value: bytes) -> None:
+    admin.delete(name)
+    admin.set(name, value, px=chance.choice([None, None, 60_000, 3_600_000]))
+
+
+def _typed(chance: random.Random, name: bytes) -> tuple[str, Change]:
+    """Return what is no string, or one that is too large."""
+    kinds: dict[str, Change] = {
+        "list": lambda admin: admin.rpush(name, b"x"),
+        "hash": lambda admin: admin.hset(name, "x", "y"),
+        "set": lambda admin: admin.sadd(name, "x"),
+        "sorted set": lambda admin: admin.zadd(name, {"x": 1}),
+        "stream": lambda admin: admin.xadd(name, {"x": "y"}),
+        "nothing": lambda admin: admin.delete(name),
+        "20 MB": lambda admin: admin.setrange(name, 20_000_000, b"x"),
+    }
+    kind = "512 MB" if chance.randrange(HUGE_EVERY) == 0 else chance.choice(sorted(kinds))
+    kinds["512 MB"] = lambda admin: admin.setrange(name, 512 * MIB - 1, b"x")
+
+    def change(admin: Any) -> None:
+        admin.delete(name)
+        kinds[kind](admin)
+
+    return kind, change
+
+
+def _value(chance: random.Random, name: bytes, stored: Stored) -> tuple[str, bytes]:
+    old = stored.get(name, b"")
+    if name.startswith(b"tb:r:"):
+        return _ref(chance, old, stored)
+    match chance.randrange(8):
+        case 0:
+            return "another's", stored[chance.choice(sorted(stored))]
+        case 1:
+            return "flipped", flip(chance, old or b"TBw")
+        case 2:
+            return "cut", old[: chance.randrange(len(old) + 1)]
+        case 3:
+            return "head", _head(chance)
+        case 4:
+            return "header", chance.choice([b"", b"TB", b"TBw", b"TBp%013d", b"TBw" + b"9" * 13, b"\0" * 16]) + old[16:]
+        case 5:
+            return "empty or short", b"x" * chance.choice([0, 0, 1, 3, 15, 16, 17, 48, 49])
+        case 6:
+            return "too large", b"TBw%013d" % 60_000 + bytes(chance.choice([WHOLE_BYTES, WHOLE_BYTES + 1, MIB]))
+    return "sealed", b"TBw%013d" % 3_600_000 + _sealed(chance, old)
+
+
+def _head(chance: random.Random) -> bytes:
+    size = chance.choice([0, 1, WHOLE_BYTES, WHOLE_BYTES + 1, MIB, 64 * MIB, 256 * MIB, 1 << 30, (1 << 30) + 1, 10**15])
+    return b"TBs%013d%016d%s" % (chance.choice([0, 60_000, 10**12]), size, sha256(b"head").hex()[:16].encode())
+
+
+def _sealed(chance: random.Random, old: bytes) -> bytes:
+    """Return a value with the right digest around a frame that is none of ours."""
+    make: Make = chance.choice([*_FRAMES, lambda _: old[52:]])
+    frame = make(chance)
+    if chance.random() < 0.25:
+        rest = chance.choice([bytes(32), sha256(b"none"), old[20:52], chance.randbytes(31)]) + frame
+        return b"TBD1" + sha256(rest) + rest
+    return chance.choice([b"TBV1", b"TBV1", b"TBV1", b"TBV2"]) + sha256(frame) + frame
+
+
+def _odd(chance: random.Random) -> bytes:
+    return pack([1, chance.choice(ODD), chance.choice(ODD)])
+
+
+def _honest(chance: random.Random) -> bytes:
+    return compressed(_payload(chance))
+
+
+def _bomb(chance: random.Random) -> bytes:
+    return _zeros(chance.choice([MIB, MIB + 1, 16 * MIB, 16 * MIB + 1, 64 * MIB]))
+
+
+def _zeros(size: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, write_content_size=True, window_log=27)
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(size))
+
+
+def _liar(chance: random.Random) -> bytes:
+    """Return a frame that declares what it does not hold."""
+    frame = bytearray(compressed(bytes(100_000)))
+    declared = chance.choice([0, 1, 99_999, 1 << 30, (1 << 32) - 1])
+    frame[4:] = bytes([frame[4] | 0xC0 | 0x20]) + struct.pack("<Q", declared) + frame[9:]
+    return bytes(frame)
+
+
+def _silent(chance: random.Random) -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=False).compress(_payload(chance))
+
+
+def _twice(chance: random.Random) -> bytes:
+    return _honest(chance) * 2
+
+
+def _skippable(chance: random.Random) -> bytes:
+    return b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + _honest(chance)
+
+
+def _payload(chance: random.Random) -> bytes:
+    return _odd(chance) if chance.random() < 0.3 else chance.choice(_PAYLOADS)
+
+
+_PAYLOADS = (
+    pack([1, b"x", b"y"]), pack([2**63, b"", b""]), pack(["1", 2, 3]), pack({"a": 1}), pack([1, "name", "k.json", b"x" * 99]),
+    nested(10_000), b"\xdd" + struct.pack(">I", 200_000) + b"\x90" * 200_000, b"\xdd\xff\xff\xff\xff", noise("payload", 300), b"",
+)  # fmt: skip
+_FRAMES: tuple[Make, ...] = (
+    _honest,
+    _bomb,
+    _liar,
+    _silent,
+    _twice,
+    _skippable,
+    lambda _: b"",
+    lambda c: c.randbytes(50),
+)
+
+
+def _ref(chance: random.Random, old: bytes, stored: Stored) -> tuple[str, bytes]:
+    manifests = [name[5:].decode() for name in stored if name.startswith(b"tb:o:v1/m/")]
+    manifest: Any = chance.choice([*manifests, "v1/m/" + "0" * 64 + "/" + "0" * 16, "v1/u/x", "..", 1, b""])
+    match chance.randrange(7):
+        case 0:
+            return "flipped", flip(chance, old or b"x")
+        case 1:
+            return "another's", stored[chance.choice(sorted(stored))]
+        case 2:
+            hint = chance.choice(
+                [["cuda:90/launch", bytes(32)], ["", b"x"], [1, 2], "x", ["f" * 4000, sha256(b"hint")]]
+            )
+            return "hints", pack([1, manifest, [hint] * chance.choice([0, 1, 16, 17, 5000])])
+        case 3:
+            return "arrays", b"\x93\x01\xa1x\xdd" + struct.pack(">I", 900_000) + b"\x90" * chance.choice(
+                [900_000, 10_000_000]
+            )
+        case 4:
+            return "failure", pack([1, chance.choice(ODD), chance.choice(ODD)])
+        case 5:
+            return "large", bytes(chance.choice([0, 1, 128 * KIB, 256 * KIB, 256 * KIB + 1, 10_000_000]))
+    return "tag", pack([chance.choice([0, 1, 2, -1, "1"]), manifest])
+
+
+def _bundle(chance: random.Random) -> tuple[str, Change]:
+    """Return a tag that leads to a hostile manifest, all of whose names and digests are right, and to its units."""
+    family = families()[chance.choice(sorted(families()))]
+    chosen = chance.choice([one for one in family if not one.heavy] or [family[0]])
+    made = draft()
+    chosen.change(made)
+    parts = made.parts()
+    content, observed = (_raw(parts.find(kind)) for kind in (CONTENT, OBSERVED))
+    manifest = f"v1/m/{sha256(content).hex()}/{sha256(observed).hex()[:16]}"
+    frame = compressed(pack([1, content, observed]))
+    values = {f"tb:o:{manifest}": b"TBV1" + sha256(frame) + frame}
+    for unit in _units(made):
+        blobs = {sha256(data): data for data in unit}
+        key = sha256(b"".join(sorted(blobs))).hex()
+        frame = compressed(b"".join(blobs[digest] for digest in sorted(blobs)))
+        values[f"tb:o:v1/u/{key}"] = b"TBV1" + sha256(frame) + frame
+
+    def change(admin: Any) -> None:
+        for name, value in values.items():
+            if len(value) <= WHOLE_BYTES:
+                admin.set(name, b"TBw%013d" % 3_600_000 + value, px=3_600_000)
+        admin.set("tb:r:v1/t/t", pack([1, manifest]), px=3_600_000)
+
+    return f"bundle {chosen.name}", change
+
+
+def _raw(part: Any) -> bytes:
+    limit = 17 * MIB
+    if not part.codec:
+        return bytes(part.data[:limit])
+    try:
+        if zstandard.get_frame_parameters(part.data).content_size > limit:
+            return b"\x90"
+        return zstandard.ZstdDecompressor().decompress(part.data, max_output_size=limit)
+    except zstandard.ZstdError:
+        return bytes(part.data)
+
+
+def _units(made: Draft) -> list[list[bytes]]:
+    found = [[file.data for file in one.files if file.name.endswith(("json", "cubin"))] for one in made.kernels]
+    found += [[file.data for file in one.files if not file.name.endswith(("json", "cubin"))] for one in made.kernels]
+    return [*found, *([file.data] for _, file in (*made.tuning, *made.helpers, *made.opaque))]
+
+
+def sound(*seeds: str, extra_bytes: int = 0) -> bytes:
+    """Return a bundle of kernels that resemble each other, so that a push makes a dictionary, and one that is large."""
+    made = Draft([_alike(seed, extra_bytes) for seed in seeds])
+    return made.join()
+
+
+def _alike(seed: str, extra_bytes: int) -> DraftKernel:
+    one = kernel(seed)
+    one.file("ttir").data += noise("alike", 20_000) + noise(seed, extra_bytes)
+    return one

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damages bundles by what their fields mean: a sound bundle is taken apart to the last number, changed there, and put together.
+
+Digests, sizes, the blob table and the checksums are right afterwards, so that the change reaches whoever reads that field:
+launch facts and key parts (msgpack inside the manifest), Triton's metadata (JSON), and the headers of device binaries.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import struct
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+import zstandard
+
+from tools.fuzz.container import CONTENT, OBSERVED, Draft, DraftKernel, File, Parts, pack
+
+# Around what 8, 31, 32, 63 and 64 bits hold, signed and not.
+BORDERS = [0, 1, *(sign * 2**bits + more for bits in (7, 8, 15, 16, 31, 32, 53, 62, 63) for sign in (1, -1) for more in (-1, 0, 1)
+           if sign * 2**bits + more >= -(2**63)), 2**64 - 1, 2**64 - 2]  # fmt: skip
+# What JSON and decimal text can say besides.
+BEYOND = [2**64, 2**64 + 1, -(2**63) - 1, 2**128, -(2**128), 10**400, -(10**400)]
+FLOATS = [0.0, -0.0, 1.5, -1.5, 1e300, float("inf"), float("-inf"), float("nan"), 5e-324, 2.0**63, 2.0**64, 2.0**1023]
+TEXTS = ["", "0", "-1", "90", "k", "x" * 300, "9" * 400, "-" + "9" * 399, str(2**64), str(2**63), str(-(2**63) - 1), "\u0663", "1e999", "\0",
+         "*fp32", "i1", "u64", "i64", "constexpr", "tensordesc<fp16[64, 64]>", "nvTmaDesc", "cuda", "hip"]  # fmt: skip
+TAGGED = [["none", None], ["bool", True], ["int", 2**64 - 1], ["int", str(2**64)], ["int", "9" * 400], ["float", b"\x7f\xf0" + b"\0" * 6],
+          ["float", b"\x7f\xf8" + b"\0" * 6], ["str", "x"], ["tuple", []], ["list", [["int", 2**63]]], ["dict", [["a", ["int", -1]]]],
+          ["dtype", "fp16"], ["constexpr", ["int", str(-(2**70))]], ["jit", ["m:f", "0"]], ["other", "x.Y"]]  # fmt: skip
+
+
+def structured(chance: random.Random, data: bytes) -> bytes:
+    """Return a bundle with one to three fields changed, each to a value that it could be mistaken about."""
+    made = unpacked(data)
+    for _ in range(chance.choice([1, 1, 1, 2, 3])):
+        chance.choice(_CHANGES)(chance, made)
+    if chance.random() < 0.3:
+        made.edits.append(lambda document: _change(chance, document, _number_or_text))
+    return made.join()
+
+
+@lru_cache(8)
+def _taken_apart(data: bytes) -> Draft:
+    parts = Parts.of(data)
+    document, blobs = parts.document(CONTENT), _blobs(parts)
+
+    def one(described: list[Any]) -> File:
+        name, number, spans = described
+        return File(name, blobs[number], spans)
+
+    _, _, kernels, tuning, helpers, opaque, records = document
+    return Draft(
+        [DraftKernel(key, name, list(map(one, files)), target, spec, facts, more, toolchain)
+         for key, name, target, files, spec, facts, more, toolchain in kernels],
+        [(path, one(file)) for path, file in tuning],
+        [(path, one(file)) for path, file, _ in helpers],
+        [(path, one(file)) for path, file in opaque],
+        records, parts.document(OBSERVED),
+    )  # fmt: skip
+
+
+def unpacked(data: bytes) -> Draft:
+    """Return a sound bundle as a draft, which may be changed."""
+    return copy.deepcopy(_taken_apart(data))
+
+
+def _blobs(parts: Parts) -> dict[int, bytes]:
+    """Return the bytes of each blob by its number."""
+    table = parts.document(CONTENT)[1]
+    raws: list[bytes] = []
+    found = {}
+    for part in parts.sections:
+        prefix = b"".join(raws[number] for number in part.prefix)
+        shared = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if prefix else None
+        raw = zstandard.ZstdDecompressor(dict_data=shared).decompress(part.data) if part.codec else part.data
+        raws.append(raw)
+        offset = 0
+        for number in part.blobs:
+            size = table[number][1]
+            found[number] = raw[offset : offset + size]
+            offset += size
+    return found
+
+
+_Other = Callable[[random.Random, Any], Any]
+
+# Changes ----------------------------------------------------------------------------------------------------------------
+
+
+def _number_or_text(chance: random.Random, value: Any) -> Any:
+    """Return another value of the same type, at a border of what that can hold."""
+    if value is None:
+        return chance.choice([*BORDERS, *TEXTS, b"", [], ["none", None]])
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return chance.choice(BORDERS)
+    if isinstance(value, float):
+        return chance.choice(FLOATS)
+    if isinstance(value, str):
+        return chance.choice(TEXTS)
+    if isinstance(value, bytes):
+        return chance.choice([b"", value[:-1], value + b"\0", b"\0" * len(value), b"\xff" * len(value)])
+    return chance.choice([[], [*value, *value], value[:-1], value[::-1]]) if isinstance(value, list) else None
+
+
+def _json_value(chance: random.Random, value: Any) -> Any:
+    if isinstance(value, (bool, int, float)) and chance.random() < 0.7:
+        return chance.choice([*BORDERS, *BEYOND, *FLOATS])
+    return chance.choice([*BORDERS, *BEYOND, *FLOATS, *TEXTS, None, True, [], {}, [[]], {"a": 2**70}, [2**70] * 3])
+
+
+def _spots(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (container, position) of everything in nested lists and dictionaries."""
+    for position in list(node) if isinstance(node, dict) else range(len(node)):
+        yield node, position
+        if isinstance(node[position], (list, dict)):
+            yield from _spots(node[position])
+
+
+def _change(chance: random.Random, node: Any, other: _Other) -> None:
+    spots = list(_spots(node))
+    if spots:
+        container, position = chance.choice(spots)
+        tagged = other is _number_or_text and isinstance(container[position], list) and len(container[position]) == 2
+        container[position] = (
+            copy.deepcopy(chance.choice(TAGGED))
+            if tagged and chance.random() < 0.5
+            else other(chance, container[position])
+        )
+
+
+def _kernel(chance: random.Random, made: Draft) -> DraftKernel | None:
+    return chance.choice(made.kernels) if made.kernels else None
+
+
+def _change_spec(chance: random.Random, made: Draft) -> None:
+    kernel = _kernel(chance, made)
+    if kernel is not None:
+        _change(chance, chance.choice([kernel.spec, kernel.target, kernel.toolchain]), _number_or_text)
+
+
+def _change_packed(chance: random.Random, made: Draft) -> None:
+    kernel, name = _kernel(chance, made), chance.choice(["facts", "parts"])
+    packed = getattr(kernel, name, None)
+    if packed is not None:
+        document = msgpack.unpackb(packed)
+        _change(chance, document, _number_or_text)
+        setattr(kernel, name, pack(document))
+
+
+def _change_metadata(chance: random.Random, made: Draft) -> None:
+    kernel = _kernel(chance, made)
+    if kernel is None:
+        return
+    file = kernel.file("json")
+    document = json.loads(file.data)
+    _change(chance, document, _json_value)
+    file.data = json.dumps(document).encode()
+
+
+def _change_spans(chance: random.Random, made: Draft) -> None:
+    kernel = _kernel(chance, made)
+    if kernel is not None:
+        file = chance.choice(kernel.files)
+        file.spans = file.spans or [0, 0, 0]
+        _change(chance, file.spans, _number_or_text)
+
+
+def _change_binary(chance: random.Random, made: Draft) -> None:
+    """Put a number into the headers of an ELF file, or somewhere in it where a number may be."""
+    kernel = _kernel(chance, made)
+    files = [file for file in kernel.files if file.data.startswith(b"\x7fELF")] if kernel is not None else []
+    for file in files[:1]:
+        layout = chance.choice(["<B", "<H", "<I", "<Q", "<Q"])
+        size, highest = struct.calcsize(layout), 256 ** struct.calcsize(layout)
+        room = max(1, len(file.data) - size)
+        # Headers lie at both ends.
+        at = chance.choice(
+            [chance.randrange(min(64, room)), room - 1 - chance.randrange(min(2048, room)), chance.randrange(room)]
+        )
+        data = bytearray(file.data)
+        data[at : at + size] = struct.pack(layout, chance.choice(BORDERS) % highest)
+        file.data = bytes(data)
+
+
+def _change_observed(chance: random.Random, made: Draft) -> None:
+    _change(chance, made.observed, _number_or_text)
+
+
+def _change_record(chance: random.Random, made: Draft) -> None:
+    if not made.records:
+        made.records.append(["k", [["source", "s"]], [["BLOCK", ["int", 64]]], "autotune"])
+    _change(chance, made.records, _number_or_text)
+
+
+def _change_tuning_file(chance: random.Random, made: Draft) -> None:
+    if made.tuning:
+        file = chance.choice(made.tuning)[1]
+        try:
+            document = json.loads(file.data)
+        except ValueError:
+            return
+        if isinstance(document, (dict, list)):
+            _change(chance, document, _json_value)
+            file.data = json.dumps(document).encode()
+
+
+_CHANGES = (
+    _change_spec, _change_packed, _change_packed, _change_metadata, _change_metadata, _change_spans, _change_binary, _change_observed,
+    _change_record, _change_tuning_file,
+)  # fmt: skip

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point of this package: `python -m tools.gpu PROGRAM`; each program is the module of its name."""
+
+from __future__ import annotations
+
+import sys
+
+from tools.shared import programs
+
+PROGRAMS = {
+    "check": "kernels recorded, replayed, built and launched; times of launches",
+    "slim": "a process without a C compiler",
+    "autotune": "tuned kernels: tuned from cold, then replayed without a measurement",
+    "torch-compile": "a transformer through torch.compile, from caches of each kind",
+}
+
+if __name__ == "__main__":
+    sys.exit(programs.run("tools.gpu", PROGRAMS))

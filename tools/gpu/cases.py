@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each kernel of kernels.py is called: by Triton and by us alike, so this file knows neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+SEED = 6
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor descriptor on the host, with what Triton's own has."""
+
+    base: Any
+    shape: list[int]
+    strides: list[int]
+    block_shape: list[int]
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: `arguments(make)` returns the values, of which `outputs` (by position) are compared.
+
+    `options` go to both launches: constants and compile options.  `where` says which stream or device it runs on.
+    """
+
+    row: str
+    kernel: str
+    grid: tuple[int, ...]
+    arguments: Callable[[Maker], list[Any]]
+    outputs: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
+
+
+class Maker:
+    """Makes the same tensors in every process.  `descriptor` is the class of host descriptors."""
+
+    def __init__(self, torch: Any, device: int, descriptor: Any) -> None:
+        self.torch, self.device, self._descriptor = torch, f"cuda:{device}", descriptor
+        self._generator = torch.Generator().manual_seed(SEED)
+
+    def random(self, *shape: int, dtype: str = "float32") -> Any:
+        """Return normal numbers."""
+        values = self.torch.randn(shape, generator=self._generator)
+        return values.to(getattr(self.torch, dtype)).to(self.device)
+
+    def integers(self, size: int, limit: int) -> Any:
+        """Return whole numbers below a limit."""
+        values = self.torch.randint(0, limit, (size,), generator=self._generator, dtype=self.torch.int32)
+        return values.to(self.device)
+
+    def empty(self, *shape: int, dtype: str = "float32") -> Any:
+        """Return an output; nothing that a kernel writes is all ones."""
+        return self.torch.full(shape, -1, dtype=getattr(self.torch, dtype), device=self.device)
+
+    def zeros(self, *shape: int, dtype: str = "int32") -> Any:
+        """Return an output that is added to."""
+        return self.torch.zeros(shape, dtype=getattr(self.torch, dtype), device=self.device)
+
+    def descriptor(self, tensor: Any, *block: int) -> Any:
+        """Return a host descriptor of a tensor."""
+        return self._descriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def cases(devices: int) -> Iterator[Case]:
+    """Yield the cases; with one device, none for two."""
+    yield Case("vector add", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256})
+    yield Case("fused softmax", "softmax", (64,), lambda m: [m.random(64, 1000), m.empty(64, 1000), 1000, 1000], (1,),
+               {"BLOCK": 1024})  # fmt: skip
+    yield Case("fp16 matmul, more than 48 kB of shared memory", "matmul", (2, 2), _matrices, (2,),
+               {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4})  # fmt: skip
+    yield Case("layer norm, a float by value", "layer_norm", (32,),
+               lambda m: [m.random(32, 500), m.random(500), m.empty(32, 500), 500, 500, 1e-5], (2,), {"BLOCK": 512})  # fmt: skip
+    yield Case("atomics", "histogram", (20,), lambda m: [m.integers(5000, 64), m.zeros(64), 5000], (1,), {"BLOCK": 256})
+    yield Case(
+        "reduction", "row_sum", (32,), lambda m: [m.random(32, 500), m.empty(32), 500, 500], (1,), {"BLOCK": 512}
+    )
+    yield Case("integers of every width", "integers", (1,), lambda m: [
+        # Triton 3.6 itself refuses a negative i8.
+        m.empty(8, dtype="int64"), 127, -32768, -(2**31), -(2**63), 255, 65535, 2**32 - 1, 2**64 - 1,
+    ], (0,))  # fmt: skip
+    yield Case("fp16, bf16, fp32, fp64 and bool by value", "floats", (1,), lambda m: [
+        m.empty(5, dtype="float64"), 1.2345678, 1.999, 3.3333333333, 2.2250738585072014e-300, True,
+    ], (0,))  # fmt: skip
+    yield Case("fp8 pointers", "eighths", (4,), lambda m: [m.random(1000, dtype="float8_e4m3fn"), m.empty(1000), 1000],
+               (1,), {"BLOCK": 256})  # fmt: skip
+    yield Case("None, and an argument equal to 1", "optional", (4,),
+               lambda m: [m.random(1024), None, m.empty(1024), 1], (2,), {"BLOCK": 256})  # fmt: skip
+    yield Case("the same with a tensor", "optional", (4,),
+               lambda m: [m.random(1024), m.random(1024), m.empty(1024), 1], (2,), {"BLOCK": 256})  # fmt: skip
+    yield Case("2-D grid", "places", (7, 5), lambda m: [m.empty(35, dtype="int32"), 7, 5], (0,))
+    yield Case("3-D grid", "places", (7, 5, 3), lambda m: [m.empty(105, dtype="int32"), 7, 5], (0,))
+    yield Case("cooperative launch", "add", (4,), _vectors(999), (2,), {"BLOCK": 256, "launch_cooperative_grid": True})
+    yield Case("programmatic dependent launch", "add", (4,), _vectors(999), (2,), {"BLOCK": 256, "launch_pdl": True})
+    yield Case("clusters of 2 blocks: vector add", "add", (10,), _vectors(9999), (2,), {"BLOCK": 1024, "num_ctas": 2})
+    yield Case("clusters of 2 blocks: fp16 matmul", "matmul", (2, 2), _matrices, (2,),
+               {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_ctas": 2})  # fmt: skip
+    yield Case("global scratch (descriptors made on the device)", "device_descriptor", (4, 4),
+               lambda m: [m.random(256, 256), m.empty(256, 256), 256, 256], (1,), {"SIZE": 64})  # fmt: skip
+    yield Case("host tensor descriptors", "host_descriptor", (4, 4), _descriptors, (1,), {"SIZE": 64})
+    yield Case("another stream", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256}, where="stream")
+    if devices > 1:
+        yield Case("another device", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256}, where="device")
+
+
+def _vectors(size: int) -> Callable[[Maker], list[Any]]:
+    return lambda m: [m.random(size), m.random(size), m.empty(size), size]
+
+
+def _matrices(m: Maker) -> list[Any]:
+    left, right = m.random(256, 512, dtype="float16"), m.random(512, 256, dtype="float16")
+    return [left, right, m.empty(256, 256, dtype="float16"), 256, 512]
+
+
+def _descriptors(m: Maker) -> list[Any]:
+    return [m.descriptor(m.random(256, 256), 64, 64), m.descriptor(m.empty(256, 256), 64, 64)]

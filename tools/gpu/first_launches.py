@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a new process takes to the end of the first launches of 150 kernels: Triton, ours, and a bare loop."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.gpu import launches
+from tools.shared import measurement
+
+KERNELS, SIZE, BLOCK = 150, 1024, 256
+GRID = (SIZE // BLOCK, 1, 1)
+ROUNDS = 5
+# Ours may take this many times what the bare loop takes.
+MOST = 2.0
+SPARE_BYTES = 50_000_000
+
+
+def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Record once, then let new processes take turns; returns the rows and the figures."""
+    bundle, cubins, cache = folder / "first.tbundle", folder / "cubins", folder / "first-cache"
+    cold = step(folder, "first-record", str(bundle), str(cubins), cache=cache)
+    taken: dict[str, list[dict[str, Any]]] = {"bare": [], "compiled": [], "ctypes": [], "triton": []}
+    for number in range(ROUNDS):
+        taken["bare"].append(step(folder, "first-bare", str(cubins), cache=folder / "nothing"))
+        for path in launches.PATHS:
+            taken[path].append(step(folder, "first-static", str(bundle), path, cache=folder / "nothing"))
+        if number < 2:  # each takes seconds, and is far from the others
+            taken["triton"].append(step(folder, "first-triton", cache=cache))
+    seconds = {name: [run["seconds"] for run in runs] for name, runs in taken.items()}
+    limit = measurement.median(seconds["bare"])
+    found, figures = [], {}
+    for name, words in (
+        ("compiled", "compiled extension"),
+        ("ctypes", "pure Python"),
+        ("triton", "Triton, warm cache"),
+    ):
+        ratio = measurement.median(seconds[name]) / limit
+        target = None if name == "triton" else MOST
+        found.append({
+            "check": f"first launches of {KERNELS} kernels: {words}", "ok": target is None or ratio <= target, "found":
+            f"{measurement.median(seconds[name]) * 1e3:.1f} ms, {ratio:.2f} x the bare loop's {limit * 1e3:.1f} ms"
+            + (f" (at most {target})" if target else f"; imports {measurement.median([r['import_s'] for r in taken[name]]) * 1e3:.0f} ms"),
+        })  # fmt: skip
+        figures[words] = {"name": words, "ours": measurement.median(seconds[name]) * 1e3, "limit": limit * 1e3, "unit": "ms",
+                          "ratio": ratio, "target": target}  # fmt: skip
+    found += _facts(taken)
+    return found, {"first": {"figures": figures, "cold_s": cold["seconds"], "runs": taken}}
+
+
+def _facts(taken: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    ours = taken["compiled"] + taken["ctypes"]
+    expected = taken["triton"][0]["digest"]
+    equal = all(run["digest"] == expected for run in (*ours, *taken["bare"]))
+    foreign = sorted({name for run in ours for name in run["foreign"]})
+    growth, cubins = max(run["growth_bytes"] for run in ours), ours[0]["cubin_bytes"]
+    return [
+        {"check": f"numbers of the {KERNELS} kernels, bit for bit", "ok": equal,
+         "found": f"the same as Triton's in {len(ours) + len(taken['bare'])} processes"},
+        {"check": "restore and launch without torch and Triton", "ok": not foreign,
+         "found": "neither is in sys.modules" if not foreign else f"imported: {', '.join(foreign)}"},
+        {"check": "host memory after context creation", "ok": growth <= cubins + SPARE_BYTES,
+         "found": f"grew by {growth / 1e6:.1f} MB for {cubins / 1e6:.2f} MB of cubins (at most those + 50 MB)"},
+    ]  # fmt: skip
+
+
+def record(bundle_path: str, cubins: str) -> dict[str, Any]:
+    """Compile and launch all kernels by Triton; saves a bundle, and the cubins one by one for the bare loop."""
+    import bundler
+
+    with bundler.recording() as recording:
+        result = _by_triton()
+    with recording.collect() as bundle:
+        bundle.save(bundle_path)
+        Path(cubins).mkdir()
+        numbers = {dict(kernel.launch.require_facts().constants)[(3,)].payload: kernel for kernel in bundle.kernels}
+        for number, kernel in numbers.items():
+            Path(cubins, f"{number}.cubin").write_bytes(bundle.read(kernel.binary))
+            spec = kernel.launch
+            Path(cubins, f"{number}.json").write_text(json.dumps([spec.entry, spec.num_warps * 32, spec.shared_bytes]))
+    return result
+
+
+def by_triton() -> dict[str, Any]:
+    """Launch all kernels by Triton from its warm cache."""
+    return _by_triton()
+
+
+def _by_triton() -> dict[str, Any]:
+    started = time.perf_counter()
+    import torch
+
+    kernel = launches.load_kernels().numbered
+    imported = time.perf_counter() - started
+    x = torch.arange(SIZE, dtype=torch.float32, device="cuda")
+    out = torch.zeros((KERNELS, SIZE), dtype=torch.float32, device="cuda")
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for number in range(KERNELS):
+        kernel[GRID](x, out[number], SIZE, NUMBER=number, BLOCK=BLOCK)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    digest = hashlib.sha256(out.cpu().numpy().tobytes()).hexdigest()
+    return {"seconds": seconds, "import_s": imported, "digest": digest}
+
+
+class Card:
+    """Memory of a GPU and a context on it, through the driver alone."""
+
+    def __init__(self) -> None:
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        self.check(self.cuda.cuInit(0))
+        self.check(self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+        self.check(self.cuda.cuCtxSetCurrent(context))
+        self.x, self.out = self._allocate(SIZE * 4), self._allocate(KERNELS * SIZE * 4)
+        values = (ctypes.c_float * SIZE)(*range(SIZE))
+        self.check(self.cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(self.x), values, ctypes.c_size_t(SIZE * 4)))
+        self.check(self.cuda.cuCtxSynchronize())
+
+    @staticmethod
+    def check(status: int) -> None:
+        """Raise unless the driver did it."""
+        if status:
+            raise RuntimeError(f"CUDA status {status}")
+
+    def _allocate(self, size: int) -> int:
+        address = ctypes.c_uint64()
+        self.check(self.cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)))
+        return address.value
+
+    def row(self, number: int) -> int:
+        """Return the address where a kernel writes."""
+        return self.out + number * SIZE * 4
+
+    def digest(self) -> str:
+        """Return a digest of everything that was written."""
+        size = KERNELS * SIZE * 4
+        memory = ctypes.create_string_buffer(size)
+        self.check(self.cuda.cuMemcpyDtoH_v2(memory, ctypes.c_uint64(self.out), ctypes.c_size_t(size)))
+        return hashlib.sha256(memory.raw).hexdigest()
+
+
+class Vector:
+    """Memory with a type, on the first device: all that a launch asks of a tensor."""
+
+    dtype = "float32"
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return self._address
+
+    def get_device(self) -> int:
+        """Return the device's number."""
+        return 0
+
+
+def bare(cubins: str) -> dict[str, Any]:
+    """Read, cuModuleLoadData, cuModuleGetFunction, cuLaunchKernel: the limit."""
+    card = Card()
+    cuda, folder = card.cuda, Path(cubins)
+    specs = [json.loads((folder / f"{number}.json").read_text()) for number in range(KERNELS)]
+    started = time.perf_counter()
+    for number, (entry, threads, shared) in enumerate(specs):
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        card.check(cuda.cuModuleLoadData(ctypes.byref(module), (folder / f"{number}.cubin").read_bytes()))
+        card.check(cuda.cuModuleGetFunction(ctypes.byref(function), module, entry.encode()))
+        values = (ctypes.c_uint64(card.x), ctypes.c_uint64(card.row(number)), ctypes.c_int(SIZE), ctypes.c_uint64(),
+                  ctypes.c_uint64())  # fmt: skip
+        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        card.check(cuda.cuLaunchKernel(function, *GRID, threads, 1, 1, shared, None, parameters, None))
+    card.check(cuda.cuCtxSynchronize())
+    return {"seconds": time.perf_counter() - started, "digest": card.digest()}
+
+
+def static(path: str, launch_path: str) -> dict[str, Any]:
+    """Launch all kernels from the bundle, in a process that has neither torch nor Triton."""
+    card = Card()
+    before = _resident_bytes()
+    started = time.perf_counter()
+    from bundler.runtime.launch.bundle_kernels import load
+
+    driver = launches.open_driver(launch_path)
+    imported = time.perf_counter() - started
+    started = time.perf_counter()
+    kernels = load(path, driver=driver)
+    opened = time.perf_counter() - started
+    kernel, x = kernels["numbered"], Vector(card.x)
+    for number in range(KERNELS):
+        kernel[GRID](x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK)
+    card.check(card.cuda.cuCtxSynchronize())
+    seconds = time.perf_counter() - started
+    cubin_bytes = sum(s.kernel.binary.size for s in kernel.specializations)
+    return {
+        "seconds": seconds, "import_s": imported, "open_s": opened, "digest": card.digest(), "path": driver.launch_path,
+        "growth_bytes": _resident_bytes() - before, "cubin_bytes": cubin_bytes,
+        "foreign": [name for name in ("torch", "triton") if name in sys.modules],
+    }  # fmt: skip
+
+
+def _resident_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("the system does not tell how much memory this process uses")
+
+
+STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+    "first-record": record, "first-triton": by_triton, "first-bare": bare, "first-static": static,
+}  # fmt: skip

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches each case by Triton, then without it from the bundle, by both launch paths, and compares bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tools.gpu import cases
+from tools.gpu.cases import Case, Maker
+from tools.shared.processes import ROOT
+
+EXTENSIONS = ("_launch", "_dispatch")
+PATHS = ("compiled", "ctypes")
+
+
+def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Record, launch again in a process that never sees Triton, and return a row for each case."""
+    bundle = str(folder / "launch.tbundle")
+    by_triton = step(folder, "launch-record", bundle, cache=folder / "launch-cache")
+    ours = {path: step(folder, "launch-static", bundle, path, cache=folder / "nothing") for path in PATHS}
+    found = []
+    for name, expected in by_triton["numbers"].items():
+        got = {f"{path}, {how}": ours[path]["numbers"].get(name, {}).get(how) for path in PATHS for how in WAYS}
+        wrong = [f"{way}: {value}" for way, value in got.items() if value != expected]
+        found.append({"check": f"launch: {name}", "ok": not wrong,
+                      "found": "; ".join(wrong) or f"the same bits as Triton's launch, by {len(got)} ways"})  # fmt: skip
+    for name, reason in by_triton["refused"].items():
+        found.append({"check": f"launch: {name}", "ok": False, "found": f"Triton itself does not launch it: {reason}"})
+    binaries = by_triton["binaries"]
+    same = all(ours[path]["binaries"] == binaries for path in PATHS)
+    found.append({"check": "launch: the binaries are those that Triton launched", "ok": same, "found":
+                  f"{len(binaries)} binaries, by digest"})  # fmt: skip
+    without = [name for path in PATHS for name in ours[path]["imported"]]
+    found.append({"check": "launch: no compiler in the process", "ok": not without,
+                  "found": "triton was not imported" if not without else f"imported: {without}"})  # fmt: skip
+    return found, {"launch": {"triton": by_triton, **ours}}
+
+
+def record(path: str) -> dict[str, Any]:
+    """Launch every case by Triton under a recording; returns digests of the outputs and of the binaries."""
+    import torch
+    import triton
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import bundler
+
+    kernels = load_kernels()
+    triton.set_allocator(lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8))
+    numbers: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    with bundler.recording() as recording:
+        for case in cases.cases(torch.cuda.device_count()):
+            kernel = getattr(kernels, case.kernel)
+            try:
+                numbers[case.row] = _digest(torch, case, TensorDescriptor, kernel)
+            except Exception as error:  # noqa: BLE001  # a case that this Triton cannot compile is a row of the table
+                refused[case.row] = f"{type(error).__name__}: {error}".splitlines()[0]
+    bundle = recording.collect()
+    bundle.save(path)
+    return {"numbers": numbers, "refused": refused, "binaries": sorted(k.binary.digest for k in bundle.kernels)}
+
+
+WAYS = ("dispatcher", "handle")
+
+
+def static(path: str, launch_path: str) -> dict[str, Any]:
+    """Launch every case from the bundle by one launch path, by dispatcher and by handle."""
+    import torch
+
+    driver = open_driver(launch_path)
+    from bundler import Bundle
+    from bundler.runtime.launch.bundle_kernels import load
+
+    numbers: dict[str, Any] = {}
+    with Bundle.load(path) as bundle, load(bundle, driver=driver) as kernels:
+        for case in cases.cases(torch.cuda.device_count()):
+            kernel = kernels[case.kernel]
+            numbers[case.row] = {}
+            for way, launch in (("dispatcher", kernel), ("handle", _ByHandle(kernel, driver))):
+                try:
+                    numbers[case.row][way] = _digest(torch, case, cases.Descriptor, launch)
+                except Exception as error:  # noqa: BLE001  # the row says what went wrong; the other cases go on
+                    numbers[case.row][way] = f"{type(error).__name__}: {error}"
+        binaries = sorted(kernel.binary.digest for kernel in bundle.kernels)
+    return {"numbers": numbers, "binaries": binaries, "launch_path": driver.launch_path,
+            "imported": [name for name in ("triton",) if name in sys.modules]}  # fmt: skip
+
+
+class _ByHandle:
+    """Launches a kernel by handle, where Triton and the dispatcher are called with a grid in brackets."""
+
+    def __init__(self, kernel: Any, driver: Any) -> None:
+        self._kernel, self._driver = kernel, driver
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            handle = self._kernel.handle(*arguments, **options)
+            names = {argument.name for argument in handle._arguments}  # noqa: SLF001  # options are not for values()
+            values = handle.values(*arguments, **{name: value for name, value in options.items() if name in names})
+            stream = self._driver.stream(self._driver.device())
+            for _ in range(
+                1 if self._kernel.name == "histogram" else 2
+            ):  # the first call is checked, the second is not
+                handle.launch(*grid, *[1] * (3 - len(grid)), stream, *values)
+
+        return launch
+
+
+def _digest(torch: Any, case: Case, descriptor: Any, kernel: Any) -> str:
+    """Launch one case; returns a digest of its outputs."""
+    device = 1 if case.where == "device" else 0
+    with torch.cuda.device(device):
+        maker = Maker(torch, device, descriptor)
+        arguments = case.arguments(maker)
+        torch.cuda.synchronize()
+        if case.where == "stream":
+            with torch.cuda.stream(torch.cuda.Stream()):
+                kernel[case.grid](*arguments, **case.options)
+        else:
+            kernel[case.grid](*arguments, **case.options)
+        torch.cuda.synchronize()
+        digest = hashlib.sha256()
+        for index in case.outputs:
+            tensor = getattr(arguments[index], "base", arguments[index])
+            tensor = arguments[index] if isinstance(arguments[index], torch.Tensor) else tensor
+            digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def open_driver(launch_path: str) -> Any:
+    """Return a driver for CUDA that takes one of the two launch paths; builds the extension where it was not."""
+    from bundler.runtime.launch.cuda import CudaDriver
+
+    if launch_path == "compiled":
+        provide_extension()
+    return CudaDriver(compiled=launch_path == "compiled")
+
+
+def provide_extension() -> None:
+    """Make our extensions importable: they are in an installed package, but not in the checkout."""
+    import bundler.runtime.launch
+    from bundler.runtime.launch.launchers import compiled_type
+
+    if compiled_type() is None:
+        folder = Path(os.environ.get("GPU_CHECK_BUILD") or tempfile.mkdtemp(prefix="gpu-check."))
+        if not list(folder.glob("_*.so")):
+            build_extension(folder)
+        bundler.runtime.launch.__path__.append(str(folder))
+
+
+def build_extension(folder: Path) -> None:
+    """Compile the launcher and the dispatcher as setuptools would."""
+    import subprocess
+    import sysconfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    include = sysconfig.get_paths()["include"]
+    for name in EXTENSIONS:
+        source = ROOT / "bundler" / "runtime" / "launch" / f"{name}.c"
+        path = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(path)], check=True)
+
+
+def load_kernels() -> ModuleType:
+    """Import the kernels; only processes with Triton may."""
+    from tools.gpu import kernels
+
+    return kernels
+
+
+STEPS: dict[str, Callable[..., dict[str, Any]]] = {"launch-record": record, "launch-static": static}

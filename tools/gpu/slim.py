@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks on a machine with a GPU that a process without any compiler launches kernels, and prints a table.
+
+    python -m tools.gpu slim [--results DIR]
+
+It needs torch, Triton, a GPU and gcc, and runs from the checkout.  examples/kernels.py runs once as it is, then with empty cache
+directories, no compiler on PATH and a ptxas that refuses: with the cache manager, from a bundle, and, to show that the check
+can fail, without trust.  Exit status 1 when any row is wrong.  The raw result goes to docs/results/gpu-slim.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tools.shared import example_kernels, measurement
+from tools.shared.processes import ROOT
+
+MANAGER = "bundler.integrations.triton:BundlerCacheManager"
+_TIMEOUT_S = 300
+_RESTORE = "import bundler, sys; print(len(bundler.restore(sys.argv[1], sys.argv[2], trust='code').companions))"
+_RECORD = """
+import runpy, sys
+import bundler
+bundle, sys.argv = sys.argv[1], sys.argv[2:]
+with bundler.recording() as recording:
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, end
+recording.collect().save(bundle)
+"""
+
+
+def main() -> int:
+    """Run every row, print the table, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-slim.json goes")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gpu-slim.") as folder:
+        rows = check_all(Path(folder))
+    for row in rows:
+        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}")
+    print(f"\nwritten to {measurement.save('gpu-slim', {'rows': rows}, options.results)}")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def check_all(folder: Path) -> list[dict[str, Any]]:
+    """Run the program cold with a compiler, then in three ways without one."""
+    managed = {"TRITON_CACHE_MANAGER": MANAGER, "TRITON_BUNDLER_STORE": f"file://{folder}/store"}
+    cold = run(folder, "cold", managed)
+    bundle = folder / "recorded.tbundle"
+    recorded = run(folder, "recorded", {}, record=bundle)
+    slim = without_compilers(folder)
+    trusting = run(folder, "trusting", {**managed, **slim, "TRITON_BUNDLER_TRUST": "code"})
+    restored = folder / "cache-restored"
+    python("-c", _RESTORE, str(bundle), str(restored), env={})
+    # On 3.6 the keys of launchers hold what the program `file` says, and their source is in no bundle.
+    replayed = run(folder, "restored", without_compilers(folder, "file"))
+    distrusting = run(folder, "distrusting", {**managed, **slim})
+    return [
+        _row("cold, with a compiler", cold, cold["status"] == 0 and cold["report"]["compiles"] > 0),
+        _row("recorded, with a compiler", recorded, recorded["status"] == 0),
+        _row(
+            "no compiler, cache manager, trust='code'",
+            trusting,
+            _same(trusting, cold) and not trusting["report"]["compiles"],
+        ),
+        _row("no compiler, restored with trust='code'", replayed, _same(replayed, cold)),
+        _row("no compiler, without trust: Triton asks for one", distrusting, "C compiler" in distrusting["error"]),
+    ]
+
+
+def run(folder: Path, name: str, variables: dict[str, str], *, record: Path | None = None) -> dict[str, Any]:
+    """Run the example in a new process with a cache of its own; returns its status, numbers, report and last words."""
+    numbers, report = folder / f"{name}.json", folder / f"{name}.report"
+    env = {"TRITON_CACHE_DIR": str(folder / f"cache-{name}"), "TRITON_BUNDLER_REPORT": str(report), **variables}
+    program = [str(example_kernels.PATH), "--json", str(numbers)]
+    done = python(*(["-c", _RECORD, str(record)] if record is not None else []), *program, env=env)
+    lines = done.stderr.strip().splitlines()
+    return {
+        "status": done.returncode, "error": lines[-1] if lines else "",
+        "numbers": json.loads(numbers.read_text()) if numbers.exists() else None,
+        "report": json.loads(report.read_text()) if report.exists() else {},
+    }  # fmt: skip
+
+
+def python(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words and further variables."""
+    inherited = {name: value for name, value in os.environ.items() if name not in {"CC", "CXX"}}
+    whole = {**inherited, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(
+        [sys.executable, *words], env=whole, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+    )
+
+
+def without_compilers(folder: Path, *programs: str) -> dict[str, str]:
+    """Return variables with which nothing on PATH can be run but these programs, and ptxas does not work."""
+    path = folder / "-".join(["bin", *programs])
+    path.mkdir()
+    refusing, _ = measurement.refusing_ptxas(path)
+    for program in programs:
+        found = shutil.which(program)
+        if found is not None:
+            (path / program).symlink_to(found)
+    return {**refusing, "PATH": str(path)}
+
+
+def _same(found: dict[str, Any], cold: dict[str, Any]) -> bool:
+    return found["status"] == 0 and found["numbers"] is not None and found["numbers"] == cold["numbers"]
+
+
+def _row(check: str, found: dict[str, Any], ok: bool) -> dict[str, Any]:
+    report = found["report"]
+    counts = f"{report['compiles']} compiles, {report['hits']} hits, " if report else ""
+    return {
+        "check": check,
+        "ok": bool(ok),
+        "found": f"{counts}status {found['status']} {found['error'][:80]}".strip(),
+        **found,
+    }

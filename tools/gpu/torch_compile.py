@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures torch.compile of a 6-layer transformer on a GPU: cold, with torch's mega-cache, and with ours.
+
+    python -m tools.gpu torch-compile --phase default --rounds 3 --out DIR
+    python -m tools.gpu torch-compile --phase max-autotune --rounds 1 --seconds 560 --out DIR      (again, until it says done)
+    python -m tools.gpu torch-compile --table DIR... [--results docs/results]
+
+Each sample is a new process with its own cache directory: `cold` (empty), `warm` (the directory that the cold run made, in place),
+then, with that directory renamed away: `mega-cache`, `moved` (a copy elsewhere, group files rewritten), `ours` and `ours-winners`
+(bundler.integrations.inductor).  One cold run feeds all others.  Compiles are counted by Triton's put_group and by a wrapper for
+ptxas, in the process and in torch's workers.  Each sample is a JSON file in --work as soon as it is there: what a time limit cuts
+off, the next call goes on with.  All of them, and the bundles, are one archive in --out after each sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tools.gpu import torch_table
+from tools.shared import measurement
+from tools.shared.processes import ROOT, command
+
+VARIANTS = ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")
+MODES = ("default", "max-autotune")
+# About what a sample takes, so that none is begun that the time limit would cut off.
+EXPECTED_S = {"default": dict.fromkeys(VARIANTS, 32) | {"cold": 50},
+              "max-autotune": dict.fromkeys(VARIANTS, 35) | {"cold": 150, "mega-cache": 85, "moved": 45}}  # fmt: skip
+
+
+def main() -> int:
+    """Run samples until all are there or the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--phase", choices=MODES, help="torch.compile's mode")
+    parser.add_argument("--rounds", type=int, default=3, help="samples of each variant but cold")
+    parser.add_argument("--cold-rounds", type=int, default=1, help="samples of cold")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS[1:], default=list(VARIANTS[1:]))
+    parser.add_argument("--work", type=Path, default=Path("/tmp/gpu-torch-compile"))  # noqa: S108  # named, to go on with
+    parser.add_argument("--out", type=Path, help="folder for the archive of samples and bundles")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no sample that would end later")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="a small model, to try this program without a GPU")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", help="print the table of the samples in folders, and write the result"
+    )
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS)
+    options = parser.parse_args()
+    if options.table is not None:
+        return torch_table.write(options.table, options.results)
+    if options.phase is None:
+        parser.error("--phase or --table")
+    done = Phase(options).run()
+    torch_table.show([options.work / "samples"])
+    print("done" if done else "not done: call again")
+    return 0
+
+
+class Phase:
+    """The samples of one mode."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.mode: str = options.phase
+        self.folder: Path = options.work / self.mode
+        self.samples: Path = options.work / "samples"
+        self.facts = measurement.facts()
+        self.started = time.monotonic()
+        for folder in (self.folder, self.samples, options.work / "bin"):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    # The directory that the cold run makes; it has this name only while a warm sample runs.
+    @property
+    def made(self) -> Path:
+        """Where the cold run keeps its cache."""
+        return self.folder / "made"
+
+    @property
+    def kept(self) -> Path:
+        """Where that directory is renamed to afterwards."""
+        return self.folder / "renamed-away"
+
+    def run(self) -> bool:
+        """Take what samples are missing; True when none is."""
+        # Later cold runs make a directory of their own: everything is fed by the first.
+        wanted = [("cold", 0)]
+        wanted += [(variant, number) for number in range(self.options.rounds) for variant in self.options.variants]
+        wanted += [("cold", number) for number in range(1, self.options.cold_rounds)]
+        for variant, number in wanted:
+            if (self.samples / self._name(variant, number)).exists():
+                continue
+            left_s = self.options.seconds - (time.monotonic() - self.started)
+            if left_s < EXPECTED_S[self.mode][variant]:
+                print(f"{left_s:.0f} s are left: {variant} is for the next call")
+                self._copy_out()
+                return False
+            self._sample(variant, number)
+            self._copy_out()
+        return True
+
+    def _name(self, variant: str, number: int) -> str:
+        return f"{self.mode}.{variant}.{number}.json"
+
+    def _sample(self, variant: str, number: int) -> None:
+        cache = self._cache(variant, number)
+        sample = {"mode": self.mode, "variant": variant, "round": number, **self._process(cache, variant, number)}
+        sample |= {"cache": contents(cache), **self.facts}
+        if variant == "cold" and number == 0 and "error" not in sample:
+            os.rename(cache, self.kept)
+        else:
+            shutil.rmtree(cache, ignore_errors=True)
+        path = self.samples / self._name(variant, number)
+        path.with_suffix(".tmp").write_text(json.dumps(sample, indent=1) + "\n")
+        path.with_suffix(".tmp").rename(path)
+        print(torch_table.line(sample), flush=True)
+
+    def _cache(self, variant: str, number: int) -> Path:
+        """Return the cache directory for a sample, prepared."""
+        if variant in ("cold", "warm"):
+            cache = self.made
+        else:
+            cache = self.folder / f"{variant}-{number}"
+            # The variants must not find the directory of the cold run where it was.
+            shutil.rmtree(self.made, ignore_errors=True)
+        shutil.rmtree(cache, ignore_errors=True)
+        if variant in ("warm", "moved"):
+            shutil.copytree(self.kept, cache, symlinks=True)
+        else:
+            cache.mkdir()
+        if variant == "moved":
+            rewrite_groups(cache, str(self.made), str(cache))
+        return cache
+
+    def _process(self, cache: Path, variant: str, number: int) -> dict[str, Any]:
+        log = self.folder / f"compiles-{variant}-{number}"
+        ptxas = self.folder / f"ptxas-{variant}-{number}"
+        for path in (log, ptxas):
+            path.write_bytes(b"")
+        arguments = command("tools.gpu.torch_model", "--mode", self.mode, "--device", self.options.device)
+        arguments += ["--small"] if self.options.small else []
+        arguments += {
+            "mega-cache": ["--load-torch", str(self.folder / "mega-cache.bin")],
+            "ours": ["--load-ours", str(self.folder / "ours.tbundle")],
+            "ours-winners": ["--load-ours", str(self.folder / "ours-winners.tbundle")],
+        }.get(variant, [])
+        arguments += ["--save", str(self.folder)] if variant == "cold" and number == 0 else []
+        started = time.monotonic()
+        process = subprocess.Popen(
+            arguments, env=self._environment(cache, log, ptxas), cwd=ROOT,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        output, errors = process.communicate()
+        process_s = time.monotonic() - started
+        if process.returncode:
+            return {"error": errors[-4000:], "process_s": process_s}
+        parent = [line for line in log.read_text().splitlines() if line.split()[0] == str(process.pid)]
+        return {
+            **json.loads(output.splitlines()[-1]), "process_s": process_s, "ptxas": len(ptxas.read_text().splitlines()),
+            "compiles": len(log.read_text().splitlines()), "compiles_in_parent": len(parent),
+            "compiled": sorted({line.split()[1] for line in log.read_text().splitlines()})[:40], "stderr": errors[-2000:],
+        }  # fmt: skip
+
+    def _environment(self, cache: Path, log: Path, ptxas: Path) -> dict[str, str]:
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))
+        }
+        home = self.folder / "home"
+        shutil.rmtree(home, ignore_errors=True)
+        path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        return {
+            **clean, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_HOME": str(home), "PYTHONPATH": os.pathsep.join(path),
+            "TRITON_CACHE_MANAGER": "tools.gpu.torch_counting:CountingCacheManager", "GPU_TORCH_COMPILES": str(log),
+            "GPU_TORCH_PTXAS": str(ptxas), **counting_ptxas(self.options.work / "bin"),
+        }  # fmt: skip
+
+    def _copy_out(self) -> None:
+        if self.options.out is None:
+            return
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(self.options.out / f"gpu-torch-{self.mode}.tar.gz", "w:gz") as archive:
+            for path in sorted(self.samples.glob(f"{self.mode}.*.json")):
+                archive.add(path, path.name)
+            for path in sorted(self.folder.glob("*.tbundle")):
+                archive.add(path, f"{self.mode}.{path.name}")
+
+
+def counting_ptxas(folder: Path) -> dict[str, str]:
+    """Make a wrapper that notes each assembly and runs the real ptxas, the one that torch would choose."""
+    real = next((path for path in ptxas_paths() if path.exists()), None)
+    if real is None:
+        return {}
+    wrapper = folder / "ptxas"
+    wrapper.write_text(
+        f'#!/bin/sh\nif [ "$1" != --version ]; then echo $PPID >> "$GPU_TORCH_PTXAS"; fi\nexec {shlex.quote(str(real))} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    return {"TRITON_PTXAS_PATH": str(wrapper)}
+
+
+def ptxas_paths() -> tuple[Path, ...]:
+    """Return where torch, and then Triton, would look for ptxas."""
+    found = (importlib.util.find_spec(name) for name in ("torch", "triton"))
+    folders = [Path(spec.origin).parent for spec in found if spec is not None and spec.origin is not None]
+    inside = ("bin", "backends/nvidia/bin")
+    return tuple(folder / where / "ptxas" for folder in folders for where in inside)
+
+
+def rewrite_groups(cache: Path, old: str, new: str) -> None:
+    """Do what somebody would who copies a cache directory: put the new path into Triton's group files."""
+    for path in cache.rglob("__grp__*.json"):
+        path.write_text(path.read_text().replace(old, new))
+
+
+def contents(cache: Path) -> dict[str, int]:
+    """Return what a cache directory holds."""
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    return {
+        "files": len(files), "bytes": sum(path.stat().st_size for path in files),
+        "cubins": sum(path.suffix == ".cubin" for path in files),
+        "best_configs": sum(path.suffix == ".best_config" for path in files),
+    }  # fmt: skip

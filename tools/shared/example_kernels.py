@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports examples/kernels.py, or a copy of it, as programs do that have it beside them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from tools.shared.processes import ROOT
+
+PATH = ROOT / "examples" / "kernels.py"
+
+
+def load(path: Path = PATH) -> ModuleType:
+    """Import a file of kernels, wherever it lies, under the name `kernels`."""
+    spec = importlib.util.spec_from_file_location("kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["kernels"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a program starts a module of tools as a process of its own: by `command`, or by `output` when it waits for the end.
+
+Its import is part of what some benchmarks measure, so it imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs a module or a package; its working directory must be `ROOT`."""
+    return [sys.executable, "-W", "ignore", "-m", module, *arguments]
+
+
+def output(module: str, *arguments: str, environment: Mapping[str, str], timeout_s: float = 900) -> str:
+    """Run a module with the checkout's package first on its path; returns its standard output.
+
+    Raises:
+        RuntimeError: it failed; the message has all that it printed.
+    """
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    answer = subprocess.run(
+        command(module, *arguments), env={**os.environ, **environment, "PYTHONPATH": path}, cwd=ROOT,
+        capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+    if answer.returncode:
+        line = shlex.join([module, *arguments])
+        raise RuntimeError(f"{line} failed with {answer.returncode}:\n{answer.stdout}\n{answer.stderr}")
+    return answer.stdout
