@@ -20,6 +20,7 @@ import filelock
 import pytest
 
 import bundler
+from bundler.toolchain import instances
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("cuda:90", "hip:gfx942")
@@ -92,6 +93,17 @@ def one_parser_at_a_time():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ast, "parse", locked)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_loaded():
+    """Let each file of tests begin without the kernels that another file's tests loaded.
+
+    A recording, and a session's tag, take every kernel that this process's JIT functions hold; which files share a process, and
+    which functions the collector has freed, differs from run to run.
+    """
+    for function in instances.instances(instances.JIT_FUNCTION):
+        getattr(function, "device_caches", {}).clear()
 
 
 @pytest.fixture(scope="session")
