@@ -18,10 +18,10 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainErr
 from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.batches import batches
 from bundler.backends.redis.lua_scripts import SCRIPT_KEYS
+from bundler.backends.redis.metered_socket import REPLY_BYTES
 from bundler.backends.redis.reply_errors import errors_by_meaning
 from bundler.backends.redis.server_exchange import Command, Link, Node, ask, run, scan_node, time_of
 from bundler.backends.redis.url_settings import RedisSettings
-from bundler.backends.redis_socket import REPLY_BYTES
 
 SLOTS = 16384
 # A key that moves on more often than this within one call is not found by following it.

@@ -32,7 +32,7 @@ class RedisBackend(Backend):
     """Objects, refs and leases in Redis, shared by processes of any number of hosts.
 
     Nothing is sent before the first call.  Each exchange is sent once, and takes no longer than `timeout_s` and the time of
-    its bytes at `redis_socket.BYTES_PER_S`, and where a connection is made, `connect_timeout_s` for each address of the host.
+    its bytes at `metered_socket.BYTES_PER_S`, and where a connection is made, `connect_timeout_s` for each address of the host.
     A batch is as many exchanges as its size asks for.  Thread-safe without locks; may be used on both sides of a fork.
 
     Everything expires: records (manifests) and refs `ttl_s` after their last use, what records name later.  Reading a ref

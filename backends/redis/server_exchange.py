@@ -22,9 +22,9 @@ from redis.retry import Retry
 
 from bundler.backends.batches import batches
 from bundler.backends.redis.lua_scripts import NAME_BYTES, SCAN_SHORT, SCRIPT_KEYS, Script
+from bundler.backends.redis.metered_socket import REPLY_BYTES, Metered
 from bundler.backends.redis.reply_errors import OverlongReply, errors_by_meaning, is_wrong_type, meaning
 from bundler.backends.redis.url_settings import RedisSettings
-from bundler.backends.redis_socket import REPLY_BYTES, Metered
 
 READ_BYTES = 256 * 1024
 # What the protocol adds to a value.

@@ -46,6 +46,7 @@ from bundler.compile.worker_messages import (
 from bundler.errors import WorkerDied
 from bundler.format import wire
 from bundler.toolchain.warmup import warm
+from bundler.version import VERSION
 
 # A packet of the control socket: names and numbers only.
 PACKET_BYTES = 1 << 16
@@ -157,9 +158,7 @@ class _Server:
         # What is shared with forked workers stays shared: the collector does not touch it.
         gc.collect()
         gc.freeze()
-        from bundler import __version__
-
-        self._say("ready", PROTOCOL, __version__)
+        self._say("ready", PROTOCOL, VERSION)
         return True
 
     def _fork(self, number: int, channel: int, words: int, tokens: int) -> None:

@@ -17,11 +17,11 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-import bundler
 from bundler.compile.pool_tasks import Task
 from bundler.compile.worker_messages import PROTOCOL, TOKEN_BYTES, Inbox, Surroundings, frame, read_printed
 from bundler.errors import FormatError
 from bundler.format import wire
+from bundler.version import VERSION
 
 _BOOT = "import sys; sys.path[:] = sys.argv[3:]; from bundler.compile.compile_worker import main; main()"
 # Of what the server printed, the end goes into messages.
@@ -294,10 +294,10 @@ class WorkerProcesses:
             self._bury(self.workers.pop(number), status)
 
     def _check(self, said: list[Any]) -> None:
-        self.ready = said == [PROTOCOL, bundler.__version__]
+        self.ready = said == [PROTOCOL, VERSION]
         if not self.ready:
             self._fail(
-                f"it is of another release: expected {bundler.__version__} (protocol {PROTOCOL}), it says {said}; "
+                f"it is of another release: expected {VERSION} (protocol {PROTOCOL}), it says {said}; "
                 "the package was replaced while this program runs, start it again"
             )
 
