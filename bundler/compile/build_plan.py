@@ -21,7 +21,7 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.toolchain import compile_call, jit_specialization
 from bundler.toolchain.imagined_arguments import Spec
-from bundler.toolchain.jit_specialization import Specialised
+from bundler.toolchain.jit_specialization import Specialized
 
 Keywords = Mapping[str, Any]
 
@@ -205,11 +205,11 @@ def _jobs(
     kernel: Any, source: SourceRef, arguments: Mapping[str, Spec], keywords: Keywords, target: Target
 ) -> Iterator[Job]:
     name = jit_specialization.jit_function(kernel).__name__
-    for found in jit_specialization.specialise(kernel, arguments, keywords, target):
+    for found in jit_specialization.specialize(kernel, arguments, keywords, target):
         yield from jobs_of(name, source, found, target)
 
 
-def jobs_of(name: str, source: SourceRef, found: Specialised, target: Target) -> Iterator[Job]:
+def jobs_of(name: str, source: SourceRef, found: Specialized, target: Target) -> Iterator[Job]:
     """Yield a job for each key under which a JIT may ask for a compile."""
     for key, helpers_first in found.keys:
         yield Job(

@@ -71,7 +71,7 @@ class Job:
     """One kernel to compile for one target.
 
     Signature, constants, attributes and options are those that Triton's own JIT hands to its compiler for one call
-    (`toolchain.specialising` asks it); all are data, and none is executed.
+    (`toolchain.specializing` asks it); all are data, and none is executed.
 
     Attributes:
         name: the kernel's name, for people.

@@ -34,7 +34,7 @@ def compile_function(
     *,
     helpers_first: bool | None = None,
 ) -> CompileEvent:
-    """Compile a JIT function, or find it in `cache_dir`; what is given is what `specialise` returned.
+    """Compile a JIT function, or find it in `cache_dir`; what is given is what `specialize` returned.
 
     Raises:
         CompileFailed: with the compiler's message, and the line of the source where it says one.

@@ -34,7 +34,7 @@ _KNOWN_HASHES = "_bundler_hashes"
 
 
 @dataclass(frozen=True)
-class Specialised:
+class Specialized:
     """One compile that a call leads to, as data.
 
     `keys` are the kernel keys that a JIT may ask for, each with whether the functions that the kernel calls were hashed
@@ -81,9 +81,9 @@ def _jit_kind() -> Any:
     return sys.modules["triton.runtime.jit"].JITFunction
 
 
-def specialise(
+def specialize(
     kernel: Any, arguments: Mapping[str, Spec], keywords: Mapping[str, Any], target: Target
-) -> Iterator[Specialised]:
+) -> Iterator[Specialized]:
     """Yield what a call of `kernel` is compiled to: one compile, or one for each configuration of an autotuner.
 
     Args:
@@ -195,22 +195,22 @@ def _check_types(signature: Mapping[str, Any], arguments: Mapping[str, Spec]) ->
             )  # fmt: skip
 
 
-def _as_data(stopped: _Stopped) -> Specialised:
+def _as_data(stopped: _Stopped) -> Specialized:
     source = stopped.source
-    specialised = Specialised(
+    specialized = Specialized(
         tuple((name, _type_value(kind)) for name, kind in source.signature.items()),
         tuple((tuple(path), encode_value(value)) for path, value in source.constants.items()),
         tuple((tuple(path), encode_value(value)) for path, value in source.attrs.items()),
         tuple((name, encode_value(value)) for name, value in vars(stopped.options).items()),
         tuple(_keys(stopped)),
     )
-    for path, value in specialised.constants:
+    for path, value in specialized.constants:
         if not value.portable:
             name = source.fn.arg_names[path[0]]
             raise ConfigError(
                 f"argument {name}: a constant of type {value.payload} cannot be sent to a worker", name=name
             )
-    return specialised
+    return specialized
 
 
 def _type_value(kind: Any) -> Value:
@@ -315,7 +315,7 @@ def stop_call(function: Any, call: Mapping[str, Any]) -> tuple[Any, Any]:
     return stopped.source, stopped.options
 
 
-def specialise_call(function: Any, call: Mapping[str, Any]) -> Specialised:
+def specialize_call(function: Any, call: Mapping[str, Any]) -> Specialized:
     """Return what a call with real arguments is compiled to, as data; see `stop_call`.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs the drivers of this machine show to this process, found without making a context or initialising CUDA in it.
+"""Which GPUs the drivers of this machine show to this process, found without making a context or initializing CUDA in it.
 
 `cuInit` in a process that forks later breaks CUDA in the child, so it is never called here.  NVML answers without it, but knows
 nothing of CUDA_VISIBLE_DEVICES, which is applied to its answer; where that is not exact (MIG slices, or ordinals on a

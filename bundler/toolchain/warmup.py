@@ -13,7 +13,7 @@ from typing import Any
 def warm() -> None:
     """Import Triton and its compiler, and have its installation hashed; a process forked afterwards has all of it.
 
-    No driver is asked, no CUDA initialised and no thread started.
+    No driver is asked, no CUDA initialized and no thread started.
 
     Raises:
         ImportError: Triton is not installed.

@@ -173,7 +173,7 @@ class CallWorkshop:
         with toolchain.for_target(self.place.target):
             for config in configs:
                 try:
-                    found = jit_specialization.specialise_call(self._function, self.keywords(config))
+                    found = jit_specialization.specialize_call(self._function, self.keywords(config))
                 except Exception:  # noqa: BLE001, S112  # the compile here says what is wrong with it
                     continue
                 jobs[config] = next(jobs_of(self._function.__name__, source, found, self.place.target))

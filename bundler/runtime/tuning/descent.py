@@ -72,7 +72,7 @@ class Space:
         known = [name for name in dict.fromkeys(names) if name not in skipped]
         return [name for name in known if get(config, name, hip=self.hip) is not None]
 
-    def neighbours(self, config: Config, name: str, radius: int = 1) -> list[int]:
+    def neighbors(self, config: Config, name: str, radius: int = 1) -> list[int]:
         """Return the values to try for a field: upward steps first; a direction ends at its first illegal value."""
         value = get(config, name, hip=self.hip)
         assert value is not None
@@ -172,9 +172,9 @@ class _Walk:
         return self._known[config]
 
     def sweep(self, best: tuple[Config, float]) -> tuple[Config, float]:
-        """Try each field's neighbours, of the best config so far."""
+        """Try each field's neighbors, of the best config so far."""
         for name in self._space.fields_of(best[0]):
-            for value in self._space.neighbours(best[0], name, self._how.radius):
+            for value in self._space.neighbors(best[0], name, self._how.radius):
                 best = self._try(put(best[0], name, value), best)
         return best
 
@@ -182,7 +182,7 @@ class _Walk:
         start = best[0]
         names = self._space.fields_of(start)
         choices: list[Sequence[Any]] = [
-            [*self._space.neighbours(start, n, self._how.radius), get(start, n, hip=self._space.hip)] for n in names
+            [*self._space.neighbors(start, n, self._how.radius), get(start, n, hip=self._space.hip)] for n in names
         ]
         for values in itertools.product(*choices):
             config = start
