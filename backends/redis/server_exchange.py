@@ -230,9 +230,9 @@ class Link(ABC):
     def close(self) -> None:
         """Close connections."""
 
-    def exchange(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
+    def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands and return the answers; raises what the first error among them means."""
-        return self.checked(self.replies(commands, most_bytes))
+        return self.checked(self.replies(commands))
 
     def exchange_strings(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
         """Do the same; the answer to a command whose key holds a list, a hash or the like is None."""

@@ -6,12 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-from bundler.errors import CompileFailed
+from bundler.errors import BundlerError, CompileFailed
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, Path
@@ -69,19 +68,8 @@ def compile_ir(text: bytes, name: str, options: Named, target: Target, cache_dir
 def _compile(source: Any, target: Target, options: Named) -> CompileEvent:
     import triton
 
-    thread, heard = threading.get_ident(), list[CompileEvent]()
-
-    def hear(event: CompileEvent) -> None:
-        if event.thread_id == thread:
-            heard.append(event)
-
-    listening.attach(hear)
-    try:
-        chosen = {name: decode_value(value) for name, value in options}
-        triton.compile(source, target=triton_target(target), options=chosen)
-    finally:
-        listening.detach(hear)
-    return heard[-1]
+    chosen = {name: decode_value(value) for name, value in options}
+    return listening.heard(lambda: triton.compile(source, target=triton_target(target), options=chosen))
 
 
 @contextlib.contextmanager
@@ -107,9 +95,9 @@ def _cache(directory: str) -> Iterator[None]:
 def _told(name: str, line_of: Callable[[Exception], tuple[str, int] | None]) -> Iterator[None]:
     try:
         yield
-    except CompileFailed:
+    except BundlerError:
         raise
-    except Exception as error:  # the compiler raises whatever it likes
+    except Exception as error:  # the compiler may raise anything
         file, line = line_of(error) or (None, None)
         reason = reason_of(error)
         at = f" ({file}:{line})" if file else ""

@@ -97,6 +97,30 @@ class Listening:
             if not self._counts:
                 self._cut()
 
+    def heard(self, compile_now: Callable[[], object]) -> CompileEvent:
+        """Run something that compiles or finds a kernel, in this thread, and return the last event of it.
+
+        Raises:
+            RecordingError: nothing was heard: another program replaced the listener and does not call ours.
+        """
+        thread, events = threading.get_ident(), list[CompileEvent]()
+
+        def hear(event: CompileEvent) -> None:
+            if event.thread_id == thread:
+                events.append(event)
+
+        self.attach(hear)
+        try:
+            compile_now()
+        finally:
+            self.detach(hear)
+        if not events:
+            raise RecordingError(
+                "Triton compiled, and its listener was not called: another program put its own in knobs.compilation.listener; "
+                "have that one call the listener that was there before"
+            )
+        return events[-1]
+
     def reset_after_fork(self) -> None:
         """Drop everything that was attached in the parent; for the child only, where no other thread runs."""
         self._lock = threading.Lock()  # another thread of the parent may have held it

@@ -6,11 +6,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bundler.errors import CompileFailed, LimitExceeded
+from bundler.errors import CompileFailed, LimitExceeded, RecordingError
 from bundler.format import wire
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.entries import Target
@@ -102,26 +101,21 @@ def compile_call(function: Any, call: Mapping[str, Any], target: Target) -> Comp
     """
     import triton
 
-    thread, heard = threading.get_ident(), list[CompileEvent]()
-
-    def hear(event: CompileEvent) -> None:
-        if event.thread_id == thread:
-            heard.append(event)
+    def compile_now() -> None:
+        source, options = jit_specialization.stop_call(function, call)
+        triton.compile(source, target=triton_target(target), options=dict(vars(options)))
 
     with for_target(target):
-        listening.attach(hear)
         try:
-            source, options = jit_specialization.stop_call(function, call)
-            triton.compile(source, target=triton_target(target), options=dict(vars(options)))
+            return listening.heard(compile_now)
+        except RecordingError:
+            raise
         except Exception as error:
             reason = reason_of(error)
             raise CompileFailed(
                 f"{function.__name__} does not compile: {reason}",
                 name=function.__name__, reason=reason, words=str(error), kind=type(error).__name__,
             ) from error  # fmt: skip
-        finally:
-            listening.detach(hear)
-    return heard[-1]
 
 
 def tolerated(error: CompileFailed) -> bool:

@@ -7,7 +7,6 @@ import pytest
 
 from bundler.errors import ConfigError
 from bundler.runtime import Config, Descent, Space
-from bundler.runtime.tuning.descent import tune_number
 
 HINTS = {"x": 4096, "r0_": 512}
 SPACE = Space(HINTS, max_blocks={"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}, max_warps=32)
@@ -171,16 +170,3 @@ def test_what_cannot_be_searched_with_is_refused(wrong):
     """The error says which values are possible."""
     with pytest.raises(ConfigError, match="expected"):
         Descent(**wrong)
-
-
-def test_one_number_is_halved_and_doubled():
-    """It ends where neither is strictly faster, within its bounds."""
-    asked = []
-
-    def cost(number):
-        asked.append(number)
-        return abs(math.log2(number / 32))
-
-    assert tune_number(4, cost, most=64) == 32
-    assert tune_number(1, lambda number: -number, most=8) == 8
-    assert asked == [4, 2, 8, 4, 16, 8, 32, 16, 64]
