@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls Triton's compiler for one specialized kernel, given as data, and returns Triton's event of that compile."""
+"""`compile_function`, `compile_ir`: call Triton's compiler for one specialized kernel, given as data, and return its event.
+
+Compile jobs call them; `decode_value` and `type_of`, which make Triton's objects from data, serve whoever reads such data.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +79,8 @@ def _compile(source: Any, target: Target, options: Named) -> CompileEvent:
 def _cache(directory: str) -> Iterator[None]:
     """Let Triton keep kernels in a directory, and nowhere else, while the block runs.
 
-    Not by assignment, nor in a scope of Triton's: the first writes TRITON_CACHE_DIR, the second puts TRITON_CACHE_MANAGER back, which
-    another thread may have given back meanwhile.
+    The setting's dictionary is changed, not the setting: an assignment would write TRITON_CACHE_DIR, and a scope of Triton's would
+    restore TRITON_CACHE_MANAGER, which another thread may have changed meanwhile.
     """
     from triton import knobs
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listener that Triton calls at each compile and each hit of this process; another program's listener is called too.
+"""`listening`: the listener that Triton calls at each compile and each hit of this process; another program's listener is called too.
 
 ::
 
-    knobs.compilation.listener ──▶ our link ──▶ whoever listened before us
+    knobs.compilation.listener ──▶ our link ──▶ the listener that was there before
                                       └─▶ callbacks (guarded)
+
+Recordings attach callbacks; compile jobs and the tuner run one compile with `heard`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Callback = Callable[[CompileEvent], None]
 class _Link:
     """The object that stands in `knobs.compilation.listener`.
 
-    A link that was cut (`owner` is None) stays wherever somebody else keeps it, and passes on what it hears.
+    Another program may keep a link that was cut (`owner` is None); such a link only passes on what it hears.
     """
 
     __slots__ = ("owner", "previous")

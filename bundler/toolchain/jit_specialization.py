@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Triton's JIT what it would hand to its compiler for a call on a declared target.
+"""`specialize`: asks Triton's JIT what it would hand to its compiler for a call on a declared target.
 
 The JIT's own `run` is called with stand-ins for arguments and stopped where it would compile, so that types, attributes,
 constants and options, and with them the kernel's key, are its own on every release.
+
+Build plans use `specialize`, the tuner `specialize_call` and `stop_call` for calls with real arguments; `jit_function` finds the
+function inside decorators.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import kernel_key
 from bundler.toolchain.imagined_arguments import Spec, same_type, stand_in
 
-# Nobody stacks more decorators on one kernel.
+# More decorators than any kernel has.
 _WRAPPERS = 16
 _ABSENT: Any = object()
 _KNOWN_HASHES = "_bundler_hashes"
@@ -72,7 +75,7 @@ def is_kernel(value: Any) -> bool:
     if "triton.runtime.jit" not in sys.modules or isinstance(value, type):
         return False
     kinds = (_jit_kind(), sys.modules["triton.runtime.jit"].KernelInterface)
-    # Our own tuner's kernels are no class of Triton's.
+    # Kernels of `bundler.autotune` belong to no class of Triton's.
     known = isinstance(value, kinds) or (hasattr(value, "fn") and hasattr(value, "configs"))
     return known and jit_function(value) is not None
 
@@ -126,7 +129,7 @@ def _calls(kernel: Any, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
-    # A hook that sets the block shape of a descriptor changes what is compiled; others touch memory, which is not there.
+    # A hook that sets the block shape of a descriptor changes what is compiled, so it runs; other hooks touch memory, and do not.
     descriptors = {name: replace(value) for name, value in call.items() if hasattr(value, "block_shape")}
     if config.pre_hook is None or not descriptors:
         return call
@@ -138,7 +141,7 @@ def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
 def _stop(function: Any, call: dict[str, Any]) -> _Stopped:
     """Run the JIT up to where it would compile."""
     heard: list[_Stopped] = []
-    # A copy, since another thread may launch the function meanwhile: it would launch nothing, and not hear of it.
+    # A copy, since another thread may launch the function meanwhile, and its launch would silently do nothing.
     stand_in: Any = copy.copy(function)
 
     def instead_of_compiling(
@@ -149,7 +152,7 @@ def _stop(function: Any, call: dict[str, Any]) -> _Stopped:
 
     stand_in._do_compile = instead_of_compiling  # noqa: SLF001  # where the JIT's work ends and the compiler's begins
     stand_in.device_caches = defaultdict(stand_in.create_binder)
-    stand_in.pre_run_hooks = []  # they expect arguments that are really there
+    stand_in.pre_run_hooks = []  # hooks expect real arguments
     try:
         stand_in.run(grid=(1,), warmup=True, **call)
     except ModuleNotFoundError as error:

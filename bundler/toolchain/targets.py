@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which targets this process can run kernels on, and for which device Triton would compile in the current thread."""
+"""`visible_targets`, `current_device`: which targets this process can run kernels on, and for which device the current thread compiles.
+
+Restores compare kernels with the targets; the listener and the spool note the device of each compile.
+"""
 
 from __future__ import annotations
 
