@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's running `compile` call holds in its local variables, read from the call stack.
+"""`find_compile`: what Triton's running `compile` call holds in its local variables, read from the call stack.
 
 Neither the listener nor the cache manager is told the options and environment that the key was made from, and the metadata they
 are told is no substitute: compiler passes overwrite options in it.
+
+The listener and both cache managers call it while Triton compiles.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 _COMPILE = ("compile", "triton.compiler.compiler")
 _DO_COMPILE = ("_do_compile", "triton.runtime.jit")
-# A few wrappers of other people's may stand between `compile` and us; a longer walk would cost every compile.
+# A few wrappers of other programs may stand between `compile` and the listener; a longer walk would cost every compile.
 _MAX_FRAMES = 8
 _MAX_FRAMES_TO_JIT = 2
 
@@ -67,7 +69,7 @@ def _read(frame: FrameType) -> CompileFrame | None:
             device=_device_of_jit(frame.f_back),
         )
     except KeyError:
-        # A Triton whose `compile` names its variables otherwise: better nothing than half.
+        # A Triton whose `compile` has other variables; half of the facts would be worse than none.
         return None
 
 

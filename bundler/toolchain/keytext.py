@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that Triton hashes into a kernel's key: taken apart into named parts, and put together again to prove them."""
+"""`named_parts`, `recompute`: the text that Triton hashes into a kernel's key, taken apart into named parts, and hashed again to prove them.
+
+`capture` and `jit_specialization` compute keys with it, `rekeyed_key` those of another build.
+"""
 
 from __future__ import annotations
 
