@@ -91,7 +91,9 @@ def metadata_identity(data: bytes) -> str:
 
 def _choose(builds: list[Entry]) -> tuple[Entry, int]:
     """Return the build to keep, whatever the order of `builds`, and how many variants there are."""
-    ordered = sorted(builds, key=_rank) if len(builds) > 1 else builds
+    if len(builds) == 1:
+        return builds[0], 1
+    ordered = sorted(builds, key=_rank)
     complete = [one for one in ordered if not any(_files(one) < _files(other) for other in builds)]
     return _with_facts(complete, ordered), len({_files(entry) for entry in complete})
 
