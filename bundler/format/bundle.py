@@ -14,16 +14,19 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
+from bundler.format import entries as entry_types
 from bundler.format.bundle_file import BytesSource, FileSource, replace_file
 from bundler.format.candidate_timings import id_of
 from bundler.format.container import Container
 from bundler.format.digest import check_digest, digest_raw, digest_text
-from bundler.format.entries import Artifact, Entry, HelperLibrary, Keep, Kernel, Opaque, Target, TuningFile
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.summary import count, short
 from bundler.format.writer import write_container
+
+Keep = entry_types.Keep
 
 
 class BlobSource(Protocol):

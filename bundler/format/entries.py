@@ -286,6 +286,12 @@ class Opaque(Summarized):
 
 
 Entry = Kernel | TuningFile | HelperLibrary | Opaque
+_KINDS = {Kernel: "kernel", TuningFile: "tuning file", HelperLibrary: "helper library", Opaque: "opaque file"}
+
+
+def entry_kind(entry: Entry) -> str:
+    """Return what an entry is, in words."""
+    return next(words for kind, words in _KINDS.items() if isinstance(entry, kind))
 
 
 def entry_artifacts(entry: Entry) -> Iterator[Artifact]:

@@ -44,13 +44,13 @@ class Once(dict[Row, Made]):
         return made
 
 
-class Head(Struct, array_like=True, frozen=True, gc=False):
+class SchemaRow(Struct, array_like=True, frozen=True, gc=False):
     """How any part of a manifest begins."""
 
     schema: Count
 
 
-_HEAD = msgspec.msgpack.Decoder(Head)
+_HEAD = msgspec.msgpack.Decoder(SchemaRow)
 
 
 def schema_of(data: bytes, what: str, limits: Limits) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
-from msgspec.structs import astuple
 
 from bundler.errors import FormatError
 from bundler.format import wire
@@ -83,7 +82,7 @@ class Observed(Summarized):
             wire.check_canonical(data, row if bytes(row.tunings) else row.known(), "observed")
         _check_lengths(row, limits)
         seen, texts = _seen(row.kernels)
-        hosts = tuple([tuple(map(astuple, pairs)) for pairs in row.environments])
+        hosts = tuple([tuple(map(msgspec.structs.astuple, pairs)) for pairs in row.environments])
         wire.check_texts(
             {*texts, *seen, *(text for pairs in hosts for pair in pairs for text in pair)}, "observed", limits
         )
