@@ -111,10 +111,12 @@ class Placed:
     Attributes:
         outcome: how it came there.
         size_bytes: what was written.
+        files: the paths of its files by name, which Triton is told; None where the directory may hold another build of it.
     """
 
     outcome: Outcome
     size_bytes: int
+    files: Mapping[str, str] | None
 
 
 def place_kernel(
@@ -149,4 +151,8 @@ def place_kernel(
     except (DigestMismatch, FormatError, NotFound) as error:
         return Rejected(error.message)
     outcome = directory.publish(kernel.key, files, stored.metadata)
-    return Placed(outcome, 0 if outcome == "present" else sum(map(len, files.values())))
+    if outcome == "present":
+        return Placed(outcome, 0, None)
+    return Placed(
+        outcome, sum(map(len, files.values())), {name: f"{directory.path}/{kernel.key}/{name}" for name in files}
+    )
