@@ -7,7 +7,7 @@ Triton's cache manager (`bundler/integrations/lookup_engine.py`), which waits fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
