@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.bench import remote_rows
+from tools.bench import remote_rows, scale
 from tools.shared import measurement
 from tools.shared.measurement import median, shown, target
 from tools.shared.processes import ROOT
@@ -178,6 +178,7 @@ def _plain_rows(result: dict[str, Any]) -> str:
 SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-basics", basics),
     ("bench-bundle", bundle),
+    ("bench-scale", scale.section),
     ("bench-remote", remote_rows.section),
     ("bench-compile", compiles),
     ("gpu-check", gpu_check),
