@@ -118,12 +118,14 @@ def bundle(result: dict[str, Any]) -> str:
     rows = result["rows"]
     timed = [line for line in rows if "peer_ms" in line]
     sizes = [line for line in rows if "peer_bytes" in line or (line["unit"] == "MB" and "restore" not in line["work"])]
-    used = [line for line in rows if line not in timed and line not in sizes]
+    alone = [line for line in rows if line["unit"] == "ms" and line not in timed]
+    used = [line for line in rows if line not in timed and line not in sizes and line not in alone]
     return "\n".join([
         "## Bundle against peers", "", BUNDLE.format(**result),
         _table(["work", "ours", "peer", "ratio", "target"], [
             [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
         ]),
+        _table(["work", "figure", "target"], [[line["work"], _verdict(line), target(line)] for line in alone]),
         *(_steps(place, samples) for place, samples in result["places"].items()),
         "### What the time goes into", "",
         *(_profile(name, result["profile"][name]) for name in STEPS),
