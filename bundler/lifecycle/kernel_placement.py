@@ -7,7 +7,7 @@ Triton's cache manager (`bundler/integrations/lookup_engine.py`), which waits fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -157,10 +157,12 @@ class Placed:
     Attributes:
         outcome: how it came there.
         size_bytes: what was written.
+        files: the paths of its files by name, which Triton is told; None where the directory may hold another build of it.
     """
 
     outcome: Outcome
     size_bytes: int
+    files: Mapping[str, str] | None
 
 
 def place_kernel(
@@ -196,4 +198,6 @@ def place_kernel(
     except (DigestMismatch, FormatError, NotFound) as error:
         return Rejected(error.message)
     outcome = directory.publish(ready)
-    return Placed(outcome, 0 if outcome == "present" else ready.size_bytes)
+    if outcome == "present":
+        return Placed(outcome, 0, None)
+    return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})
