@@ -14,8 +14,8 @@ from typing import NamedTuple
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import names, sentinel
 from bundler.format.bundle import Bundle, Keep
-from bundler.format.digest import check_digest, digest_raw
-from bundler.format.entries import Kernel
+from bundler.format.digest import check_digest
+from bundler.format.entries import Kernel, StoredFile
 from bundler.format.metadata import check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome, ReadyKernel
 from bundler.lifecycle.kernel_directory import Rejected, why_unreadable
@@ -24,8 +24,6 @@ from bundler.lifecycle.restore_options import Trust
 from bundler.toolchain import identity
 
 _BINARY_ENDINGS = tuple(f".{kind}" for kind in sorted(names.BINARY_KINDS))
-# Name, raw digest, size in bytes, path sentinels.
-StoredFile = tuple[str, bytes, int, tuple[sentinel.Span, ...]]
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 
 
@@ -45,7 +43,7 @@ class WantedKernel(NamedTuple):
     @classmethod
     def of(cls, kernel: Kernel, keep: Keep) -> WantedKernel:
         """Return what `keep` asks for."""
-        files = _files(kernel, keep)
+        files = list(kernel.files(keep))
         return cls(kernel, files, [digest for _, digest, _, _ in files])
 
     @property
@@ -126,18 +124,12 @@ class StoredKernel:
             self._checked = True
 
 
-def _files(kernel: Kernel, keep: Keep) -> list[StoredFile]:
-    artifacts = kernel.launch_set if keep == "launch" else kernel.artifacts
-    ordered = sorted(artifacts, key=lambda artifact: names.artifact_order(artifact.filename))
-    return [(a.filename, digest_raw(a.digest), a.size, a.spans) for a in ordered]
-
-
 def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
     """Return why a kernel needs more trust than it is given, None when it does not."""
     # Triton loads a library from the directory of its own key, and any bundle can call that directory a kernel.
     if keep == "launch" or trust == "code":
         return None
-    return NEEDS_TRUST if any(artifact.filename.endswith(".so") for artifact in kernel.artifacts) else None
+    return NEEDS_TRUST if kernel.layout.has_library else None
 
 
 def localize(spans: Sequence[sentinel.Span], data: bytes, directory: str, triton_dir: str | None) -> bytes:
