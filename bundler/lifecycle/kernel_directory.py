@@ -35,8 +35,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # How each text names source files: (directory, file) or (path).  Each begins with its literal, and looks behind that
 # afterwards: the other way round the search takes ten times as long, and it goes over every text there is.
 _SOURCES = {
-    "ttir": re.compile(rb'loc\((?<=\Wloc\()"([^"]+)":\d+:\d+\)'),
-    "ttgir": re.compile(rb'loc\((?<=\Wloc\()"([^"]+)":\d+:\d+\)'),
+    "ttir": re.compile(rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)'),
+    "ttgir": re.compile(rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)'),
     "llir": re.compile(rb'!DIFile\(filename: "(?P<file>[^"]+)", directory: "(?P<folder>[^"]*)"'),
     "ptx": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"'),
     "amdgcn": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"'),
@@ -189,7 +189,7 @@ def read_file(directory: str, name: str, limits: Limits, seen: dict[str, Stamp] 
         seen: gets the stamp that the file had when it was opened.
     """
     try:
-        fd = os.open(os.path.join(directory, name), _READ)
+        fd = os.open(f"{directory or os.curdir}/{name}", _READ)
     except OSError as error:
         if error.errno == errno.ELOOP:
             return Rejected(f"{name} is a symbolic link")
