@@ -106,6 +106,7 @@ class BundleStore:
         started = time.monotonic()
         key = None if tag is None else store_layout.tag_key(tag)
         sent = _Sent()
+        # Each round merges with what the tag says now; units that an earlier round sent are present in the next.
         for _ in range(SWAP_ATTEMPTS):
             before = self._ref(key)
             current, hints = self._current(before, tag, mode), store_layout.hints_of(before)
@@ -276,7 +277,7 @@ class BundleStore:
             sent.bytes += _size(values)
             sent.units += len(values)
         with store_errors(self.name):
-            self._backend.flush()
+            self._backend.flush()  # before the manifest: after a power failure it must not name what was lost
         if manifest not in present:
             values = {manifest: store_layout.encode_manifest(bundle.content.encode(), observed)}
             self._put(values, units)

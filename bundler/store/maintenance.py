@@ -91,6 +91,7 @@ class Maintenance:
         sound: set[str] = set()
         known: dict[str, store_layout.Unit] = {}
         needed: dict[str, list[str]] = {}
+        # Manifests and records first, by the order of KINDS: they say what the units that follow have to hold.
         for key, value in self._everything():
             try:
                 self._checked(key, value, partial(self._check, key, known, needed), DAMAGED if repair else ())
@@ -120,6 +121,7 @@ class Maintenance:
                 try:
                     decode_failure(value or b"", key)
                 except FormatError as error:
+                    # By compare-and-set: a process may have written a new note of a failure meanwhile.
                     if value is not None and (not repair or self._backend.swap_ref(key, value, None)):
                         unread[key] = error.message
         return unread
@@ -155,6 +157,7 @@ class Maintenance:
         """Remove objects that were not touched meanwhile, each before the objects that it needs; returns the keys that were removed."""
         gone: set[str] = set()
         still_needed: set[str] = set()
+        # In the order of ranks a process that is killed here leaves units that nothing names, never a name without its unit.
         for rank in range(_RANKS):
             of_rank = [key for key in keys if _rank(key) == rank]
             gone |= self._delete([key for key in of_rank if key not in still_needed], before_s)
@@ -165,6 +168,7 @@ class Maintenance:
         gone: set[str] = set()
         with store_errors(self._name):
             for batch in batches(keys, store_layout.BATCH_KEYS):
+                # The store compares times itself: an object that was used since it was listed stays.
                 gone |= self._backend.delete(batch, unmodified_since_s=before_s)
         return gone
 
@@ -198,6 +202,7 @@ class Maintenance:
             asked = {key: limits[key] for key in keys} if whole else bounds.of_heads(keys)
             with store_errors(self._name):
                 values = self._backend.get_within(asked)
+            # Popped, so that no more than one batch is in memory.
             for key in list(values):
                 yield key, values.pop(key)
 
@@ -211,7 +216,7 @@ class Maintenance:
         reached: set[str] = set()
         unfollowed: list[tuple[str, str]] = []
         for tag, manifest, why, hinted in self._tagged_and_hinted():
-            reached.update(hinted)
+            reached.update(hinted)  # a dictionary that a tag names serves its next push
             if manifest is None:
                 unfollowed.append((tag, why))
                 continue
@@ -273,6 +278,7 @@ class Maintenance:
             elif digest is not None and self._dictionaries.get(digest) is None:
                 raise NotFound(f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is missing")
         except NotFound as error:
+            # Either the dictionary is missing, which is this unit's damage, or it is there and damaged itself, and reported so.
             with store_errors(self._name):
                 there = digest is not None and self._backend.exists([store_layout.dictionary_key(digest)])
             if not there:

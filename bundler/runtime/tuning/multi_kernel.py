@@ -94,12 +94,13 @@ class MultiKernel:
         Raises:
             NoValidConfig: no kernel could be measured; `reasons` says of each why.
         """
-        kernel = self._choice or self._chosen(args)
+        kernel = self._choice or self._chosen(args)  # after the first call no lock is taken
         return self._kernels[kernel](*self._of(kernel, args), **kwargs)
 
     def _chosen(self, args: tuple[Any, ...]) -> str:
         with self._lock:
             if self._choice is None:
+                # All are measured, also when the first is fast: which one wins depends on the sizes of this call.
                 for name, kernel in self._kernels.items():
                     try:
                         self._times_ms[name] = self._measure(kernel, self._of(name, args))
