@@ -61,6 +61,7 @@ class Tiers(Backend):
         self._truth = self._writable[-1] if self._writable else None
         self._read_only = [tier for tier in tiers if not tier.writable]
         self.writable = bool(self._writable)
+        # One tier without a check, and what this store returns may come from it.
         self.verified = all(tier.rules.is_sound is not None for tier in tiers)
         self._fetches, self._far_from = self._fetch_tier()
         self._unmirrored: dict[str, bytes] = {}

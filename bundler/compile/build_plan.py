@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from bundler.compile import module_import
-from bundler.compile.build_file import DtypeConstant, FunctionConstant, Listed
+from bundler.compile.build_file import DtypeConstant, FunctionConstant, ListedKernel
 from bundler.compile.compile_job import Job, SourceRef
 from bundler.compile.declarations import LIST, Declaration, declarations_of
 from bundler.compile.module_import import ModulePlace
@@ -93,7 +93,7 @@ class Plan:
             if not any(found) and not self.failures:
                 raise _nothing_declared(module)
 
-    def add_listed(self, listed: Sequence[Listed], targets: Sequence[Target]) -> None:
+    def add_listed(self, listed: Sequence[ListedKernel], targets: Sequence[Target]) -> None:
         """Add what a build file lists.
 
         Raises:
@@ -160,7 +160,7 @@ class Plan:
             self.failures.append(Failure.of(place.name, target, error))
         return found
 
-    def _add_listed(self, place: ModulePlace, module: ModuleType, item: Listed, target: Target) -> None:
+    def _add_listed(self, place: ModulePlace, module: ModuleType, item: ListedKernel, target: Target) -> None:
         try:
             kernel = module_import.function_in(module, item.function)
         except BundlerError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Packing`, `Dictionaries`: dictionaries are bytes that many units have in common, stored once.
+"""`UnitCompression`, `Dictionaries`: dictionaries are bytes that many units have in common, stored once.
 
 A unit that is compressed alone is ten times as large as its share of a bundle file: within one kernel little repeats, but two
 kernels have much in common.  So a push to a store that is far away looks at the units that it sends of one family (the launch
@@ -7,7 +7,7 @@ sets of one target, or its IR), joins those that have least in common with the o
 of the family with it.  The head of each unit names the dictionary by its digest.  The key of a unit still depends on its own content
 alone, and everybody can read it.
 
-`Packing` chooses dictionaries for one push, `Dictionaries` holds those that a reader has needed so far; `BundleStore` and `StoreBlobs` call them.
+`UnitCompression` chooses dictionaries for one push, `Dictionaries` holds those that a reader has needed so far; `BundleStore` and `StoreBlobs` call them.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def opened(key: str, value: bytes) -> Dictionary:
     return Dictionary(content)
 
 
-class Packing:
+class UnitCompression:
     """How one push compresses its units, family by family.
 
     Args:

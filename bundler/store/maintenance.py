@@ -24,8 +24,8 @@ from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries, opened
 from bundler.store.error_translation import store_errors
 from bundler.store.file_records import FILES
-from bundler.store.holders import GRACE, UNREAD_TAGS, Wish, choose
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
+from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
 from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
 
 # Objects read in one call: the larger, the more memory; the smaller, the more round trips.
@@ -101,6 +101,7 @@ class Maintenance:
         lacking = self._without_units(needed, sound, damaged)
         unread = self._unread_failures(repair=repair)
         bad = {*damaged, *filter(_is_record, lacking)}
+        # Damaged objects were removed as they were read; a record that lacks a unit is whole itself, and removed here.
         for key in bad - damaged.keys() if repair else ():
             quarantine(self._backend, self._name, key)
         with store_errors(self._name):
@@ -126,7 +127,7 @@ class Maintenance:
                         unread[key] = error.message
         return unread
 
-    def prune(self, wish: Wish, *, dry_run: bool) -> PruneReport:
+    def prune(self, request: PruneRequest, *, dry_run: bool) -> PruneReport:
         """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`."""
         with store_errors(self._name):
             now_s = self._backend.now_s()
@@ -141,16 +142,16 @@ class Maintenance:
         loose.sort(key=lambda s: (used_s[s.key], _rank(s.key), s.key))
         tagged = [s for s in everything if s.key in reached]
         # A tag that cannot be read does not say what it reaches: then nothing is known to be loose.
-        choice = choose(tagged, loose, used_s, now_s, wish, blind=bool(unfollowed))
+        choice = choose(tagged, loose, used_s, now_s, request, blind=bool(unfollowed))
         gone = {stat.key for stat in choice.removed}
         if not dry_run:
-            gone = self._remove([stat.key for stat in choice.removed], needed, now_s - wish.grace_s)
+            gone = self._remove([stat.key for stat in choice.removed], needed, now_s - request.grace_s)
         removed = [stat for stat in choice.removed if stat.key in gone]
         kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
         return PruneReport(
             tuple(stat.key for stat in removed), _bytes(removed), kept_bytes, _bytes(tagged),
             sum(one.objects for one in held if one.by in {GRACE, UNREAD_TAGS}),
-            0 if wish.max_bytes is None else max(0, kept_bytes - wish.max_bytes), unfollowed, held, wish.grace_s,
+            0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes), unfollowed, held, request.grace_s,
         )  # fmt: skip
 
     def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float) -> set[str]:

@@ -104,6 +104,7 @@ class HeuristicKernel:
 
     def _fitting(self, configs: Sequence[Config]) -> tuple[Config, ...]:
         """Return the candidates, each once; without a block for x where the function has none, so that no tuner varies it."""
+        # Rules propose a block for x for every kernel; a function without one handles a single x in each program.
         if "XBLOCK" not in self.parameters:
             odd = [config for config in configs if config.kwargs.get("XBLOCK", 1) != 1]
             if odd:

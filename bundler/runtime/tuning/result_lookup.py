@@ -111,6 +111,7 @@ class ResultLookup:
         """Return the config for a tuning key without measuring anything, or why that cannot be."""
         parts, listed = dict(question.parts), question.listed
         if self._table is not None:
+            # A table is the user's word, so it comes before any record.
             config = self._table.find(self._name, parts["source"], parts["arguments"])
             if config is not None:
                 return Choice.of(config, "table")

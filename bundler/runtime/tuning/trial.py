@@ -77,6 +77,7 @@ class Trial:
 
     def time_one(self, config: Config) -> float | None:
         """Return how long one config takes, in milliseconds; None when it cannot be launched."""
+        # For the bandwidth report alone: the config was chosen already, here or elsewhere.
         candidate = self._compiler.build([config])[0]
         if isinstance(candidate, Refused):
             return None
