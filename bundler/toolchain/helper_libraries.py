@@ -20,7 +20,6 @@ from types import FrameType
 from bundler.toolchain.events import kernel_key
 from bundler.toolchain.identity import extension_suffix, installed_triton, triton_dir
 
-LIBRARY_SUFFIXES = (".so", ".pyd")
 _BUILD_MODULE = "triton.runtime.build"
 _BUILDERS = frozenset({"compile_module_from_src", "_compile_so"})
 _MAX_FRAMES = 8

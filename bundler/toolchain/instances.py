@@ -18,8 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundler.fork_safety import after_fork
 from bundler.toolchain import namespaces
@@ -29,8 +28,7 @@ _Notes = weakref.WeakValueDictionary[int, Any]
 _NOTES = "_bundler_instances"
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A class of Triton's or torch's, by name, and its methods that make an instance out of nothing."""
 
     module: str
@@ -49,6 +47,8 @@ TUNER = Kind("triton.runtime.autotuner", "Autotuner")
 # It may come from a compile worker or a cache as a pickle, which calls `__setstate__` and no constructor.
 INDUCTOR_TUNER = Kind("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", ("__init__", "__setstate__"))
 _NOTED = (JIT_FUNCTION, TUNER, INDUCTOR_TUNER)
+# Modules of the classes whose instances are not noted yet: while none is imported, `note_from_now_on` has nothing to do.
+awaited = {kind.module for kind in _NOTED}
 
 
 class _Lock:
@@ -74,10 +74,13 @@ def note_from_now_on() -> None:
     """
     for kind in _NOTED:
         found = kind.find()
-        if found is not None and _notes_of(found) is None:
+        if found is None:
+            continue
+        if _notes_of(found) is None:
             with _wrapping.lock:
                 if _notes_of(found) is None:
                     _wrap(found, kind.makers)
+        awaited.discard(kind.module)
 
 
 def instances(kind: Kind) -> list[Any]:

@@ -146,8 +146,8 @@ def test_backends_import_nothing_of_ours():
 
 
 def test_format_imports_only_what_it_may():
-    """The format needs the standard library, msgpack, zstandard and our errors, and nothing else."""
-    allowed = {*sys.stdlib_module_names, "msgpack", "zstandard"}
+    """The format needs the standard library, msgpack, msgspec, zstandard and our errors, and nothing else."""
+    allowed = {*sys.stdlib_module_names, "msgpack", "msgspec", "zstandard"}
     names = {name for path in sources("bundler/format") for name in imports_of(path)}
     others = {name for name in names if name.split(".")[0] not in allowed}
     assert {name for name in others if not re.match(r"bundler\.(errors|format)\b", name)} == set()
