@@ -15,7 +15,7 @@ from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import names, sentinel
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.digest import check_digest, digest_raw
-from bundler.format.entries import Artifact, Kernel
+from bundler.format.entries import Kernel
 from bundler.format.metadata import check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome, ReadyKernel
 from bundler.lifecycle.kernel_directory import Rejected, why_unreadable
@@ -24,6 +24,8 @@ from bundler.lifecycle.restore_options import Trust
 from bundler.toolchain import identity
 
 _BINARY_ENDINGS = tuple(f".{kind}" for kind in sorted(names.BINARY_KINDS))
+# Name, raw digest, size in bytes, path sentinels.
+StoredFile = tuple[str, bytes, int, tuple[sentinel.Span, ...]]
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 
 
@@ -32,19 +34,24 @@ class WantedKernel(NamedTuple):
 
     Attributes:
         kernel: which.
-        artifacts: those of its files that are wanted, in Triton's order.
+        files: those that are wanted, in Triton's order: name, raw digest, size and path sentinels.
         digests: the raw digest of each.
     """
 
     kernel: Kernel
-    artifacts: Sequence[Artifact]
+    files: Sequence[StoredFile]
     digests: Sequence[bytes]
 
     @classmethod
     def of(cls, kernel: Kernel, keep: Keep) -> WantedKernel:
         """Return what `keep` asks for."""
-        artifacts = sorted(kernel.launch_set if keep == "launch" else kernel.artifacts, key=_triton_order)
-        return cls(kernel, artifacts, [digest_raw(artifact.digest) for artifact in artifacts])
+        files = _files(kernel, keep)
+        return cls(kernel, files, [digest for _, digest, _, _ in files])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these files as stored."""
+        return sum([size for _, _, size, _ in self.files])
 
 
 class StoredKernel:
@@ -53,26 +60,25 @@ class StoredKernel:
     Attributes:
         kernel: which.
         files: name -> bytes, in Triton's order.
-        with_paths: those of the files that hold a path.
+        with_paths: names of those that hold a path.
         metadata: the metadata as the bundle stores it.
     """
 
-    __slots__ = ("_binary_name", "_checked", "_metadata_name", "files", "kernel", "metadata", "with_paths")
+    __slots__ = ("_binary_name", "_checked", "_metadata_name", "_spans", "files", "kernel", "metadata", "with_paths")
 
     def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer]) -> None:
         self.kernel = wanted.kernel
         self.files: dict[str, Buffer] = {}
-        with_paths = []
-        for artifact, data in zip(wanted.artifacts, blobs, strict=True):
-            name = artifact.filename
+        self._spans: dict[str, Sequence[sentinel.Span]] = {}
+        for (name, _, _, spans), data in zip(wanted.files, blobs, strict=True):
             self.files[name] = data
-            if artifact.spans:
-                with_paths.append(artifact)
+            if spans:
+                self._spans[name] = spans
             if name.endswith(".json"):
                 self._metadata_name = name
             elif name.endswith(_BINARY_ENDINGS):
                 self._binary_name = name
-        self.with_paths = tuple(with_paths)
+        self.with_paths = tuple(self._spans)
         self.metadata = bytes(self.files[self._metadata_name])
         self._checked = False
 
@@ -85,8 +91,8 @@ class StoredKernel:
         """
         blobs = bundle.blobs.view_blobs(wanted.digests)
         if not bundle.blobs.verified:
-            for artifact, digest, data in zip(*wanted[1:], blobs, strict=True):
-                check_digest(data, digest, artifact.filename)
+            for (name, digest, _, _), data in zip(wanted.files, blobs, strict=True):
+                check_digest(data, digest, name)
         return cls(wanted, blobs)
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
@@ -102,12 +108,10 @@ class StoredKernel:
         files: Files = self.files
         if self.with_paths:
             files = dict(files)
-            for artifact in self.with_paths:
-                files[artifact.filename] = localize(artifact, bytes(files[artifact.filename]), directory, triton_dir)
+            for name, spans in self._spans.items():
+                files[name] = localize(spans, bytes(files[name]), directory, triton_dir)
         self._check(files)
-        return ReadyKernel(
-            self.kernel.key, files, self.metadata, tuple([artifact.filename for artifact in self.with_paths])
-        )
+        return ReadyKernel(self.kernel.key, files, self.metadata, self.with_paths)
 
     def _check(self, files: Files) -> None:
         """Raise `FormatError` when Triton could not read these files, which differ in paths alone from those for other directories."""
@@ -122,8 +126,10 @@ class StoredKernel:
             self._checked = True
 
 
-def _triton_order(artifact: Artifact) -> tuple[int, str]:
-    return names.artifact_order(artifact.filename)
+def _files(kernel: Kernel, keep: Keep) -> list[StoredFile]:
+    artifacts = kernel.launch_set if keep == "launch" else kernel.artifacts
+    ordered = sorted(artifacts, key=lambda artifact: names.artifact_order(artifact.filename))
+    return [(a.filename, digest_raw(a.digest), a.size, a.spans) for a in ordered]
 
 
 def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
@@ -134,14 +140,14 @@ def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
     return NEEDS_TRUST if any(artifact.filename.endswith(".so") for artifact in kernel.artifacts) else None
 
 
-def localize(artifact: Artifact, data: bytes, directory: str, triton_dir: str | None) -> bytes:
-    """Put paths of this machine in place of an artifact's sentinels."""
-    if not artifact.spans:
+def localize(spans: Sequence[sentinel.Span], data: bytes, directory: str, triton_dir: str | None) -> bytes:
+    """Put paths of this machine in place of a file's sentinels."""
+    if not spans:
         return data
     paths = {sentinel.CACHE_DIR: directory}
     if triton_dir is not None:
         paths[sentinel.TRITON_DIR] = triton_dir
-    return sentinel.from_sentinels(data, artifact.spans, paths)
+    return sentinel.from_sentinels(data, spans, paths)
 
 
 @dataclass(frozen=True)
