@@ -16,7 +16,6 @@ from typing import Any
 
 from bundler.errors import RecordingError
 from bundler.format.entries import Target
-from bundler.project import install
 
 # Triton has one active driver a process, so threads that declare another one take turns.
 declaring = threading.RLock()
