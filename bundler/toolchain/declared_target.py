@@ -73,6 +73,8 @@ def triton_target(target: Target) -> Any:
     try:
         from triton.backends.compiler import GPUTarget
     except ImportError as error:
+        from bundler.project import install
+
         raise RecordingError(
             f"Triton cannot be imported ({error}), so nothing can be compiled; {install('triton')}"
         ) from error

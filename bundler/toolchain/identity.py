@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from bundler.format.entries import Toolchain
 
-# A restore asks who compiles here; what reads installed distributions in general would take longer to import than the restore.
+# A restore asks who compiles here, and `importlib.metadata`, which knows, would take longer to import than the restore.
 if TYPE_CHECKING:
-    import importlib.metadata
+    from importlib.metadata import Distribution
 
 DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows")
 _VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
@@ -70,7 +70,7 @@ def _release(directory: str) -> str | None:
     return distribution.version if distribution is not None else None
 
 
-def _distribution(directory: str) -> importlib.metadata.Distribution | None:
+def _distribution(directory: str) -> Distribution | None:
     """Return the installed distribution whose `triton` package is `directory`."""
     import importlib.metadata
 
