@@ -196,9 +196,9 @@ def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     card = Card()
     before = _resident_bytes()
     started = time.perf_counter()
+    driver = launches.open_driver(launch_path)  # before the import below, which looks for the extension
     from bundler.runtime.launch.bundle_kernels import load
 
-    driver = launches.open_driver(launch_path)
     imported = time.perf_counter() - started
     profile = watch(driver) if watched else Profile()
     started = time.perf_counter()
