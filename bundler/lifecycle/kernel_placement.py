@@ -8,20 +8,18 @@ Triton's cache manager (`bundler/integrations/lookup_engine.py`), which waits fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import names, sentinel
-from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle import BlobSource, Keep
 from bundler.format.digest import check_digest
 from bundler.format.entries import Kernel, StoredFile
-from bundler.format.metadata import check_metadata_size
+from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome, ReadyKernel
 from bundler.lifecycle.kernel_directory import Rejected, why_unreadable
 from bundler.lifecycle.kernel_writer import Buffer
 from bundler.lifecycle.restore_options import Trust
-from bundler.toolchain import identity
 
 _BINARY_ENDINGS = tuple(f".{kind}" for kind in sorted(names.BINARY_KINDS))
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
@@ -81,17 +79,24 @@ class StoredKernel:
         self._checked = False
 
     @classmethod
-    def read(cls, bundle: Bundle, wanted: WantedKernel) -> StoredKernel:
+    def read(cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False) -> StoredKernel:
         """Read and verify a kernel's files.
+
+        Args:
+            source: where the bytes of its bundle are.
+            wanted: what to read.
+            checked: whether these very bytes were found readable for Triton before; their digests are compared all the same.
 
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
-        blobs = bundle.blobs.view_blobs(wanted.digests)
-        if not bundle.blobs.verified:
+        blobs = source.view_blobs(wanted.digests)
+        if not source.verified:
             for (name, digest, _, _), data in zip(wanted.files, blobs, strict=True):
                 check_digest(data, digest, name)
-        return cls(wanted, blobs)
+        kernel = cls(wanted, blobs)
+        kernel._checked = checked
+        return kernel
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.
@@ -114,7 +119,8 @@ class StoredKernel:
     def _check(self, files: Files) -> None:
         """Raise `FormatError` when Triton could not read these files, which differ in paths alone from those for other directories."""
         metadata = bytes(files[self._metadata_name])
-        check_metadata_size(len(metadata), self._metadata_name)
+        if len(metadata) > METADATA_BYTES:  # with other paths it has another size
+            check_metadata_size(len(metadata), self._metadata_name)
         if not self._checked:
             reason = why_unreadable(
                 self.kernel.key, (self._binary_name, files[self._binary_name]), (self._metadata_name, metadata)
@@ -142,8 +148,7 @@ def localize(spans: Sequence[sentinel.Span], data: bytes, directory: str, triton
     return sentinel.from_sentinels(data, spans, paths)
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A kernel that is in place.
 
     Attributes:
@@ -158,7 +163,14 @@ class Placed:
 
 
 def place_kernel(
-    bundle: Bundle, kernel: Kernel, directory: CacheDirectory, *, keep: Keep, trust: Trust
+    source: BlobSource,
+    kernel: Kernel,
+    directory: CacheDirectory,
+    *,
+    keep: Keep,
+    trust: Trust,
+    triton_dir: str | None,
+    checked: bool = False,
 ) -> Placed | Rejected:
     """Place one kernel where Triton asks for it at this moment.
 
@@ -167,10 +179,12 @@ def place_kernel(
     else is as for `bundler.restore`.
 
     Args:
-        bundle: where its bytes are.
+        source: where the bytes of its bundle are.
         kernel: which.
         directory: the cache directory, whatever the layout that the kernel was recorded under.
         keep, trust: as for `bundler.restore`.
+        triton_dir: where Triton is installed, None when it is not.
+        checked: as for `StoredKernel.read`.
 
     Returns:
         `Rejected` when its bytes are damaged, when Triton could not read them, or when it needs more trust.
@@ -183,10 +197,10 @@ def place_kernel(
     if untrusted is not None:
         return Rejected(untrusted)
     wanted = WantedKernel.of(kernel, keep)
-    bundle.blobs.prefetch(wanted.digests)
+    source.prefetch(wanted.digests)
     try:
-        stored = StoredKernel.read(bundle, wanted)
-        ready = stored.ready_for(directory.path, identity.triton_dir() if stored.with_paths else None)
+        stored = StoredKernel.read(source, wanted, checked=checked)
+        ready = stored.ready_for(directory.path, triton_dir)
     except (DigestMismatch, FormatError, NotFound) as error:
         return Rejected(error.message)
     outcome = directory.publish(ready)

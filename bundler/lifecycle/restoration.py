@@ -191,7 +191,7 @@ class Restoration(RestorePlan):
     def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
         roots = self._roots(wanted.kernel)
         try:
-            stored = StoredKernel.read(self.bundle, wanted)
+            stored = StoredKernel.read(self.bundle.blobs, wanted)
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
             ready = [stored.ready_for(root, self.triton_dir) for root in roots]
         except (DigestMismatch, FormatError, NotFound) as error:
