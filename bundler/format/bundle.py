@@ -293,8 +293,10 @@ class Bundle:
         return out.getvalue()
 
     def _write(self, out: BinaryIO, level: int) -> None:
-        observed = self._observed.encode()
-        write_container(out, self._content, self._content_bytes, observed, self._read_blob, level)
+        def encode() -> tuple[bytes, bytes]:
+            return self._content_bytes, self._observed.encode()
+
+        write_container(out, self._content, encode, self._read_blob, level)
 
     def select(self, *, target: str | None = None, keep: Keep = "all", names: str | None = None) -> Bundle:
         """Return a smaller bundle that reads through this one.

@@ -85,8 +85,7 @@ def check_level(level: int) -> None:
 def write_container(
     out: BinaryIO,
     content: Content,
-    content_bytes: bytes,
-    observed_bytes: bytes,
+    encode: Callable[[], tuple[bytes, bytes]],
     read_blob: Callable[[bytes], bytes],
     level: int = ZSTD_LEVEL,
 ) -> None:
@@ -94,9 +93,8 @@ def write_container(
 
     Args:
         out: the file; the header is written last, so an interrupted write leaves no valid container.
-        content: the entries; `content_bytes` is its encoding.
-        content_bytes: bytes of the content section.
-        observed_bytes: bytes of the observed section.
+        content: the entries.
+        encode: returns the bytes of the content section and of the observed one.
         read_blob: returns the verified bytes of a blob by raw digest.
         level: of compression, as zstd counts.
 
@@ -128,7 +126,8 @@ def write_container(
     with ThreadPoolExecutor(COMPRESSION_THREADS) as pool:
         try:
             compressed = pool.map(compress, frames)
-            # What readers refuse is not written; looked at while the threads compress.
+            # While the threads compress; what readers refuse is not written.
+            content_bytes, observed_bytes = encode()
             Content.decode(content_bytes)
             tuned = bool(Observed.decode(observed_bytes).tunings)
             for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):

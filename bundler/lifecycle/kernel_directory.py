@@ -43,6 +43,8 @@ _SOURCES = {
     "ptx": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"'),
     "amdgcn": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"'),
 }
+# How each of them begins, which the patterns look behind for what stands before it.
+_BEGINNINGS = {"ttir": b'loc("', "ttgir": b'loc("', "llir": b"!DIFile(", "ptx": b".file", "amdgcn": b".file"}
 _ASSEMBLY = {"ptx", "amdgcn"}
 
 # What changes when a file is replaced or written: inode, size and modification time.
@@ -349,11 +351,13 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
 
 def _named_sources(kind: str, data: bytes) -> set[bytes]:
     pattern = _SOURCES.get(kind)
-    if pattern is None:
+    # Names are at the end of some texts, and plain bytes are found quicker than patterns.
+    start = -1 if pattern is None else data.find(_BEGINNINGS[kind])
+    if pattern is None or start < 0:
         return set()
     if "folder" in pattern.groupindex:
-        return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data))
-    return _plain(set(pattern.findall(data)))
+        return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data, start))
+    return _plain(set(pattern.findall(data, start)))
 
 
 def _plain(paths: Iterable[bytes]) -> set[bytes]:
