@@ -24,7 +24,7 @@ EXPECTED = (
 )
 DEFAULT_PORT = 6379
 DEFAULT_NAMESPACE = "tb"
-# A month: what nobody used for so long is compiled again more cheaply than it is kept.
+# A month: a kernel unused for so long is cheaper to compile again than to keep.
 DEFAULT_TTL_S = 30 * 24 * 3600.0
 MIN_TTL_S, MAX_TTL_S = 1.0, 10 * 365 * 24 * 3600.0
 # A dead server may cost a process a second in all; see docs/cluster.md.
@@ -57,7 +57,7 @@ class RedisSettings:
         namespace: what all our keys begin with.
         ttl_s: how long a tag or manifest stays after its last use.
         connect_timeout_s: time for one attempt to connect.
-        timeout_s: time for one exchange, besides the time that its bytes take; see `redis_socket.BYTES_PER_S`.
+        timeout_s: time for one exchange, besides the time that its bytes take; see `metered_socket.BYTES_PER_S`.
     """
 
     hosts: tuple[tuple[str, int], ...] = ()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `diff`, which compares two bundles, and `merge`, which makes one bundle of several."""
+"""The commands `diff`, which compares two bundles, and `merge`, which makes one bundle of several.
+
+`app.py` lists both.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from bundler.cli.pack import contents, counts, save, show_contents
 from bundler.cli.terminal import Column, Screen
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
-from bundler.format.entries import Entry, Kernel, entry_artifacts
+from bundler.format.entries import Entry, Kernel, entry_artifacts, entry_kind
 
 CHANGES = (
     Column(""),
@@ -67,13 +70,13 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
 def _cells(entry: Entry) -> tuple[str, str, str]:
     if isinstance(entry, Kernel):
         return entry.name, str(entry.target), wording.short_key(entry.key)
-    return entry.path, wording.KINDS[type(entry)], ""
+    return entry.path, entry_kind(entry), ""
 
 
 def _changes(one: Entry, two: Entry) -> list[str]:
     """Return the files that differ, and the facts."""
-    if type(one) is not type(two):
-        return [f"{wording.KINDS[type(one)]} before, {wording.KINDS[type(two)]} now"]
+    if entry_kind(one) != entry_kind(two):
+        return [f"{entry_kind(one)} before, {entry_kind(two)} now"]
     mine, theirs = ({artifact.filename: artifact for artifact in entry_artifacts(entry)} for entry in (one, two))
     changes: list[str] = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
     if isinstance(one, Kernel) and isinstance(two, Kernel):

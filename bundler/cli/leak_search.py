@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which absolute paths travel inside a bundle's files, and which were taken out."""
+"""`find_leaks`: which absolute paths travel inside a bundle's files, and which are stored as placeholders.
+
+`inspect --leaks` calls it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from bundler.cli import wording
 from bundler.cli.terminal import Column, Screen
 from bundler.format.bundle import Bundle
-from bundler.format.entries import Artifact, Kernel
+from bundler.format.entries import Artifact, Kernel, entry_kind
 from bundler.format.leaks import absolute_paths
 from bundler.format.sentinel import CACHE_DIR, TRITON_DIR
 
@@ -52,7 +55,7 @@ def _artifacts(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> Ite
     if whole:
         for entry in bundle.content.entries:
             if not isinstance(entry, Kernel):
-                yield wording.KINDS[type(entry)], entry.artifact
+                yield entry_kind(entry), entry.artifact
 
 
 def show_leaks(screen: Screen, leaks: dict[str, Any]) -> None:

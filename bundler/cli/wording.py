@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers, reasons and names as a person reads them."""
+"""`size`, `duration`, `grouped`, `to_json`: numbers, reasons and names as a person reads them.
+
+Every command prints through it; `in_command_words` turns a message of the library into one of the command line.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ from typing import Any
 from bundler.format import summary
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
-from bundler.format.entries import Entry, HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.entries import Entry, Kernel, entry_kind
 
 KEY_CHARACTERS = 12
 EXAMPLES = 2
 EXAMPLE_CHARACTERS = 40
 _UNITS = ("KB", "MB", "GB", "TB")
 _STEP = 1000
-KINDS = {Kernel: "kernel", TuningFile: "tuning file", HelperLibrary: "helper library", Opaque: "opaque file"}
 plain = summary.printable
 count = summary.count
 plural = summary.plural
@@ -86,7 +88,7 @@ def milliseconds(times_us: Iterable[tuple[str, int]]) -> float | None:
 
 
 def short_key(key: str) -> str:
-    """Return the beginning of a kernel key, enough to recognise it."""
+    """Return the beginning of a kernel key, enough to recognize it."""
     return f"{key[:KEY_CHARACTERS]}…" if len(key) > KEY_CHARACTERS and "/" not in key and "." not in key else key
 
 
@@ -120,7 +122,7 @@ def kernel_names(bundle: Bundle) -> dict[str, str]:
 
 def entry_facts(entry: Entry) -> dict[str, Any]:
     """Return what identifies an entry, for `--json`."""
-    facts: dict[str, Any] = {"kind": KINDS[type(entry)], "key": entry_name(entry)}
+    facts: dict[str, Any] = {"kind": entry_kind(entry), "key": entry_name(entry)}
     if isinstance(entry, Kernel):
         facts |= {"name": entry.name, "target": str(entry.target)}
     return facts

@@ -13,6 +13,8 @@
     options = { num_warps = [4, 8] }
     configs = [{ STAGES = 2, num_stages = 3 }]
     targets = ["cuda:90"]
+
+`read` returns each `[[kernel]]` as `ListedKernel`.  The `build` command reads the file, and `Plan` resolves its constants.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.entries import Target
 from bundler.format.limits import MIB
 
-# Far above what anybody writes; a table is a few hundred bytes a kernel.
+# Far more than any build file has; a kernel takes a few hundred bytes.
 MAX_BYTES = 16 * MIB
 _TOP = frozenset({"targets", "kernel"})
 
@@ -49,7 +51,7 @@ class FunctionConstant:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedKernel:
     """One `[[kernel]]` of a build file."""
 
     module: str
@@ -57,7 +59,7 @@ class Listed:
     declaration: Declaration
 
 
-def read(path: str | os.PathLike[str]) -> tuple[tuple[Listed, ...], tuple[Target, ...]]:
+def read(path: str | os.PathLike[str]) -> tuple[tuple[ListedKernel, ...], tuple[Target, ...]]:
     """Return the kernels of a build file, and the targets that it names for all of them.
 
     Raises:
@@ -82,7 +84,7 @@ def read(path: str | os.PathLike[str]) -> tuple[tuple[Listed, ...], tuple[Target
     return listed, Declaration.of(str(path), targets=parsed.get("targets")).targets
 
 
-def _kernel(what: str, kernel: Any, folder: str) -> Listed:
+def _kernel(what: str, kernel: Any, folder: str) -> ListedKernel:
     if not isinstance(kernel, dict):
         raise ConfigError(f"{what}: expected a table, got {kernel!r:.80}")
     rest = dict(kernel)
@@ -94,7 +96,7 @@ def _kernel(what: str, kernel: Any, folder: str) -> Listed:
     declaration = replace(declaration, constants=_constants(what, declaration.constants), configs=configs)
     if module.endswith(".py"):
         module = os.path.join(folder, module)
-    return Listed(module, function, declaration)
+    return ListedKernel(module, function, declaration)
 
 
 def _constants(what: str, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def _variants(what: str, value: Any) -> Any:
 
 
 def _constant(what: str, value: Any) -> Any:
-    if isinstance(value, list):  # inside the list of variants, so that it is one of them
+    if isinstance(value, list):  # a list inside the list of variants is one variant
         return tuple(_constant(what, item) for item in value)
     if not isinstance(value, dict):
         return value

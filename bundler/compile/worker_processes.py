@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`WorkerProcesses`: starts the server, has it fork workers, sends them tasks, and hears what becomes of them.
 
-It decides nothing: the pool's thread calls it and gets events, `Answer`, `Died` and `Lost`.  Only `wake` may be called by any thread.
+It decides nothing: the pool's thread calls it and gets events, `Answer`, `WorkerEnded` and `ServerLost`.  Only `wake` may be called by any thread.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-import bundler
 from bundler.compile.pool_tasks import Task
-from bundler.compile.worker_messages import PROTOCOL, TOKEN_BYTES, Inbox, Surroundings, frame, read_printed
+from bundler.compile.worker_messages import PROTOCOL, TOKEN_BYTES, FrameReader, JobEnvironment, frame, read_printed
 from bundler.errors import FormatError
 from bundler.format import wire
+from bundler.project import VERSION
 
 _BOOT = "import sys; sys.path[:] = sys.argv[3:]; from bundler.compile.compile_worker import main; main()"
-# Of what the server printed, the end goes into messages.
+# So much of the end of what the server printed goes into messages.
 _WORDS_BYTES = 4096
 _PACKET_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
-# The server answers at once or not at all: it does nothing else.
+# The server does nothing but take orders, so it answers at once or not at all.
 _CONTROL_TIMEOUT_S = 5.0
 
 
@@ -58,13 +58,13 @@ class Worker:
     channel: socket.socket
     output: IO[bytes]
     tokens: tuple[int, int]
-    inbox: Inbox = field(default_factory=Inbox)
+    frames: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
-    surroundings: Surroundings | None = None
+    environment: JobEnvironment | None = None
     pid: int | None = None
     said: int = 0
     leaving: bool = False
-    # What it works on, and what it has been sent to begin with right afterwards.
+    # The task that it works on, and the one that it was sent ahead, to begin right afterwards.
     task: Task | None = None
     next_task: Task | None = None
 
@@ -74,7 +74,7 @@ class Worker:
         return [task for task in (self.task, self.next_task) if task is not None]
 
     def close(self) -> None:
-        """Release what belongs to it, once it has ended."""
+        """Release its descriptors, once it has ended."""
         self.channel.close()
         self.output.close()
         tokens, self.tokens = self.tokens, (-1, -1)
@@ -82,7 +82,7 @@ class Worker:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def last_words(self) -> str:
+    def printed_since_start(self) -> str:
         """Return what it printed since its job began."""
         with contextlib.suppress(OSError):
             return read_printed(self.output.fileno(), self.said)
@@ -98,22 +98,31 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Died:
+class WorkerEnded:
     """A worker has ended; `status` as `os.wait` gives it."""
 
     worker: Worker
     status: int
 
+    def how(self) -> str:
+        """Return in words how the process ended."""
+        code = os.waitstatus_to_exitcode(self.status)
+        if code >= 0:
+            return f"it exited with status {code}"
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        hint = ", which the system also sends when it has no memory left" if name == "SIGKILL" else ""
+        return f"it was ended by {name}{hint}"
+
 
 @dataclass(frozen=True)
-class Lost:
+class ServerLost:
     """The server cannot start, or has ended, and every worker with it."""
 
     reason: str
     never_ready: bool
 
 
-Event = Answer | Died | Lost
+Event = Answer | WorkerEnded | ServerLost
 
 
 class WorkerProcesses:
@@ -127,7 +136,7 @@ class WorkerProcesses:
         self.ready = False
         self.workers: dict[int, Worker] = {}
         self._count = 0
-        self._lost: Lost | None = None
+        self._lost: ServerLost | None = None
         self._events: list[Event] = []
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
@@ -148,7 +157,7 @@ class WorkerProcesses:
 
     def wake(self) -> None:
         """Let `wait` return; from any thread."""
-        with contextlib.suppress(OSError):  # full: it is awake already; closed: it is gone
+        with contextlib.suppress(OSError):  # a full socket wakes the thread anyway; a closed one has no thread
             self._wake.send(b"\0")
 
     def fork(self, generation: int) -> Worker:
@@ -171,14 +180,14 @@ class WorkerProcesses:
         return [task for worker in self.workers.values() for task in worker.tasks]
 
     def send(self, worker: Worker, task: Task) -> None:
-        """Send a task to a worker that has at most one, with its surroundings where they are not those of the one before.
+        """Send a task to a worker that has at most one, with its environment where that is not the same as before.
 
         Raises:
             FormatError: the task is larger than a message may be; nothing was sent.
         """
-        changed = None if worker.surroundings == task.surroundings else task.surroundings.to_wire()
+        changed = None if worker.environment == task.environment else task.environment.to_wire()
         worker.unsent += frame([task.number, task.name, task.payload, changed])
-        worker.surroundings = task.surroundings
+        worker.environment = task.environment
         if worker.task is None:
             worker.task = task
         else:
@@ -187,7 +196,10 @@ class WorkerProcesses:
         self._flush(worker)
 
     def retract(self, worker: Worker) -> Task | None:
-        """Take back the task that a worker would do next; None when it has none, or has begun with it: one of the two gets its token."""
+        """Take back the task that a worker was sent ahead; None when it has none or has begun with it.
+
+        The pipe of tokens decides: of the worker and this process only one can read the task's token.
+        """
         task = worker.next_task
         if task is None:
             return None
@@ -198,12 +210,12 @@ class WorkerProcesses:
         return None
 
     def kill(self, worker: Worker) -> None:
-        """End a worker and what it started; `Died` follows."""
+        """End a worker and what it started; `WorkerEnded` follows."""
         worker.leaving = True
         self._order("kill", worker.number)
 
     def dismiss(self, worker: Worker) -> None:
-        """Let an idle worker end by itself; `Died` follows."""
+        """Let an idle worker end by itself; `WorkerEnded` follows."""
         worker.leaving = True
         self._stop_listening(worker)
 
@@ -214,11 +226,11 @@ class WorkerProcesses:
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(_PACKET_BYTES)
             elif key.fileobj is self._control:
-                self._hear_server()
+                self._read_server()
             elif mask & selectors.EVENT_WRITE:
                 self._flush(key.data)
             else:
-                self._hear(key.data)
+                self._read_worker(key.data)
         if self._lost is not None:
             self._events.append(self._lost)
         events, self._events = self._events, []
@@ -240,7 +252,7 @@ class WorkerProcesses:
 
     def abandon(self) -> None:
         """Forget everything in a forked child: the processes belong to the parent."""
-        self._server.returncode = 0  # not ours to wait for
+        self._server.returncode = 0  # the parent waits for it; `Popen` must not warn here
         self._release()
 
     def _release(self) -> None:
@@ -262,12 +274,12 @@ class WorkerProcesses:
         if self._lost is None:
             output = os.pread(self._output.fileno(), _WORDS_BYTES, max(0, self._size() - _WORDS_BYTES))
             words = output.decode("utf-8", "replace").strip()
-            self._lost = Lost(reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready)
+            self._lost = ServerLost(reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready)
 
     def _size(self) -> int:
         return os.fstat(self._output.fileno()).st_size
 
-    def _hear_server(self) -> None:
+    def _read_server(self) -> None:
         try:
             data = self._control.recv(_PACKET_BYTES)
         except OSError:
@@ -285,23 +297,23 @@ class WorkerProcesses:
             self._check(rest)
         elif what == "unready":
             (reason,) = wire.fields(rest, "unready", bytes)
-            self._lost = Lost(reason.decode("utf-8", "replace"), never_ready=True)
+            self._lost = ServerLost(reason.decode("utf-8", "replace"), never_ready=True)
         elif what == "forked":
             number, pid = wire.fields(rest, "forked", int, int)
             self.workers[number].pid = pid
         elif what == "died":
             number, status = wire.fields(rest, "died", int, int)
-            self._bury(self.workers.pop(number), status)
+            self._worker_ended(self.workers.pop(number), status)
 
     def _check(self, said: list[Any]) -> None:
-        self.ready = said == [PROTOCOL, bundler.__version__]
+        self.ready = said == [PROTOCOL, VERSION]
         if not self.ready:
             self._fail(
-                f"it is of another release: expected {bundler.__version__} (protocol {PROTOCOL}), it says {said}; "
+                f"it is of another release: expected {VERSION} (protocol {PROTOCOL}), it says {said}; "
                 "the package was replaced while this program runs, start it again"
             )
 
-    def _hear(self, worker: Worker) -> None:
+    def _read_worker(self, worker: Worker) -> None:
         while True:
             try:
                 data = worker.channel.recv(_CHUNK_BYTES)
@@ -310,22 +322,22 @@ class WorkerProcesses:
             except OSError:
                 data = b""
             if not data:
-                # It is dead, or no longer able to answer: the server tells which, after making sure.
+                # It is dead, or can no longer answer.  The server kills it to make sure, and then reports its status.
                 self._stop_listening(worker)
                 self._order("kill", worker.number)
                 return
             try:
-                self._events += [Answer(worker, message) for message in worker.inbox.feed(data)]
+                self._events += [Answer(worker, message) for message in worker.frames.feed(data)]
             except FormatError:
                 # A job wrote into the worker's socket.
                 self.kill(worker)
                 return
 
-    def _bury(self, worker: Worker, status: int) -> None:
+    def _worker_ended(self, worker: Worker, status: int) -> None:
         if worker.channel in {key.fileobj for key in self._selector.get_map().values()}:
-            self._hear(worker)  # it may have answered before it died
+            self._read_worker(worker)  # it may have answered before it died
             self._stop_listening(worker)
-        self._events.append(Died(worker, status))
+        self._events.append(WorkerEnded(worker, status))
 
     def _stop_listening(self, worker: Worker) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -339,7 +351,7 @@ class WorkerProcesses:
         except BlockingIOError:
             pass  # the rest goes when there is room
         except OSError:
-            worker.unsent.clear()  # it is dead; `Died` follows
+            worker.unsent.clear()  # it is dead; `WorkerEnded` follows
             return
         both = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
         with contextlib.suppress(KeyError, ValueError):
@@ -357,13 +369,3 @@ def _start(control: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         # The terminal's signals go to a process group; this one is ours to end.
         process_group=0,
     )
-
-
-def describe(status: int) -> str:
-    """Return in words how a process ended."""
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"it exited with status {code}"
-    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-    hint = ", which the system also sends when it has no memory left" if name == "SIGKILL" else ""
-    return f"it was ended by {name}{hint}"

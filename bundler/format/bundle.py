@@ -7,13 +7,14 @@ import fnmatch
 import io
 import os
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
+from bundler.format import entries as entry_types
 from bundler.format.bundle_file import BytesSource, FileSource, replace_file
 from bundler.format.candidate_timings import id_of
 from bundler.format.container import Container
@@ -25,7 +26,7 @@ from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.summary import count, short
 from bundler.format.writer import write_container
 
-Keep = Literal["all", "launch"]
+Keep = entry_types.Keep
 
 
 class BlobSource(Protocol):
@@ -49,6 +50,10 @@ class BlobSource(Protocol):
     def view_blob(self, digest: bytes) -> bytes | memoryview:
         """Return the same bytes without a copy, where the source can; raises as `read_blob`."""
         return self.read_blob(digest)
+
+    def view_blobs(self, digests: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+        """Return the bytes of several blobs, as `view_blob` does; raises what it raises for the first that is damaged."""
+        return [self.view_blob(digest) for digest in digests]
 
     def verify(self, digests: Collection[bytes]) -> None:
         """Read these blobs and compare each with its digest; raises `DigestMismatch`, and as `read_blob`."""
@@ -298,7 +303,7 @@ class Bundle:
         wanted = None if target is None else Target.parse(target)
         kernels = [k for k in self.kernels if wanted in (None, k.target) and _matches(k.name, names)]
         if keep == "launch":
-            kernels = [replace(k, artifacts=k.launch_set) for k in kernels]
+            kernels = [k.with_artifacts(k.launch_set) for k in kernels]
         entries: list[Entry] = [*kernels]
         entries += [e for e in self.tuning_files if _matches(e.artifact.filename, names)]
         if keep == "all" and target is None and names is None:

@@ -10,7 +10,7 @@ from functools import reduce
 
 from bundler.errors import ConfigError, MergeConflict
 from bundler.format.bundle import Bundle, FirstBlobs
-from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, TuningFile, entry_artifacts
+from bundler.format.entries import Artifact, Entry, Kernel, entry_artifacts, entry_kind
 from bundler.format.manifest import Content, merge_observed
 from bundler.format.metadata import parse_metadata
 from bundler.format.summary import Summarized
@@ -91,14 +91,18 @@ def metadata_identity(data: bytes) -> str:
 
 def _choose(builds: list[Entry]) -> tuple[Entry, int]:
     """Return the build to keep, whatever the order of `builds`, and how many variants there are."""
-    ordered = sorted(builds, key=_rank) if len(builds) > 1 else builds
+    if len(builds) == 1:
+        return builds[0], 1
+    ordered = sorted(builds, key=_rank)
     complete = [one for one in ordered if not any(_files(one) < _files(other) for other in builds)]
     return _with_facts(complete, ordered), len({_files(entry) for entry in complete})
 
 
 def _check_same_identity(one: Entry, bundle_one: Bundle, two: Entry, bundle_two: Bundle) -> None:
-    if type(one) is not type(two):
-        raise MergeConflict(f"{entry_name(one)} is a {_kind(one)} in one bundle and a {_kind(two)} in another")
+    if entry_kind(one) != entry_kind(two):
+        raise MergeConflict(
+            f"{entry_name(one)} is a {entry_kind(one)} in one bundle and a {entry_kind(two)} in another"
+        )
     if isinstance(one, Kernel) and isinstance(two, Kernel):
         _check_same_launch(one, bundle_one, two, bundle_two)
 
@@ -149,8 +153,3 @@ def _rank(entry: Entry) -> tuple[str, bytes]:
     digest = entry.files_digest if isinstance(entry, Kernel) else entry.artifact.digest
     # What stands in a manifest breaks ties between equal files with different facts.
     return digest, Content.of([entry]).encode()
-
-
-def _kind(entry: Entry) -> str:
-    names = {Kernel: "kernel", TuningFile: "tuning file", HelperLibrary: "helper library", Opaque: "opaque file"}
-    return names[type(entry)]

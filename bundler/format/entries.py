@@ -4,21 +4,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
 
-from bundler.errors import ConfigError, FormatError, NotFound
+from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
-from bundler.format.digest import digest_text, sha256
+from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import LaunchFacts, LaunchSpec
 from bundler.format.metadata import check_metadata_size
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
 
+Keep = Literal["all", "launch"]
+#: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.
+StoredFile = tuple[str, bytes, int, tuple[Span, ...]]
+
 _TARGET = re.compile(r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})")
 _KEY_CHARACTERS = 12  # enough to recognise a kernel key
+# Every variant of a kernel has files of the same names.
+_LAYOUTS_REMEMBERED = 4096
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
@@ -71,6 +78,28 @@ class Artifact:
         return names.artifact_kind(self.filename)
 
 
+class FileLayout(NamedTuple):
+    """What the names of a kernel's files say about them; numbers are positions among these names.
+
+    Attributes:
+        order: all files in Triton's order, which is the canonical one.
+        launch: device binary and metadata, in that order.
+        binary, metadata: the one file of each kind.
+        has_library: whether a shared library is among them.
+    """
+
+    order: tuple[int, ...]
+    launch: tuple[int, ...]
+    binary: int
+    metadata: int
+    has_library: bool
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether the files are in the canonical order."""
+        return all(position == place for place, position in enumerate(self.order))
+
+
 @dataclass(frozen=True)
 class Kernel:
     """All artifacts of one kernel key, from one compile.
@@ -90,6 +119,36 @@ class Kernel:
     def __repr__(self) -> str:
         files = f"{count(len(self.artifacts), 'file')}, {count(self.size, 'byte')}"
         return f"<Kernel {short(printable(self.name))} {self.target} {self.key[:_KEY_CHARACTERS]}… {files}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Kernel):
+            return NotImplemented
+        # The kernels of a loaded bundle are of a class of their own; what costs most comes last.
+        return all(getattr(self, name) == getattr(other, name) for name in _COMPARED)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
+        """Yield name, raw digest, size and path sentinels of its files, in Triton's order.
+
+        For who goes through the files of thousands of kernels: those of a loaded bundle make no `Artifact` for it.
+
+        Args:
+            keep: `launch` yields device binary and metadata alone.
+        """
+        artifacts = self.launch_set if keep == "launch" else self.artifacts
+        for a in sorted(artifacts, key=lambda artifact: names.artifact_order(artifact.filename)):
+            yield a.filename, digest_raw(a.digest), a.size, a.spans
+
+    @property
+    def layout(self) -> FileLayout:
+        """What the names of its files say about them; raises as `file_layout`."""
+        return file_layout(tuple(artifact.filename for artifact in self.artifacts))
+
+    def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
+        """Return the same kernel with other files; what is not decoded yet stays so."""
+        return replace(self, artifacts=tuple(artifacts))
 
     @cached_property
     def launch(self) -> LaunchSpec:
@@ -142,6 +201,9 @@ class Kernel:
         raise NotFound(f"{self.name} ({self.key}) has no file {filename!r}", key=self.key, name=filename)
 
 
+_COMPARED = ("key", "name", "target", "toolchain", "artifacts", "spec", "facts_bytes", "parts_bytes")
+
+
 def check_kernel(kernel: Kernel) -> Kernel:
     """Return a kernel whose files are named as Triton names them, one binary and one metadata among them.
 
@@ -149,26 +211,48 @@ def check_kernel(kernel: Kernel) -> Kernel:
         UnsafeName: its key or a file name is not one that Triton makes.
         FormatError: a file occurs twice, or the binary or the metadata is missing, not unique, or no such file by its size.
     """
-    names.check_kernel_key(kernel.key)
-    seen: set[str] = set()
-    for artifact in kernel.artifacts:
-        names.check_file_name(artifact.filename)
-        if artifact.filename in seen:
-            raise FormatError(f"{kernel.key}: file {artifact.filename!r} occurs twice", key=kernel.key)
-        if artifact.filename.startswith(names.GROUP_PREFIX):
-            raise FormatError(f"{kernel.key}: a group file is generated at restore, never stored", key=kernel.key)
-        seen.add(artifact.filename)
-    kinds = [artifact.kind for artifact in kernel.artifacts]
-    binaries = sum(kind in names.BINARY_KINDS for kind in kinds)
-    if binaries != 1 or kinds.count("json") != 1:
-        raise FormatError(
-            f"{kernel.key}: expected one device binary and one metadata file, got {binaries} and {kinds.count('json')}",
-            key=kernel.key,
-        )
-    check_metadata_size(kernel.metadata.size, kernel.key)
-    if kernel.binary.size == 0:
-        raise FormatError(f"{kernel.key}: the device binary is empty", key=kernel.key)
+    artifacts = kernel.artifacts
+    check_files(kernel.key, tuple(a.filename for a in artifacts), [a.size for a in artifacts])
     return kernel
+
+
+def check_files(key: str, filenames: tuple[str, ...], sizes: Sequence[int]) -> FileLayout:
+    """Return the layout of a kernel's files, given by name and size; raises as `check_kernel`."""
+    names.check_kernel_key(key)
+    try:
+        layout = file_layout(filenames)
+    except UnsafeName:
+        raise
+    except FormatError as error:
+        raise FormatError(f"{key}: {error.message}", key=key) from None
+    check_metadata_size(sizes[layout.metadata], key)
+    if sizes[layout.binary] == 0:
+        raise FormatError(f"{key}: the device binary is empty", key=key)
+    return layout
+
+
+@lru_cache(_LAYOUTS_REMEMBERED)
+def file_layout(filenames: tuple[str, ...]) -> FileLayout:
+    """Return what the names of a kernel's files say about them.
+
+    Raises:
+        UnsafeName: one is not a name that Triton makes.
+        FormatError: one occurs twice, or the device binary or the metadata is missing or not unique.
+    """
+    for position, filename in enumerate(filenames):
+        names.check_file_name(filename)
+        if filename in filenames[:position]:
+            raise FormatError(f"file {filename!r} occurs twice", name=filename)
+        if filename.startswith(names.GROUP_PREFIX):
+            raise FormatError("a group file is generated at restore, never stored", name=filename)
+    kinds = [names.artifact_kind(filename) for filename in filenames]
+    order = tuple(sorted(range(len(filenames)), key=lambda position: names.artifact_order(filenames[position])))
+    launch = tuple(position for position in order if kinds[position] in names.LAUNCH_KINDS)
+    binaries = [position for position in launch if kinds[position] != "json"]
+    metadata = [position for position in launch if kinds[position] == "json"]
+    if len(binaries) != 1 or len(metadata) != 1:
+        raise FormatError(f"expected one device binary and one metadata file, got {len(binaries)} and {len(metadata)}")
+    return FileLayout(order, launch, binaries[0], metadata[0], "so" in kinds)
 
 
 @dataclass(frozen=True, repr=False)
@@ -202,6 +286,12 @@ class Opaque(Summarized):
 
 
 Entry = Kernel | TuningFile | HelperLibrary | Opaque
+_KINDS = {Kernel: "kernel", TuningFile: "tuning file", HelperLibrary: "helper library", Opaque: "opaque file"}
+
+
+def entry_kind(entry: Entry) -> str:
+    """Return what an entry is, in words."""
+    return next(words for kind, words in _KINDS.items() if isinstance(entry, kind))
 
 
 def entry_artifacts(entry: Entry) -> Iterator[Artifact]:
@@ -210,3 +300,12 @@ def entry_artifacts(entry: Entry) -> Iterator[Artifact]:
         yield from entry.artifacts
     else:
         yield entry.artifact
+
+
+def entry_files(entry: Entry) -> Iterator[StoredFile]:
+    """Yield the files of any entry, as `Kernel.files` does."""
+    if isinstance(entry, Kernel):
+        yield from entry.files()
+    else:
+        artifact = entry.artifact
+        yield artifact.filename, digest_raw(artifact.digest), artifact.size, artifact.spans

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positional msgpack: arrays only, bounded, every field checked for its type.
 
-Maps are refused: decoders keep the last of two equal keys silently.
+`decode` reads a record whose type is declared (manifests), `unpack` and `fields` any other (values, tuning records, what
+processes tell each other).  Maps are refused: decoders keep the last of two equal keys silently.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgpack
+import msgspec
 
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format.limits import DEFAULT_LIMITS, Limits
@@ -23,6 +29,8 @@ ARRAYS_PER_ITEM = 2
 # Facts of one kernel are a few kilobytes.
 MAX_SPLIT_BYTES = 1 << 16
 _PAIR = 2
+# Decodes nothing: it only goes through a document, and finds where an array or text declares more than there is.
+_WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 # What an array can begin with.
 _ARRAY_HEADS = bytes([*range(0x90, 0xA0), 0xDC, 0xDD])
 
@@ -70,6 +78,66 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
         raise _typed(error, what, limits) from error
     _check_depth(result, what, limits.depth)
     return expect(result, list, what)
+
+
+def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: Limits = DEFAULT_LIMITS) -> T:
+    """Decode a positional record by its declared type; fields behind the declared ones are skipped.
+
+    Args:
+        data: the msgpack bytes; their length is the caller's to check first.
+        decoder: of the type; the texts and arrays in it are the caller's to compare with the limits.
+        what: what they are, for error messages.
+        limits: bounds for depth and for arrays in all.
+
+    Raises:
+        FormatError: not such a record.
+        LimitExceeded: nested or long beyond the limits.
+    """
+    if limits.depth < DEFAULT_LIMITS.depth or _array_counter(data, limits) is not None:
+        unpack(data, what, limits)
+    try:
+        # The decoder allocates what an array declares, eight bytes a member.  After this walk each has its member.
+        _WALK.decode(data)
+        return decoder.decode(data)
+    except (ValueError, RecursionError) as error:
+        # Whether it is beyond a limit, or has a map in it, is more worth saying than which field comes first.
+        document = unpack(data, what, limits)
+        raise FormatError(f"{what}: {error}{_got(document, str(error))}", what=what) from error
+
+
+def _got(document: Any, message: str) -> str:
+    """Return what stands at the place that msgspec's message names, unless it says so itself."""
+    if ", got " in message:
+        return ""
+    for position in map(int, re.findall(r"\[(\d+)\]", message.rpartition(" at `$")[2])):
+        document = document[position]
+    if isinstance(document, (str, bytes)):
+        return f", got {document!r:.80} of {count(len(document), 'character' if isinstance(document, str) else 'byte')}"
+    return f", got {count(len(document), 'field')}" if isinstance(document, list) else f", got {document!r:.80}"
+
+
+def check_canonical(data: bytes, record: object, what: str) -> None:
+    """Raise `FormatError` unless a decoded record encodes to the bytes that it came from."""
+    if msgspec.msgpack.encode(record) != data:
+        raise FormatError(
+            f"{what}: expected the fields of this version and no other, and each number in its shortest form, got "
+            f"{count(len(data), 'byte')} that say the same otherwise", what=what,
+        )  # fmt: skip
+
+
+def check_texts(texts: Iterable[str], what: str, limits: Limits) -> None:
+    """Raise `LimitExceeded` when the longest of these texts is over the limit."""
+    limits.check("string_bytes", max((len(text.encode()) for text in texts), default=0), f"{what}: a string")
+
+
+def inside(limits: Limits, arrays: int) -> Limits:
+    """Return the limits for a member that lies inside so many arrays."""
+    return limits if not arrays else _inside(limits, arrays)
+
+
+@functools.lru_cache(maxsize=16)
+def _inside(limits: Limits, arrays: int) -> Limits:
+    return replace(limits, depth=limits.depth - arrays)
 
 
 def split(data: bytes, members: int) -> list[bytes] | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dictionaries: bytes that many units have in common, stored once.
+"""`UnitCompression`, `Dictionaries`: dictionaries are bytes that many units have in common, stored once.
 
 A unit that is compressed alone is ten times as large as its share of a bundle file: within one kernel little repeats, but two
 kernels have much in common.  So a push to a store that is far away looks at the units that it sends of one family (the launch
@@ -7,7 +7,7 @@ sets of one target, or its IR), joins those that have least in common with the o
 of the family with it.  The head of each unit names the dictionary by its digest.  The key of a unit still depends on its own content
 alone, and everybody can read it.
 
-`Packing` chooses dictionaries for one push, `Dictionaries` holds those that a reader has needed so far; `BundleStore` and `StoreBlobs` call them.
+`UnitCompression` chooses dictionaries for one push, `Dictionaries` holds those that a reader has needed so far; `BundleStore` and `StoreBlobs` call them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from bundler.store.damage import DAMAGED, checked
 from bundler.store.error_translation import store_errors
 
 _KEY = re.compile(store_layout.DICTIONARIES + r"/[0-9a-f]{64}")
-# So many units of a family are looked at, evenly spaced; fewer than the least are not worth one.
+# So many units of a family are sampled, evenly spaced; a family of fewer than the least gets no dictionary.
 SAMPLES, LEAST_SAMPLES = 64, 4
 SAMPLED_BYTES = 16 * MIB
-# A sample that is still so much of its size alone is something new, and belongs into the dictionary.
+# A sample that the dictionary so far makes no smaller than this part of its own compressed size has content that is new: it is added.
 NEW = 0.5
-# All samples together have to shrink to this, and by so much; measured in docs/cluster.md.
+# A dictionary is worth while when all samples together shrink to this part, and by so many bytes; measured in docs/cluster.md.
 WORTH = 0.8
 LEAST_SAVED_BYTES = 16 * KIB
-# For the choice alone: the sizes at this level rise and fall with those of `store_layout.ZSTD_LEVEL`.
+# The level for comparing sizes, faster than `store_layout.ZSTD_LEVEL`; sizes at the two levels rise and fall together.
 _TRIAL_LEVEL = 3
 KEPT = 16
 
@@ -67,7 +67,7 @@ class Dictionary:
     def serves(self, samples: Sequence[bytes]) -> bool:
         """Tell whether these payloads get enough smaller with it."""
         alone, shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL), self.compressor(_TRIAL_LEVEL)
-        # It is there already, so what it saves need not be much.
+        # The dictionary is stored already, so it costs nothing, and no least saving in bytes is asked for.
         return sum(len(shared.compress(s)) for s in samples) <= WORTH * sum(len(alone.compress(s)) for s in samples)
 
     @staticmethod
@@ -77,6 +77,7 @@ class Dictionary:
             return None
         alone = shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL)
         content, alone_bytes, shared_bytes = b"", 0, 0
+        # In the given order, each against the dictionary so far: a sample that resembles an earlier one adds nothing.
         for sample in samples:
             before = len(alone.compress(sample))
             after = len(shared.compress(sample)) if content else before
@@ -121,13 +122,14 @@ class Dictionaries:
                 self.take(self._backend.get_within(bounds.of_keys(map(store_layout.dictionary_key, wanted))))
 
     def take(self, values: Mapping[str, bytes]) -> None:
-        """Take what the store gave for keys of dictionaries; who needs a damaged one finds it missing."""
+        """Keep dictionaries that the store gave; a damaged one counts as missing."""
         removable = () if self._read_only else DAMAGED
         for key, value in values.items():
             try:
                 found = checked(self._backend, self._name, key, value, partial(opened, key), removable)
             except DAMAGED:
                 continue
+            # In order of arrival: a pull needs the dictionaries of one tag, which are few, so the oldest are of other tags.
             for oldest in list(self._known)[: max(0, len(self._known) + 1 - KEPT)]:
                 self._known.pop(oldest, None)
             self._known[found.digest] = found
@@ -137,12 +139,13 @@ def opened(key: str, value: bytes) -> Dictionary:
     """Return the dictionary that a stored value is; raises `DigestMismatch` or `FormatError`."""
     if not _KEY.fullmatch(key):
         raise FormatError(f"{key}: no key of a dictionary; verify --repair removes it", key=key)
+    # The digest in the key is that of the content, so a dictionary cannot be exchanged for another one.
     content = store_layout.unseal(value, key, None, most_bytes=DICTIONARY_BYTES)
     check_digest(content, bytes.fromhex(key.rpartition("/")[2]), key)
     return Dictionary(content)
 
 
-class Packing:
+class UnitCompression:
     """How one push compresses its units, family by family.
 
     Args:
@@ -172,6 +175,7 @@ class Packing:
         new: dict[str, bytes] = {}
         for family, members in families.items():
             samples = list(_sampled(members, read))
+            # A dictionary that is in the store already costs nothing, so a new one is made only where none serves.
             found = self._hinted(family, samples)
             if found is None:
                 found = Dictionary.of(samples)
@@ -200,7 +204,7 @@ class Packing:
         return store_layout.seal_with(chosen.digest, self._compressors[unit.family].compress(payload))
 
     def hints(self, families: Collection[str]) -> tuple[store_layout.Hint, ...]:
-        """Return what the tag is to name: the dictionaries of these families, the latest first."""
+        """Return the dictionaries of these families for the tag to name, the latest first."""
         return tuple(hint for hint in self._hints if hint[0] in families)[: store_layout.HINTS]
 
 

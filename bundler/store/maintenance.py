@@ -24,10 +24,11 @@ from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries, opened
 from bundler.store.error_translation import store_errors
 from bundler.store.file_records import FILES
-from bundler.store.holders import GRACE, UNREAD_TAGS, Wish, choose
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
+from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
 from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
 
+# Objects read in one call: the larger, the more memory; the smaller, the more round trips.
 READ_AT_ONCE = 64
 # Every kind of object; manifests and records, which name units, come before the units, and so do dictionaries.
 KINDS = (store_layout.MANIFESTS, RECORDS, FILES, store_layout.DICTIONARIES, store_layout.UNITS)
@@ -49,7 +50,7 @@ class Maintenance:
         wanted = {manifest for _, manifest, _ in tagged if manifest is not None}
         with store_errors(self._name):
             stats = [stat for stat in self._backend.list(store_layout.MANIFESTS) if stat.key in wanted]
-        # A tier may have what the listing, which asks the truth, does not know.
+        # The listing asks the farthest tier; a nearer one may have a manifest that was written while that tier was down.
         stats += [Stat(key, store_layout.BATCH_BYTES, 0.0) for key in sorted(wanted - {stat.key for stat in stats})]
         infos = {key: self._tag_info(key, value) for key, value in self._read(stats)}
         for tag, manifest, why in tagged:
@@ -84,12 +85,13 @@ class Maintenance:
 
     def verify(self, *, repair: bool) -> VerifyReport:
         """Read every object, and check that manifests and tags lack nothing."""
-        # Before the objects: what is pushed meanwhile is complete, and none of our business.
+        # Tags are read before objects: a bundle that is pushed meanwhile is complete, and need not be checked.
         tagged = list(self._tagged())
         damaged: dict[str, str] = {}
         sound: set[str] = set()
         known: dict[str, store_layout.Unit] = {}
         needed: dict[str, list[str]] = {}
+        # Manifests and records first, by the order of KINDS: they say what the units that follow have to hold.
         for key, value in self._everything():
             try:
                 self._checked(key, value, partial(self._check, key, known, needed), DAMAGED if repair else ())
@@ -99,6 +101,7 @@ class Maintenance:
         lacking = self._without_units(needed, sound, damaged)
         unread = self._unread_failures(repair=repair)
         bad = {*damaged, *filter(_is_record, lacking)}
+        # Damaged objects were removed as they were read; a record that lacks a unit is whole itself, and removed here.
         for key in bad - damaged.keys() if repair else ():
             quarantine(self._backend, self._name, key)
         with store_errors(self._name):
@@ -119,11 +122,12 @@ class Maintenance:
                 try:
                     decode_failure(value or b"", key)
                 except FormatError as error:
+                    # By compare-and-set: a process may have written a new note of a failure meanwhile.
                     if value is not None and (not repair or self._backend.swap_ref(key, value, None)):
                         unread[key] = error.message
         return unread
 
-    def prune(self, wish: Wish, *, dry_run: bool) -> PruneReport:
+    def prune(self, request: PruneRequest, *, dry_run: bool) -> PruneReport:
         """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`."""
         with store_errors(self._name):
             now_s = self._backend.now_s()
@@ -138,22 +142,23 @@ class Maintenance:
         loose.sort(key=lambda s: (used_s[s.key], _rank(s.key), s.key))
         tagged = [s for s in everything if s.key in reached]
         # A tag that cannot be read does not say what it reaches: then nothing is known to be loose.
-        choice = choose(tagged, loose, used_s, now_s, wish, blind=bool(unfollowed))
+        choice = choose(tagged, loose, used_s, now_s, request, blind=bool(unfollowed))
         gone = {stat.key for stat in choice.removed}
         if not dry_run:
-            gone = self._remove([stat.key for stat in choice.removed], needed, now_s - wish.grace_s)
+            gone = self._remove([stat.key for stat in choice.removed], needed, now_s - request.grace_s)
         removed = [stat for stat in choice.removed if stat.key in gone]
         kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
         return PruneReport(
             tuple(stat.key for stat in removed), _bytes(removed), kept_bytes, _bytes(tagged),
             sum(one.objects for one in held if one.by in {GRACE, UNREAD_TAGS}),
-            0 if wish.max_bytes is None else max(0, kept_bytes - wish.max_bytes), unfollowed, held, wish.grace_s,
+            0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes), unfollowed, held, request.grace_s,
         )  # fmt: skip
 
     def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float) -> set[str]:
-        """Remove what was not touched meanwhile, each before what it needs; returns what was removed."""
+        """Remove objects that were not touched meanwhile, each before the objects that it needs; returns the keys that were removed."""
         gone: set[str] = set()
         still_needed: set[str] = set()
+        # In the order of ranks a process that is killed here leaves units that nothing names, never a name without its unit.
         for rank in range(_RANKS):
             of_rank = [key for key in keys if _rank(key) == rank]
             gone |= self._delete([key for key in of_rank if key not in still_needed], before_s)
@@ -164,11 +169,12 @@ class Maintenance:
         gone: set[str] = set()
         with store_errors(self._name):
             for batch in batches(keys, store_layout.BATCH_KEYS):
+                # The store compares times itself: an object that was used since it was listed stays.
                 gone |= self._backend.delete(batch, unmodified_since_s=before_s)
         return gone
 
     def _needed_by(self, stats: list[Stat]) -> dict[str, list[str]]:
-        """Return the units that each of these manifests and records names; one that cannot be read needs none."""
+        """Return the units that each manifest and record names; one that cannot be read counts as needing none."""
         needed = {}
         for key, value in self._read(stats):
             with contextlib.suppress(*DAMAGED):
@@ -176,7 +182,7 @@ class Maintenance:
         return needed
 
     def _dictionaries_needed(self, stats: list[Stat]) -> dict[str, str]:
-        """Return the dictionary that each unit needs; only the units know, so where there are any, all are read."""
+        """Return the dictionary that each unit needs, as the head of the unit says; reads none where there are no dictionaries."""
         if not any(_rank(stat.key) == _DICTIONARY for stat in stats):
             return {}
         heads = (
@@ -186,7 +192,7 @@ class Maintenance:
         return {key: store_layout.dictionary_key(digest) for key, digest in heads if digest is not None}
 
     def _read(self, stats: list[Stat], *, whole: bool = True) -> Iterator[tuple[str, bytes]]:
-        """Yield what is there of these objects, a few at a time, each up to what its kind may have; or the heads of them alone."""
+        """Yield those of these objects that are there, a few at a time, each up to the limit of its kind, or only their heads."""
         limits = bounds.of_keys([stat.key for stat in stats], self._limits)
 
         def expected(stat: Stat) -> int:
@@ -197,6 +203,7 @@ class Maintenance:
             asked = {key: limits[key] for key in keys} if whole else bounds.of_heads(keys)
             with store_errors(self._name):
                 values = self._backend.get_within(asked)
+            # Popped, so that no more than one batch is in memory.
             for key in list(values):
                 yield key, values.pop(key)
 
@@ -206,11 +213,11 @@ class Maintenance:
         return checked(self._backend, self._name, key, value, check, removable)
 
     def _reached(self) -> tuple[set[str], tuple[tuple[str, str], ...]]:
-        """Return every key that a tag reaches, and of which tags that is not known, and why."""
+        """Return every key that a tag reaches, and (tag, reason) of tags of which it is not known what they reach."""
         reached: set[str] = set()
         unfollowed: list[tuple[str, str]] = []
         for tag, manifest, why, hinted in self._tagged_and_hinted():
-            reached.update(hinted)
+            reached.update(hinted)  # a dictionary that a tag names serves its next push
             if manifest is None:
                 unfollowed.append((tag, why))
                 continue
@@ -250,7 +257,7 @@ class Maintenance:
         yield from self._read(stats)
 
     def _check(self, key: str, known: dict[str, store_layout.Unit], needed: dict[str, list[str]], value: bytes) -> None:
-        """Check one object; what names units comes first and says what is in them, so that those are checked blob by blob."""
+        """Check one object; manifests and records come before units and say what is in them, so units are checked blob by blob."""
         if _names_units(key):
             units = {unit.key: unit for unit in self._units(key, value)}
             known.update(units)
@@ -272,6 +279,7 @@ class Maintenance:
             elif digest is not None and self._dictionaries.get(digest) is None:
                 raise NotFound(f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is missing")
         except NotFound as error:
+            # Either the dictionary is missing, which is this unit's damage, or it is there and damaged itself, and reported so.
             with store_errors(self._name):
                 there = digest is not None and self._backend.exists([store_layout.dictionary_key(digest)])
             if not there:
@@ -291,18 +299,18 @@ class Maintenance:
     ) -> Iterator[tuple[str, str]]:
         bad = self._still_bad({manifest for _, manifest, _ in tagged if manifest is not None} - sound, damaged)
         unsound = [entry for entry in tagged if entry[1] is None or entry[1] in bad]
-        # A tag may have moved on since, and what it named before been pruned.
+        # The tag may have been set anew meanwhile, and the bundle that it named before been pruned.
         still = set(self._tagged()) if unsound else set()
         for tag, manifest, why in unsound:
             if (tag, manifest, why) in still:
                 yield tag, why if manifest is None else f"its manifest {manifest} is missing or damaged"
 
     def _without_units(self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]) -> dict[str, str]:
-        """Return what the manifests and records lack that lack something."""
+        """Return the manifests and records whose units are missing or damaged, each with how many."""
         bad = self._still_bad({unit for units in needed.values() for unit in units} - sound, damaged)
         lacking = {manifest: [unit for unit in units if unit in bad] for manifest, units in needed.items()}
         with store_errors(self._name):
-            # A prune may have removed a manifest, and then its units, since we listed them.
+            # A prune may have removed a manifest and its units since they were listed; then nothing is missing.
             there = self._backend.exists([manifest for manifest, missing in lacking.items() if missing])
         return {
             key: f"{len(lacking[key])} of {count(len(needed[key]), 'unit')} missing or damaged, such as {lacking[key][0]}"
@@ -310,13 +318,13 @@ class Maintenance:
         }
 
     def _still_bad(self, keys: set[str], damaged: Collection[str]) -> set[str]:
-        """Return which of these are damaged or missing; one that we did not find may have been pushed since."""
+        """Return which of these are damaged or still missing: an object that was not found may have been pushed meanwhile."""
         with store_errors(self._name):
             return keys.intersection(damaged) | (keys - self._backend.exists(keys) if keys else set())
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:
-    """Return when each object was used last: a unit as late as any manifest that names it, so that it goes after that."""
+    """Return when each object was used last; a unit not before any manifest that names it, so that the manifest is removed first."""
     used_s = {stat.key: stat.modified_s for stat in stats}
     for manifest, units in needed.items():
         for unit in units:
@@ -334,20 +342,13 @@ def _names_units(key: str) -> bool:
 
 
 def _rank(key: str) -> int:
-    """Return when an object goes among those that were used last at the same time: before what it needs."""
-    if _names_units(key):
-        return 0
-    return (
-        _DICTIONARY
-        if key.startswith(f"{store_layout.DICTIONARIES}/")
-        else _UNIT
-        if key.startswith(f"{store_layout.UNITS}/")
-        else 0
-    )
+    """Return the order of removal among objects that were last used at the same time: each before the objects that it needs."""
+    prefix = "/".join(key.split("/", 2)[:2])
+    return {store_layout.DICTIONARIES: _DICTIONARY, store_layout.UNITS: _UNIT}.get(prefix, 0)
 
 
 def _called(key: str) -> str:
-    """Return what a person calls a manifest or record."""
+    """Return the name of a manifest or record in messages: the digest of its bundle, or the kernel key."""
     return key.removeprefix(f"{RECORDS}/") if _is_record(key) else store_layout.digest_of_manifest(key)
 
 

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs the drivers of this machine show to this process, found without making a context or initialising CUDA in it.
+"""`nvidia_targets`, `amd_targets`: which GPUs the drivers of this machine show to this process, found without initializing CUDA in it.
 
 `cuInit` in a process that forks later breaks CUDA in the child, so it is never called here.  NVML answers without it, but knows
 nothing of CUDA_VISIBLE_DEVICES, which is applied to its answer; where that is not exact (MIG slices, or ordinals on a
 machine with different GPUs, whose order only CUDA knows) a short-lived process asks CUDA itself.  AMD's kernel driver
 publishes its GPUs as files.
+
+`targets.py` asks it where torch has not been imported.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bundler.format.entries import Target
@@ -83,6 +82,8 @@ def _find(item: str, devices: list[tuple[str, int]]) -> int | None:
 
 
 def _nvml_devices() -> list[tuple[str, int]] | None:
+    import ctypes  # as in `_read_nvml`: where there is no GPU, nothing is asked
+
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
@@ -99,6 +100,8 @@ def _nvml_devices() -> list[tuple[str, int]] | None:
 
 
 def _read_nvml(nvml: Any) -> Iterator[tuple[str, int]]:
+    import ctypes
+
     count = ctypes.c_uint()
     _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
     for index in range(count.value):
@@ -116,6 +119,8 @@ def _check(status: int) -> None:
 
 
 def _ask_cuda() -> list[int] | None:
+    import subprocess
+
     try:
         answer = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _PROBE],
@@ -149,9 +154,10 @@ def amd_targets() -> tuple[Target, ...] | None:
 
 def _amd_names() -> Iterator[str]:
     """Yield `gfx942` for each GPU; the file has it as a decimal number, two digits each for minor and stepping."""
-    for properties in sorted(Path(_AMD_NODES).glob("*/properties")):
+    for node in sorted(os.listdir(_AMD_NODES)) if os.path.isdir(_AMD_NODES) else ():
         try:
-            match = re.search(r"^gfx_target_version (\d+)$", properties.read_text(encoding="ascii"), re.MULTILINE)
+            with open(os.path.join(_AMD_NODES, node, "properties"), encoding="ascii") as file:
+                match = re.search(r"^gfx_target_version (\d+)$", file.read(), re.MULTILINE)
         except (OSError, UnicodeDecodeError):
             continue  # a node that another container owns cannot be read
         version = int(match[1]) if match is not None else 0

@@ -153,7 +153,7 @@ def test_missing_fields_are_refused_at_any_minor(parts):
     document = parts.document()
     document[2][0].pop()
     parts.put(document)
-    refused(parts.join(), FormatError, "kernel", "expected 8 fields, got 7")
+    refused(parts.join(), FormatError, "content", "at least length 8, got 7", "$[2][0]")
 
 
 def test_unknown_sections_and_signatures_are_ignored(build, parts):

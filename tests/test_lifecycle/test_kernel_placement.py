@@ -16,11 +16,12 @@ from bundler.lifecycle import compatibility
 from bundler.lifecycle.cache_directory import CacheDirectory
 from bundler.lifecycle.kernel_directory import Rejected
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, Placed, place_kernel
+from bundler.toolchain import identity
 
 
 def _place(bundle, directory, *, keep="all", trust="kernels"):
     (kernel,) = bundle.kernels
-    return place_kernel(bundle, kernel, directory, keep=keep, trust=trust)
+    return place_kernel(bundle.blobs, kernel, directory, keep=keep, trust=trust, triton_dir=identity.triton_dir())
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def test_a_kernel_is_placed_as_triton_would_have_left_it(small, key, compiled, t
     placed = _place(small, there, keep=keep)
     directory = Path(there.path, key)
     files = [path for path in directory.iterdir() if not path.name.startswith(workshop.GROUP)]
-    assert placed == Placed("restored", sum(path.stat().st_size for path in files))
+    assert placed == Placed(
+        "restored", sum(path.stat().st_size for path in files), {path.name: str(path) for path in files}
+    )
     assert workshop.is_whole(directory)
     assert {(compiled.cache / key / path.name).read_bytes() == path.read_bytes() for path in files} == {True}
 
@@ -42,7 +45,7 @@ def test_a_kernel_is_placed_as_triton_would_have_left_it(small, key, compiled, t
 def test_what_is_there_stays(small, key, planted):
     """A kernel that Triton left there meanwhile is found, and nothing is written."""
     before = workshop.tree(planted)
-    assert _place(small, CacheDirectory(str(planted))) == Placed("present", 0)
+    assert _place(small, CacheDirectory(str(planted))) == Placed("present", 0, None)
     assert workshop.tree(planted) == before
 
 
@@ -98,5 +101,8 @@ def test_neither_the_machine_nor_the_directory_is_looked_at_for_each_kernel(bund
     with monkeypatch.context() as patched:
         patched.setattr(os, "listdir", never)
         patched.setattr(os, "scandir", never)
-        placed = [place_kernel(bundle, kernel, there, keep="all", trust="kernels") for kernel in bundle.kernels]
+        placed = [
+            place_kernel(bundle.blobs, kernel, there, keep="all", trust="kernels", triton_dir=None)
+            for kernel in bundle.kernels
+        ]
     assert {one.outcome for one in placed} == {"restored"}

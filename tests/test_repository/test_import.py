@@ -10,7 +10,7 @@ import pytest
 
 import bundler
 
-HEAVY = ("triton", "torch", "redis", "click", "rich", "numpy", "zstandard", "msgpack")
+HEAVY = ("triton", "torch", "redis", "click", "rich", "numpy", "zstandard", "msgpack", "msgspec")
 
 
 def modules_after(code):

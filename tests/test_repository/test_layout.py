@@ -146,8 +146,8 @@ def test_backends_import_nothing_of_ours():
 
 
 def test_format_imports_only_what_it_may():
-    """The format needs the standard library, msgpack, zstandard and our errors, and nothing else."""
-    allowed = {*sys.stdlib_module_names, "msgpack", "zstandard"}
+    """The format needs the standard library, msgpack, msgspec, zstandard and our errors, and nothing else."""
+    allowed = {*sys.stdlib_module_names, "msgpack", "msgspec", "zstandard"}
     names = {name for path in sources("bundler/format") for name in imports_of(path)}
     others = {name for name in names if name.split(".")[0] not in allowed}
     assert {name for name in others if not re.match(r"bundler\.(errors|format)\b", name)} == set()
@@ -233,10 +233,11 @@ def test_messages_name_addresses_and_how_to_install():
 
 def test_addresses_are_those_of_the_metadata():
     """The addresses in messages are the project URLs; each page that is cited is in docs, and each Python we support is named."""
-    from bundler import project
+    from bundler import __version__, project
 
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert metadata["urls"] == project.URLS
+    assert (metadata["version"], __version__) == (project.VERSION, project.VERSION)
     pages = {
         name
         for path in sources("bundler")

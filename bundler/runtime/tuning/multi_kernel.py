@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several implementations of one computation, and which of them runs.
+"""`MultiKernel`, `ShapeKernel`: several implementations of one computation, and which of them runs.
 
 `MultiKernel` runs the one that was measured as the fastest, `ShapeKernel` the one that was made for the most similar shapes.  Users
-make them from compiled kernels.
+make them from compiled kernels, as `docs/heuristics.md` shows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Shapes = tuple[Shape, ...]
 Measure = Callable[[Kernel, tuple[Any, ...]], float]
 
 NO_MATCH = math.inf
-# Farther than any shapes that can be compared, nearer than those that cannot.
+# Farther than any shapes that can be compared, nearer than shapes that cannot.
 FALLBACK_DISTANCE = float(2**62)
 DEFAULT_MEMO = 4096
 
@@ -94,16 +94,17 @@ class MultiKernel:
         Raises:
             NoValidConfig: no kernel could be measured; `reasons` says of each why.
         """
-        kernel = self._choice or self._chosen(args)
+        kernel = self._choice or self._chosen(args)  # after the first call no lock is taken
         return self._kernels[kernel](*self._of(kernel, args), **kwargs)
 
     def _chosen(self, args: tuple[Any, ...]) -> str:
         with self._lock:
             if self._choice is None:
+                # All are measured, also when the first is fast: which one wins depends on the sizes of this call.
                 for name, kernel in self._kernels.items():
                     try:
                         self._times_ms[name] = self._measure(kernel, self._of(name, args))
-                    except Exception as error:  # noqa: BLE001  # an implementation that does not run here has lost
+                    except Exception as error:  # noqa: BLE001  # an implementation that does not run here loses
                         self._reasons[name] = f"{type(error).__name__}: {error}"
                 self._choice = self._fastest()
             return self._choice
@@ -127,7 +128,7 @@ class MultiKernel:
 
 
 def timed_on_clones(clock: Clock) -> Measure:
-    """Return what measures a call with clones of its tensors, which are as the caller gave them before each launch.
+    """Return a function that measures a call on clones of its tensors, with the caller's content before each launch.
 
     Where there is no room for clones, the caller's tensors are used, and restored at the end (see `Sandbox`).  A kernel that tunes
     itself does so in its first launch, which does not count.
@@ -139,6 +140,7 @@ def timed_on_clones(clock: Clock) -> Measure:
     def measure(kernel: Kernel, args: tuple[Any, ...]) -> float:
         values = {str(place): value for place, value in enumerate(args)}
         tensors = [name for name, value in values.items() if is_tensor(value)]
+        # Every tensor is cloned: which of them an implementation writes is not known here.
         with Sandbox(values, tensors, ()).open() as sandbox:
             given = [sandbox.values[name] for name in values]
             return clock.sample(lambda: kernel(*given), sandbox.reset).median_ms
@@ -153,7 +155,7 @@ class ShapeKernel:
 
     Args:
         name: of the computation, for errors.
-        kernels: shapes of the tensor arguments, in order -> kernel; the key None is for shapes that no other has been made for.
+        kernels: shapes of the tensor arguments, in order -> kernel; the key None is for shapes that no other kernel is made for.
         memo: how many shapes are remembered.
 
     Raises:
@@ -180,6 +182,7 @@ class ShapeKernel:
         """
         with self._lock:
             found = self._memo.get(shapes)
+            # Comparing shapes costs more than the launch of a small kernel, so the last results are kept.
             if found is None:
                 found = self._memo[shapes] = self._nearest(shapes)
                 if len(self._memo) > self._most:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Memory`: where the config of a call is looked for before anything is measured, and where a winner is kept.
+"""`ResultLookup`: where the config of a call is looked for before anything is measured, and where a winner is kept.
 
-`AutotunedKernel` puts a `Question` to it and gets a `Choice`, or a `Miss` that says why there is none.
+`AutotunedKernel` puts a `LookupQuestion` to it and gets a `Choice`, or a `Miss` that says why there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bundler.toolchain.directories import triton_cache_dir
 from bundler.user_warnings import warn
 
 _US = 1e6
-# What coordinate descent may add to a config.
+# Options that coordinate descent may add to a config of the list.
 REFINED_OPTIONS = frozenset({"waves_per_eu"})
 
 
@@ -60,7 +60,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Question:
+class LookupQuestion:
     """One tuning key on one device: its parts by name, and as Triton's tuner has it."""
 
     parts: Parts
@@ -69,7 +69,7 @@ class Question:
     listed: ListedConfigs
 
 
-class Memory:
+class ResultLookup:
     """The records of one kernel.
 
     Args:
@@ -90,8 +90,9 @@ class Memory:
             table if isinstance(table, tuning_winners.LookupTable | None) else tuning_winners.LookupTable.load(table)
         )
 
-    def question(self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]) -> Question:
+    def question(self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]) -> LookupQuestion:
         """Return what to ask for: a kernel's source, its configs, the key, the device and who compiles."""
+        # Element types are objects of torch; as text they are the same in every process.
         key = tuple(str(value) if hasattr(value, "itemsize") else value for value in memo)
         device = driver.device()
         properties = driver.properties(device)
@@ -104,15 +105,17 @@ class Memory:
             toolchain.toolchain_part(target),
             self._options.search,
         )
-        return Question(parts, key, target, listed)
+        return LookupQuestion(parts, key, target, listed)
 
-    def find(self, question: Question) -> Choice | Miss:
+    def find(self, question: LookupQuestion) -> Choice | Miss:
         """Return the config for a tuning key without measuring anything, or why that cannot be."""
         parts, listed = dict(question.parts), question.listed
         if self._table is not None:
+            # A table is the user's word, so it comes before any record.
             config = self._table.find(self._name, parts["source"], parts["arguments"])
             if config is not None:
                 return Choice.of(config, "table")
+        # One config without refinement leaves nothing to look up, and no record would say more.
         if len(listed.configs) == 1 and self._options.descent is None:
             return Choice.of(listed.configs[0], "only")
         found = self._recorded(question)
@@ -121,9 +124,10 @@ class Memory:
             return results if isinstance(results, Choice) else Miss(f"{found.reason}; {results.reason}")
         return found
 
-    def _recorded(self, question: Question) -> Choice | Miss:
+    def _recorded(self, question: LookupQuestion) -> Choice | Miss:
         found = self._in_bundle(question.parts)
         if isinstance(found, Miss):
+            # Asked for at each search: a program may change its cache directory while it runs.
             here = TuningFolder(triton_cache_dir()).find(self._name, question.parts)
             if isinstance(here, Miss):
                 return here if self._bundle is None else Miss(f"{found.reason}; on disk: {here.reason}")
@@ -135,8 +139,9 @@ class Memory:
         why = _foreign(config, question.listed)
         if why is not None:
             return Miss(f"{found.source}: its config {config} {why}")
+        # A recording that runs now gets this record too, so that its bundle serves the next process.
         tuning_listeners.tell(found.record, found.tuning)
-        # As its user wrote it, where it is one of the list.
+        # The user's own object, where the config is one of the list: it may have attributes that a record does not hold.
         config = next((known for known in question.listed.configs if known == config), config)
         return Choice.of(config, "record", found=self._kernels_of(found))
 
@@ -160,7 +165,7 @@ class Memory:
             and (kernel.key in won or (kernel.parts is not None and dict(kernel.parts.parts).get("source.hash") == source))
         ]  # fmt: skip
 
-    def _triton_results(self, question: Question) -> Choice | Miss:
+    def _triton_results(self, question: LookupQuestion) -> Choice | Miss:
         names = [str(original) for original in question.listed.originals]
         text = toolchain.read_results(self._function, question.target, question.key, names)
         timings = Miss("no result file of Triton's tuner") if text is None else results_timings(text)
@@ -168,19 +173,20 @@ class Memory:
             return timings
         known = {tuning_winners.named_of(config): config for config in question.listed.configs}
         timed = [(ms, known[named]) for named, ms in timings if named in known and ms is not None]
+        # Triton's file may be of an earlier list of configs: only times of configs that are still listed count.
         if not timed:
             return Miss("the result file of Triton's tuner has no time for any of these configs")
         return Choice.of(min(timed, key=lambda pair: pair[0])[1], "results")
 
-    def keep(self, outcome: TuningOutcome, question: Question) -> None:
-        """Tell recordings of a winner, and write it where the next process looks; that it cannot be written is only a warning."""
+    def keep(self, outcome: TuningOutcome, question: LookupQuestion) -> None:
+        """Tell recordings of a winner, and write it where the next process looks; a failure to write is a warning."""
         record = TuningRecord(
             self._name, question.parts, tuning_winners.named_of(outcome.winner.config), outcome.found_by
         )
         spent = (round(outcome.compile_s * _US), round(outcome.measure_s * _US))
         measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
         tuning_listeners.tell(record, measured)
-        if not self._options.record:
+        if not self._options.record:  # recordings were told above: the option is about files alone
             return
         try:
             TuningFolder(triton_cache_dir()).put(record, measured)
@@ -189,7 +195,7 @@ class Memory:
         except BundlerError as error:
             warn(f"the winner for {self._name} is not kept for other processes: {error}")
 
-    def _write_results(self, timings: Sequence[Timing], question: Question) -> None:
+    def _write_results(self, timings: Sequence[Timing], question: LookupQuestion) -> None:
         by_config = {timing.config: timing for timing in timings}
         kind = toolchain.triton_config_class()
         rows = [
@@ -202,7 +208,7 @@ class Memory:
 
 
 def _foreign(config: Config, listed: ListedConfigs) -> str | None:
-    """Return why a recorded config cannot be one of a list, nor have come of it by refining: a record is only data."""
+    """Return why a recorded config can neither be one of a list nor a refinement of one: records may come from anybody."""
     if all(config.kwargs.keys() != known.kwargs.keys() for known in listed.configs):
         return "has other parameters than those of this kernel"
     options = {name for known in listed.configs for name in known.options} | REFINED_OPTIONS

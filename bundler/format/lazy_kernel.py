@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LazyKernel`: a kernel of a loaded bundle, whose files, launch spec, launch facts and key parts are made when asked for.
+
+`content_rows` and `content_tables` make them, one for each kernel of a manifest, and are the `KernelSource` that knows how a
+kernel lies in its manifest.  Everybody else sees a `Kernel`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from bundler.format.digest import digest_text
+from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain
+from bundler.format.launch_spec import LaunchSpec
+from bundler.format.sentinel import Span
+
+_SPANS_REMEMBERED = 1024
+
+
+class KernelSource(Protocol):
+    """A decoded manifest, of which each kernel is a row."""
+
+    def files(self, row: Any, positions: Iterable[int]) -> Iterator[StoredFile]:
+        """Yield the files of a kernel at these positions."""
+
+    def sizes(self, row: Any) -> Sequence[int]:
+        """Return the size of each file of a kernel."""
+
+    def spec(self, row: Any) -> LaunchSpec:
+        """Return a kernel's launch spec."""
+
+    def facts(self, row: Any) -> bytes | None:
+        """Return a kernel's launch facts, encoded."""
+
+    def parts(self, row: Any) -> bytes | None:
+        """Return a kernel's key parts, encoded."""
+
+
+class _Lazy:
+    """A field that is made when it is first read, and then kept in the instance.
+
+    Two threads may make it twice, which costs time, never correctness; a lock could be held at the moment of a fork.
+    """
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, kernel: Any, owner: type) -> Any:
+        if kernel is None:
+            return self
+        value = kernel.__dict__[self._name] = self._make(kernel)
+        return value
+
+
+def _lazy(make: Callable[[Any], Any]) -> Any:
+    # What a type checker sees is the type of the field, which the descriptor stands for.
+    return _Lazy(make)
+
+
+class LazyKernel(Kernel):
+    """A kernel that knows its row in a decoded manifest; equal to any other kernel with the same fields."""
+
+    _source: KernelSource
+    _row: Any
+    _layout: FileLayout
+
+    @_lazy
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """All its files, as the manifest lists them."""
+        positions = range(len(self._layout.order))
+        return tuple(
+            Artifact(name, digest_text(digest), size, spans)
+            for name, digest, size, spans in self._source.files(self._row, positions)
+        )
+
+    @_lazy
+    def spec(self) -> LaunchSpec:
+        """What a static launch needs."""
+        return self._source.spec(self._row)
+
+    @_lazy
+    def facts_bytes(self) -> bytes | None:
+        """Launch facts, encoded."""
+        return self._source.facts(self._row)
+
+    @_lazy
+    def parts_bytes(self) -> bytes | None:
+        """Key parts, encoded."""
+        return self._source.parts(self._row)
+
+    def __new__(cls, *fields: Any, **more: Any) -> Any:
+        """Return a plain kernel: what `dataclasses.replace` makes of this one has no row."""
+        return Kernel(*fields, **more)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Kernel, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    @classmethod
+    def of_row(
+        cls, source: KernelSource, row: Any, layout: FileLayout,
+        key: str, name: str, target: Target, toolchain: Toolchain,
+    ) -> LazyKernel:  # fmt: skip
+        """Return the kernel of a row whose files were checked."""
+        kernel = object.__new__(cls)
+        # A frozen dataclass sets its fields one by one, which takes longer than all else here.
+        kernel.__dict__.update(
+            key=key, name=name, target=target, toolchain=toolchain, _source=source, _row=row, _layout=layout
+        )
+        return kernel
+
+    @property
+    def layout(self) -> FileLayout:
+        """What the names of its files say about them."""
+        return self._layout
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files as stored."""
+        return sum(self._source.sizes(self._row))
+
+    def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
+        """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
+        return self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order)
+
+    def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
+        """Return the same kernel with other files; what is not decoded yet stays so."""
+        other = object.__new__(_Refiled)
+        other.__dict__.update(
+            key=self.key, name=self.name, target=self.target, toolchain=self.toolchain, artifacts=tuple(artifacts),
+            _source=self._source, _row=self._row,
+        )  # fmt: skip
+        return other
+
+
+class _Refiled(LazyKernel):
+    """A lazy kernel with files of its own."""
+
+    layout = Kernel.layout
+    size = Kernel.size
+    files = Kernel.files
+
+
+@lru_cache(_SPANS_REMEMBERED)
+def spans_of(flat: tuple[int, ...]) -> tuple[Span, ...]:
+    """Return the path sentinels that a manifest holds as three numbers each."""
+    return tuple(Span(*flat[start : start + 3]) for start in range(0, len(flat), 3))

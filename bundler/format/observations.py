@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Observed`: what was seen while a bundle was recorded, which is no part of what the bundle is.
+
+`Bundle` reads and writes it beside the content; recorders and builds make it, a restore asks it for devices and layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from bundler.errors import FormatError
+from bundler.format import wire
+from bundler.format.candidate_timings import Tuning, merge_tunings
+from bundler.format.entry_rows import Count, schema_of
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.summary import Summarized
+
+SCHEMA = 1
+# A tuning lies inside two arrays: observed, tunings.
+_ARRAYS_AROUND_TUNING = 2
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen of one kernel.
+
+    Attributes:
+        devices: the device indices it was compiled for, where known.
+        layouts: `triton` when it lay in a plain cache directory, `inductor` when in Inductor's, one a device.
+        times_us: microseconds by compile stage; empty when only hits were seen.
+    """
+
+    devices: tuple[int, ...] = ()
+    layouts: tuple[str, ...] = ()
+    times_us: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Observed(Summarized):
+    """Facts about the recording that are no part of what the bundle is.
+
+    Attributes:
+        kernels: kernel key -> `Observation`.
+        environments: for each recording host, (name, version) pairs: python, triton, torch, driver.
+        tunings: how the winners among the tuning records were found, one a record, by record.
+    """
+
+    kernels: Mapping[str, Observation] = field(default_factory=dict)
+    environments: tuple[tuple[tuple[str, str], ...], ...] = ()
+    tunings: tuple[Tuning, ...] = ()
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Every device index that any kernel was seen on, ascending."""
+        return tuple(sorted({device for seen in self.kernels.values() for device in seen.devices}))
+
+    def encode(self) -> bytes:
+        """Return the positional msgpack form."""
+        kernels = [
+            [key, list(seen.devices), list(seen.layouts), [list(time) for time in seen.times_us]]
+            for key, seen in sorted(self.kernels.items())
+        ]
+        environments = [[list(pair) for pair in pairs] for pairs in sorted(self.environments)]
+        # A field of its own at the end, and only where there is something to say: other bundles stay as they always were.
+        tunings = [[tuning.to_wire() for tuning in sorted(self.tunings, key=lambda t: t.record)]]
+        return wire.pack([SCHEMA, kernels, environments, *(tunings if self.tunings else [])])
+
+    @staticmethod
+    def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Observed:
+        """Read what `encode` wrote; raises `FormatError` or `LimitExceeded`."""
+        limits.check("manifest_bytes", len(data), "observations")
+        schema = schema_of(data, "observed", limits)
+        if schema != SCHEMA:
+            raise FormatError(f"observed: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)
+        row = wire.decode(data, _DECODER, "observed", limits)
+        if not newer_minor:
+            wire.check_canonical(data, row if bytes(row.tunings) else row.known(), "observed")
+        _check_lengths(row, limits)
+        seen, texts = _seen(row.kernels)
+        hosts = tuple([tuple(map(msgspec.structs.astuple, pairs)) for pairs in row.environments])
+        wire.check_texts(
+            {*texts, *seen, *(text for pairs in hosts for pair in pairs for text in pair)}, "observed", limits
+        )
+        return Observed(seen, hosts, _tunings(row.tunings, limits, newer_minor=newer_minor))
+
+
+def merge_observed(first: Observed, second: Observed) -> Observed:
+    """Union of what two recordings saw: all devices, the longer list of times, every host once."""
+    seen = dict(first.kernels)
+    for key, other in second.kernels.items():
+        mine = seen.get(key, Observation())
+        seen[key] = Observation(
+            tuple(sorted({*mine.devices, *other.devices})),
+            tuple(sorted({*mine.layouts, *other.layouts})),
+            max(mine.times_us, other.times_us, key=lambda times: (len(times), times)),
+        )
+    hosts = tuple(sorted({*first.environments, *second.environments}))
+    return Observed(seen, hosts, merge_tunings(first.tunings, second.tunings))
+
+
+class TimeRow(Struct, array_like=True, frozen=True, gc=False):
+    """How long a stage of a compile took, in microseconds."""
+
+    stage: str
+    time_us: Count
+
+
+class VersionRow(Struct, array_like=True, frozen=True, gc=False):
+    """What of which version a recording host had."""
+
+    name: str
+    version: str
+
+
+class ObservationRow(Struct, array_like=True, frozen=True, gc=False):
+    """What was seen of the kernel with this key."""
+
+    key: str
+    devices: tuple[int, ...]
+    layouts: tuple[str, ...]
+    times: tuple[TimeRow, ...]
+
+
+class ObservedRow(Struct, array_like=True, frozen=True, gc=False):
+    """All observations; the tunings are there only when there are some, and stay encoded."""
+
+    schema: Count
+    kernels: tuple[ObservationRow, ...]
+    environments: tuple[tuple[VersionRow, ...], ...]
+    tunings: Raw = msgspec.field(default_factory=Raw)
+
+    def known(self) -> list[Any]:
+        """Return the fields of observations without tunings."""
+        return [self.schema, self.kernels, self.environments]
+
+
+_DECODER = msgspec.msgpack.Decoder(ObservedRow)
+
+
+def _seen(rows: Iterable[ObservationRow]) -> tuple[dict[str, Observation], set[str]]:
+    """Return the observations by key, and the texts that occur in them; equal ones are one object."""
+    seen: dict[str, Observation] = {}
+    texts: dict[str, str] = {}
+    shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for row in rows:
+        if row.key in seen:
+            raise FormatError(f"observed: kernel key {row.key!r} occurs twice", name=row.key)
+        times = tuple([(texts.setdefault(time.stage, time.stage), time.time_us) for time in row.times])
+        devices, layouts = shared.setdefault(row.devices, row.devices), shared.setdefault(row.layouts, row.layouts)
+        seen[row.key] = Observation(devices, layouts, times)
+    layouts_seen = {text for group in shared for text in group if isinstance(text, str)}
+    return seen, {*texts, *layouts_seen}
+
+
+def _check_lengths(row: ObservedRow, limits: Limits) -> None:
+    for name, members in (("observations", row.kernels), ("environments", row.environments)):
+        limits.check("array_items", len(members), name)
+
+
+def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning, ...]:
+    if not bytes(packed):
+        return ()
+    # Wrapped, so that anything can stand there.
+    (rows,) = wire.unpack(b"\x91" + bytes(packed), "tunings", limits)
+    # In a newer minor version the field may have become something else, which is ignored like all that is unknown.
+    if type(rows) is not list and newer_minor:
+        return ()
+    tunings = tuple(Tuning.from_wire(item, open_ended=newer_minor) for item in wire.expect(rows, list, "tunings"))
+    if len({tuning.record for tuning in tunings}) != len(tunings):
+        raise FormatError("observed: two tunings of one record")
+    return tunings
