@@ -154,7 +154,7 @@ class Kernel:
     def launch(self) -> LaunchSpec:
         """What a static launch needs; its `facts` are None for a kernel that came by pack."""
         facts = None if self.facts_bytes is None else LaunchFacts.from_bytes(self.facts_bytes)
-        return replace(self.spec, facts=facts)
+        return self.spec.with_facts(facts)
 
     @cached_property
     def parts(self) -> KeyParts | None:
