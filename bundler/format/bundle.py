@@ -16,7 +16,6 @@ from typing import Protocol, Self
 from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
 from bundler.format import entries as entry_types
 from bundler.format.bundle_file import BytesSource, FileSource, replace_file
-from bundler.format.candidate_timings import id_of
 from bundler.format.container import Container
 from bundler.format.digest import check_digest, digest_raw, digest_text
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
@@ -24,7 +23,6 @@ from bundler.format.launch_spec import TuningRecord
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.summary import count, short
-from bundler.format.writer import write_container
 
 Keep = entry_types.Keep
 
@@ -275,6 +273,8 @@ class Bundle:
             StoreFull, AccessDenied, NotFound: it could not be written; what was at `path` before stays.
             UnsupportedVersion: this bundle has features that we can read but not write.
         """
+        from bundler.format.writer import write_container  # reading needs no writer
+
         self._check_writable()
         observed = self._observed.encode()
         replace_file(
@@ -283,6 +283,8 @@ class Bundle:
 
     def to_bytes(self) -> bytes:
         """Return what `save` would write."""
+        from bundler.format.writer import write_container
+
         self._check_writable()
         out = io.BytesIO()
         write_container(out, self._content, self._content_bytes, self._observed.encode(), self._read_blob)
@@ -309,6 +311,8 @@ class Bundle:
         if keep == "all" and target is None and names is None:
             entries += [*self.helpers, *self.opaque]
         records = [r for r in self.tuning_records if _matches(r.kernel, names)]
+        from bundler.format.candidate_timings import id_of
+
         chosen = {id_of(record) for record in records}
         tunings = tuple(tuning for tuning in self._observed.tunings if tuning.record in chosen)
         observed = replace(observed_of(self._observed, kernels), tunings=tunings)
