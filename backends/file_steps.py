@@ -241,7 +241,7 @@ def remove_unmodified(path: str, aside: str, since_s: float) -> bool:
         if found.st_mtime > since_s:
             return False
         if stat.S_ISDIR(found.st_mode):
-            return remove(path)  # nobody touches it, since it is no object
+            return remove(path)  # a directory is no object, so nobody touches it meanwhile
         return with_temporary(aside, lambda: _stays_aside(path, aside, since_s))
     except OSError as error:
         if error.errno in ABSENT:
@@ -257,7 +257,7 @@ def _stays_aside(path: str, aside: str, since_s: float) -> bool:
         if touched:
             create(aside, path)
     except BaseException:
-        # Stopped before it was clear that nobody needs the file.
+        # Interrupted before the file's time was compared, so the file gets its name back.
         with contextlib.suppress(FileNotFoundError):
             create(aside, path)
         raise

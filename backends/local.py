@@ -293,7 +293,7 @@ def _walk(top: str, prefix: str) -> Iterator[tuple[str, str]]:
         subfolders.sort()
         if os.path.basename(folder).startswith(_SHARD):
             parent = os.path.relpath(os.path.dirname(folder), top).replace(os.sep, "/")
-            # A directory in place of an object is a damaged object: it is there for whoever asks, and stands in the way.
+            # A directory in place of an object is listed as a damaged object: it stands in the way of the real one.
             for name in sorted([*names, *subfolders]):
                 key = name if parent == "." else f"{parent}/{name}"
                 if is_key(key):

@@ -19,7 +19,7 @@ from bundler.backends.counters import TierCounters
 
 # The most bytes that a reader takes for one object when nobody says less: four times as much as a manifest may have.
 OBJECT_LIMIT = 64 * 1024 * 1024
-# Of what is larger than it may be, so much is read: the head of a stored value.
+# So much is read of an object that is too large: the head of a stored value.
 BEGINNING_BYTES = 128
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`after_fork`: how everything of ours that holds a lock, a thread or a process learns that it is in a forked child.
+"""`after_fork`: how an object that holds a lock, a thread or a process learns that it is in a forked child.
 
-Only the thread that forked exists in the child, so a lock that another thread held stays locked there for ever.  Whoever has such
-a lock registers a method that makes it anew; every room may use this module, which imports nothing of ours.
+Only the thread that forked exists in the child, so a lock that another thread held stays locked there for ever.  An object with such
+a lock registers a method that makes the lock anew; every room may use this module, which imports nothing of ours.
 """
 
 from __future__ import annotations

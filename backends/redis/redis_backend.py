@@ -123,6 +123,7 @@ class RedisBackend(Backend):
                 raise BackendFull(f"{key} has {len(items[key])} bytes, and a value at most {values.MAX_BYTES}")
         for key, value in items.items():
             ready[key] = self._prepared(key, value)
+        # NX decides who is first; a loser looks whether what stands there is an object at all.
         created = self._set("o", ready)
         refused = ready.keys() - created
         # Such a key may hold a list, or the head of parts of which some were evicted; left there, nobody could ever put the object.
@@ -140,6 +141,7 @@ class RedisBackend(Backend):
     def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
         # Times are whole milliseconds, and a float of seconds may fall just short of one.
         since_ms = "" if unmodified_since_s is None else int(unmodified_since_s * 1000 + 0.001)
+        # The head goes first: without it the parts are no object, whoever reads in between.
         gone = self._heads(scripts.DELETE, _unique(keys), since_ms)
         parts = [self._part(name) for head in _split(gone) for name, _ in head.parts]
         for batch in batches(parts, values.BATCH_KEYS):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pack`: cache directory -> bundle; and what commands that write bundles share."""
+"""The command `pack`: cache directory -> bundle; and `save` and `show_contents`, for all commands that write bundles.
+
+`app.py` lists the command.
+"""
 
 from __future__ import annotations
 

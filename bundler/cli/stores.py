@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens stores for commands: by `--store`, else by the environment, with the environment's settings for servers."""
+"""`open_stores`, `store_option`: stores for commands, named by `--store` or the environment, with the environment's settings for servers.
+
+Every command that works on a store uses it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tune`: the configs that tuners chose, in a bundle or a cache directory: look, take out, put in, compare."""
+"""The command `tune`: the configs that tuners chose, in a bundle or a cache directory: look, take out, put in, compare.
+
+`app.py` lists it; `tuning_sources.py` reads the configs.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `tune` reads winners: bundles, cache directories, lookup tables, and the result files of tuners."""
+"""`read_winners`: reads the configs that tuners chose: from bundles, cache directories, lookup tables, and result files of tuners.
+
+The command `tune` is the caller.
+"""
 
 from __future__ import annotations
 

@@ -163,14 +163,15 @@ def environment() -> tuple[tuple[str, str], ...]:
         ("python", platform.python_version()),
         ("platform", f"{sys.platform} {machine()}"),
         ("triton", triton.release if triton is not None else None),
-        ("torch", _version_of("torch")),
+        ("torch", version_of("torch")),
         ("driver", _driver()),
         ("gpu", _gpu_names()),
     ]
     return tuple((name, text) for name, text in facts if text)
 
 
-def _version_of(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution; None when it is not installed."""
     import importlib.metadata
 
     try:

@@ -46,7 +46,9 @@ say([modules_of("softmax"), [hit for _, hit in heard]])
 def tagged(store_url, tmp_path):
     """The environment of a process whose kernels are in a tag."""
     settings = {"TRITON_BUNDLER_TAG": "t", "TRITON_BUNDLER_LOCAL": tmp_path / "ours"}
-    plugged.run("compile_one('gelu'); compile_one('softmax')", plugged.environment(store_url, tmp_path / "a", **settings))
+    plugged.run(
+        "compile_one('gelu'); compile_one('softmax')", plugged.environment(store_url, tmp_path / "a", **settings)
+    )
     return plugged.environment(store_url, tmp_path / "b", **settings)
 
 

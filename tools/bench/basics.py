@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to have us: importing the package, and recording compiles."""
+"""What the package costs a program that uses it: its import, and recording compiles."""
 
 from __future__ import annotations
 
