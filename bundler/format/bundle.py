@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
 from bundler.format import entries as entry_types
@@ -19,10 +19,12 @@ from bundler.format.bundle_file import BytesSource, FileSource, replace_file
 from bundler.format.container import Container
 from bundler.format.digest import check_digest, digest_raw, digest_text
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
-from bundler.format.launch_spec import TuningRecord
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.summary import count, short
+
+if TYPE_CHECKING:
+    from bundler.format.launch_spec import TuningRecord
 
 Keep = entry_types.Keep
 
