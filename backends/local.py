@@ -247,11 +247,11 @@ class LocalBackend(Backend):
             self._trust_root()
             self._made.add(path)
 
-    def _writing(self) -> _Writing:
-        return _Writing(self)
+    def _writing(self) -> _WriteAttempt:
+        return _WriteAttempt(self)
 
 
-class _Writing:
+class _WriteAttempt:
     """Maps errors of writing, and pauses writing after a full disk."""
 
     def __init__(self, backend: LocalBackend) -> None:
