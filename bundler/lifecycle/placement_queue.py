@@ -43,7 +43,7 @@ class PlacementQueue:
         self._waiting: dict[str, tuple[CacheDirectory, list[ReadyKernel]]] = {}
         self._count = self._bytes = 0
         self._most = KERNELS_AT_FIRST
-        self._writing: _Writing | None = None
+        self._writing: _BatchesUnderWay | None = None
 
     def add(self, directory: CacheDirectory, kernel: ReadyKernel) -> None:
         """Add a kernel.
@@ -76,7 +76,7 @@ class PlacementQueue:
         self._most = min(KERNELS_PER_BATCH, 2 * self._most)
         self._settle()
         if batches:
-            self._writing = _Writing(batches)
+            self._writing = _BatchesUnderWay(batches)
             self._writing.start()
 
     def _settle(self) -> None:
@@ -85,7 +85,7 @@ class PlacementQueue:
             self._writing = None
 
 
-class _Writing:
+class _BatchesUnderWay:
     """Batches that are being written, one after the other, in a thread of their own where that helps."""
 
     def __init__(self, batches: Iterable[KernelBatch]) -> None:

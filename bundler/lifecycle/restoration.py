@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
-from bundler.format.entries import HelperLibrary, Kernel
+from bundler.format.entries import HelperLibrary
 from bundler.lifecycle import rekeyed_kernels as rekeying
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, ReadyKernel
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
@@ -121,6 +121,10 @@ class _Tally:
         self.bytes += size
 
 
+def _size_of(wanted: WantedKernel) -> int:
+    return wanted.size_bytes
+
+
 def _worst(one: Outcome, two: Outcome) -> Outcome:
     """A kernel that goes to several directories counts as repaired, else restored, if it was that anywhere."""
     order: tuple[Outcome, ...] = ("present", "restored", "repaired")
@@ -155,7 +159,7 @@ class Restoration(RestorePlan):
         kernels = self._wanted_kernels()
         for root in {root for kernel in kernels for root in self._roots(kernel)}:
             self._place(root)
-        runs = self._runs(kernels)
+        runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
         queue = PlacementQueue(self.tally.placed)
 
         def place_all() -> None:
@@ -166,12 +170,11 @@ class Restoration(RestorePlan):
 
         cleaned_up(place_all, queue.close)
 
-    def _fetched(self, run: list[Kernel]) -> list[WantedKernel]:
-        wanted = [WantedKernel.of(kernel, self.options.keep) for kernel in run]
-        self.bundle.blobs.prefetch([digest for one in wanted for digest in one.digests])
-        return wanted
+    def _fetched(self, run: list[WantedKernel]) -> list[WantedKernel]:
+        self.bundle.blobs.prefetch([digest for wanted in run for digest in wanted.digests])
+        return run
 
-    def _fetched_ahead(self, runs: Iterable[list[Kernel]]) -> Iterator[list[WantedKernel]]:
+    def _fetched_ahead(self, runs: Iterable[list[WantedKernel]]) -> Iterator[list[WantedKernel]]:
         """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next ones."""
         ready: deque[Future[list[WantedKernel]]] = deque()
         with ThreadPoolExecutor(1) as reader:
@@ -188,7 +191,7 @@ class Restoration(RestorePlan):
     def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
         roots = self._roots(wanted.kernel)
         try:
-            stored = StoredKernel.read(self.bundle, wanted)
+            stored = StoredKernel.read(self.bundle.blobs, wanted)
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
             ready = [stored.ready_for(root, self.triton_dir) for root in roots]
         except (DigestMismatch, FormatError, NotFound) as error:

@@ -124,7 +124,7 @@ class KeptCacheManager(CacheManager):  # type: ignore[misc]
         return path
 
     def _keepers(self) -> list[Keeper]:
-        return [source.current() for source in self.sources]
+        return [source.keeper or source.find() for source in self.sources]
 
     def _home_of(self, root: str) -> str:
         """Return where to write what belongs into `root`; what is empty is Triton's to refuse."""

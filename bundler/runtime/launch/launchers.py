@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
 from bundler.runtime.launch.parameter_buffer import Packer
-from bundler.runtime.launch.plan import LaunchPlan
+from bundler.runtime.launch.plan import LaunchPlan, Parameter
+from bundler.runtime.launch.shared_parts import SharedParts
 
 # What `fail` is told when it was not the driver that refused.
 CLOSED, BAD_GRID = -1, -2
@@ -81,11 +82,12 @@ def compiled_launcher(kind: Any, binding: Binding) -> Any:
             packers.append(Packer(plan))
         return bytes(packers[0].pack(values))
 
+    arguments, fields = _packings.get(plan.parameters, _packing)
     extended = binding.extended if binding.attributes else None
     return kind(
-        plain=_address(binding.plain),
-        extended=0 if extended is None else _address(extended),
-        where=_address(binding.ask_place),
+        plain=_addresses.get(binding.plain, _address),
+        extended=0 if extended is None else _addresses.get(extended, _address),
+        where=_addresses.get(binding.ask_place, _address),
         place=binding.place,
         function=binding.function,
         block=plan.block_threads,
@@ -93,8 +95,8 @@ def compiled_launcher(kind: Any, binding: Binding) -> Any:
         shared=plan.shared_bytes,
         attributes=binding.attributes,
         buffer_bytes=plan.buffer_bytes,
-        arguments=len(plan.arguments),
-        fields=tuple((p.kind, p.offset, -1 if p.argument is None else p.argument) for p in plan.parameters),
+        arguments=arguments,
+        fields=fields,
         slow_pack=slow_pack,
         fail=binding.fail,
         enter=binding.enter,
@@ -102,9 +104,22 @@ def compiled_launcher(kind: Any, binding: Binding) -> Any:
     )
 
 
+def _packing(parameters: tuple[Parameter, ...]) -> tuple[int, tuple[tuple[str, int, int], ...]]:
+    """Return how many values the extension packs, and for each parameter its kind, its offset and the value that fills it, or -1."""
+    filled = sum(parameter.argument is not None for parameter in parameters)
+    return filled, tuple((p.kind, p.offset, -1 if p.argument is None else p.argument) for p in parameters)
+
+
+# Plans of one signature share their parameters.
+_packings: SharedParts[tuple[Parameter, ...], tuple[int, tuple[tuple[str, int, int], ...]]] = SharedParts(1024)
+
+
 def _address(function: Any) -> int:
     # A function of ctypes is memory that holds its address; cast() would take five times as long.
     return ctypes.c_void_p.from_buffer(function).value or 0
+
+
+_addresses: SharedParts[Any, int] = SharedParts(64)
 
 
 class CtypesLauncher:

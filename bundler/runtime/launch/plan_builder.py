@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from bundler.errors import BundlerError, CannotLaunchStatically
 from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel, Target
-from bundler.format.launch_spec import LaunchFacts, LaunchSpec
+from bundler.format.launch_spec import LaunchFacts, LaunchSpec, Named
 from bundler.format.summary import count
 from bundler.runtime.launch.parameter_layout import Layout, read_layout
 from bundler.runtime.launch.plan import (
@@ -26,6 +27,7 @@ from bundler.runtime.launch.plan import (
     Piece,
     TensorMap,
 )
+from bundler.runtime.launch.shared_parts import SharedParts
 
 BACKENDS = ("cuda", "hip")
 MAX_RANK = 5
@@ -53,7 +55,7 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
     _check_numbers(spec, refuse)
     _check_threads(spec, layout, refuse)
     parameters, pieces, maps = _parameters(spec, backend, layout, refuse)
-    return LaunchPlan(
+    return LaunchPlan.of(
         kernel=kernel.name,
         key=kernel.key,
         entry=spec.entry,
@@ -181,35 +183,48 @@ def _descriptor_pieces(
 
 
 _Shape = tuple[tuple[Parameter, ...], tuple[Piece, ...], tuple[TensorMap, ...]]
+_MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64
+
+
+@functools.lru_cache(maxsize=_MAX_SIGNATURES)
+def _variants(_signature: Named) -> dict[tuple[Any, ...], _Shape]:
+    """Return where the shapes of kernels with this signature are kept, by what else they follow from."""
+    return {}
+
+
 # Kernels that differ in their constants alone have one shape.
-_shapes: dict[tuple[Any, ...], _Shape] = {}
-_MAX_SHAPES = 1024
+_shapes: SharedParts[Named, dict[tuple[Any, ...], _Shape]] = SharedParts(_MAX_SIGNATURES)
 
 
 def _parameters(spec: LaunchSpec, backend: str, layout: Layout, refuse: _Refusal) -> _Shape:
     """Return the parameters where the binary has them, what fills them, and the tensor maps among them."""
     facts, hidden = spec.require_facts(), _hidden(spec, backend)
-    key = (facts.signature, spec.tensor_descriptors, backend, hidden, layout.slots)
-    found = _shapes.get(key)
+    variants = _shapes.get(facts.signature, _variants)
+    descriptors = spec.tensor_descriptors
+    key = (backend, hidden, layout.slots, descriptors if descriptors.payload else None)
+    found = variants.get(key)
     if found is None:
+        extra = [_SCRATCH[kind] for kind in hidden]
         maps = _tensor_maps(spec, backend, refuse)
-        pieces = _fitting(facts, maps, len(layout.slots) - len(hidden), hidden, refuse)
+        pieces = _fitting(facts, maps, len(layout.slots) - len(extra), extra, refuse)
         shown = [Parameter(p.name, p.kind, 0, KIND_BYTES[p.kind], number) for number, p in enumerate(pieces)]
-        found = _placed([*shown, *hidden], layout, refuse), pieces, _numbered(maps, pieces)
-        if len(_shapes) >= _MAX_SHAPES:
-            _shapes.clear()
-        _shapes[key] = found
+        found = _placed([*shown, *extra], layout, refuse), pieces, _numbered(maps, pieces)
+        if len(variants) >= _MAX_VARIANTS:
+            variants.clear()
+        variants[key] = found
     return found
 
 
-def _hidden(spec: LaunchSpec, backend: str) -> tuple[Parameter, ...]:
-    """Return the parameters that Triton appends: on CUDA as its metadata say, on HIP always two."""
-    always = backend == "hip"
-    wanted = (always or spec.global_scratch_bytes is not None, always or spec.profile_scratch_bytes is not None)
-    return tuple(parameter for parameter, there in zip(_SCRATCH, wanted, strict=True) if there)
+def _hidden(spec: LaunchSpec, backend: str) -> tuple[str, ...]:
+    """Return the kinds of parameters that Triton appends: on CUDA as its metadata say, on HIP always two."""
+    if backend == "hip" or (spec.global_scratch_bytes is not None and spec.profile_scratch_bytes is not None):
+        return GLOBAL_SCRATCH, PROFILE_SCRATCH
+    if spec.global_scratch_bytes is not None:
+        return (GLOBAL_SCRATCH,)
+    return () if spec.profile_scratch_bytes is None else (PROFILE_SCRATCH,)
 
 
-_SCRATCH = tuple(Parameter(kind, kind, 0, KIND_BYTES[kind], None) for kind in (GLOBAL_SCRATCH, PROFILE_SCRATCH))
+_SCRATCH = {kind: Parameter(kind, kind, 0, KIND_BYTES[kind], None) for kind in (GLOBAL_SCRATCH, PROFILE_SCRATCH)}
 
 
 # Tensor maps ------------------------------------------------------------------------------------------------------------
@@ -257,7 +272,7 @@ def _numbered(maps: tuple[TensorMap, ...] | None, pieces: tuple[Piece, ...]) -> 
 
 
 def _fitting(
-    facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, room: int, hidden: tuple[Parameter, ...], refuse: _Refusal
+    facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, room: int, hidden: list[Parameter], refuse: _Refusal
 ) -> tuple[Piece, ...]:
     """Return the pieces, as many as the binary has room for.
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +14,7 @@ from bundler.format.summary import count
 from bundler.runtime import grids
 from bundler.runtime.launch.bound_call import BoundCall, Grids, bind_call, bind_like
 from bundler.runtime.launch.call_key import UNCACHEABLE, Reader
-from bundler.runtime.launch.compiled_dispatch import compiled_dispatcher
+from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
 from bundler.runtime.launch.device_check import check_address, check_memory
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
@@ -56,7 +55,7 @@ class _Cut(NamedTuple):
     shapes: dict[tuple[Any, ...], tuple[CallShape, BoundCall]]
 
 
-class StaticKernel:
+class StaticKernel(Gridded):
     """One kernel of a bundle, in all its recorded specializations.
 
     `kernel[grid](*args, **keywords)` is called as Triton's own: keywords are parameters, or options such as `num_warps`.  The
@@ -98,9 +97,6 @@ class StaticKernel:
     def specializations(self) -> tuple[Specialization, ...]:
         """The recorded kernels, in the order of their keys."""
         return self._specializations
-
-    def __getitem__(self, grid: grids.Grid) -> Callable[..., None]:
-        return functools.partial(self._launch, grid)
 
     def handle(self, *args: Any, **keywords: Any) -> Handle:
         """Return the specialization that a call like this one would launch, to launch it again and again without a look.
