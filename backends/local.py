@@ -8,7 +8,7 @@
     <root>/leases/…                who may compile what, for a time
     <root>/tmp/…                   being written; swept when a day old by the file system's own clock
 
-Nothing depends on locks: a name is taken by whoever links to it first, which also holds between clients of NFS.
+Nothing depends on locks: the first process that links to a name has it, which also holds between clients of NFS.
 
 `bundler/store/store_urls.py` opens it for paths and `file://` URLs; the compile room keeps its host-wide leases in one.
 """
