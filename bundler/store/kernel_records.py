@@ -295,7 +295,7 @@ class KernelRecords:
         found = {}
         for record, wanted in zip(group, digests, strict=True):
             try:
-                blobs.update(zip(wanted, source.view_blobs(wanted), strict=True))
+                blobs.update(zip(wanted, map(bytes, source.view_blobs(wanted)), strict=True))
                 found[record.kernel.key] = record
             except (NotFound, *DAMAGED) as error:
                 damaged[record.kernel.key] = error.message

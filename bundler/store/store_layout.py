@@ -21,6 +21,7 @@ Every module of this room reads and writes objects and refs through it.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -57,6 +58,8 @@ REF_BYTES = 128 * KIB
 RECORDS = f"{MAJOR}/k"
 # A record is of one kernel, and has some KB.
 RECORD_BYTES = MIB
+
+_of_thread = threading.local()
 
 
 @dataclass(frozen=True)
@@ -213,18 +216,26 @@ def decompress(
             limits.check("manifest_bytes", declared, key)
         elif declared != size:
             raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
-        reader = zstandard.ZstdDecompressor(dict_data=dictionary)
+        reader = _decompressor() if dictionary is None else zstandard.ZstdDecompressor(dict_data=dictionary)
         payload: bytes = reader.decompress(frame, max_output_size=declared, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{key}: {error}", key=key) from error
     return payload
 
 
-def split_unit(payload: bytes, unit: Unit) -> dict[bytes, bytes]:
-    """Return a unit's blobs by raw digest, each verified."""
-    blobs, offset = {}, 0
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor serves one thread at a time."""
+    reader: zstandard.ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
+    if reader is None:
+        reader = _of_thread.decompressor = zstandard.ZstdDecompressor()
+    return reader
+
+
+def split_unit(payload: bytes, unit: Unit) -> dict[bytes, memoryview]:
+    """Return a unit's blobs by raw digest, each verified, where they lie in the payload."""
+    blobs, offset, view = {}, 0, memoryview(payload)
     for digest, size in unit.blobs:
-        data = payload[offset : offset + size]
+        data = view[offset : offset + size]
         check_digest(data, digest, unit.key)
         blobs[digest] = data
         offset += size

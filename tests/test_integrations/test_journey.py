@@ -86,7 +86,7 @@ _HEAVY = {
     "asyncio", "concurrent.futures.thread", "ctypes", "difflib", "filelock", "importlib.metadata", "multiprocessing", "pathlib",
     "shutil", "sysconfig", "zipfile",
 }  # fmt: skip
-_WRITERS = {"bundler.format.writer", "bundler.lifecycle.bundle_builder", "bundler.lifecycle.collection"}
+_WRITERS = {"bundler.lifecycle.bundle_builder", "bundler.lifecycle.collection"}
 _KEYS = {"bundler.toolchain.compile_call", "bundler.toolchain.jit_specialization", "bundler.toolchain.rekeyed_key"}
 _STORES = {
     "bundler.store.kernel_records",
