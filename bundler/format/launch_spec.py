@@ -71,10 +71,10 @@ class LaunchFacts:
                      a.do_not_specialize_on_alignment]
                     for a in self.arguments
                 ],
-                _named_to_wire(self.signature),
-                [[list(path), value.to_wire()] for path, value in self.constants],
-                [[list(path), value.to_wire()] for path, value in self.attributes],
-                _named_to_wire(self.options),
+                named_to_wire(self.signature),
+                paths_to_wire(self.constants),
+                paths_to_wire(self.attributes),
+                named_to_wire(self.options),
             ]
         )  # fmt: skip
 
@@ -210,7 +210,7 @@ class TuningRecord(Summarized):
 
     def to_wire(self) -> list[Any]:
         """Return the positional form."""
-        return [self.kernel, [list(part) for part in self.parts], _named_to_wire(self.config), self.found_by]
+        return [self.kernel, [list(part) for part in self.parts], named_to_wire(self.config), self.found_by]
 
     @staticmethod
     def from_wire(data: Any, *, open_ended: bool = False) -> TuningRecord:
@@ -219,7 +219,7 @@ class TuningRecord(Summarized):
             data, "tuning record", str, list, list, str, open_ended=open_ended
         )
         pairs = tuple(tuple(wire.fields(part, "key part", str, str)) for part in parts)
-        return TuningRecord(kernel, pairs, _named_from_wire(config), found_by)
+        return TuningRecord(kernel, pairs, named_from_wire(config), found_by)
 
 
 def _optional(value: Value | None) -> list[Any] | None:
@@ -231,16 +231,24 @@ def _argument(data: Any) -> Argument:
     return Argument(name, annotation, None if default is None else Value.from_wire(default), *flags)
 
 
-def _named_to_wire(named: Named) -> list[Any]:
+def named_to_wire(named: Named) -> list[Any]:
+    """Return the positional form of values by name."""
     return [[name, value.to_wire()] for name, value in named]
 
 
-def _named_from_wire(data: list[Any]) -> Named:
+def named_from_wire(data: list[Any]) -> Named:
+    """Decode what `named_to_wire` wrote; raises `FormatError` for anything else."""
     pairs = [wire.fields(item, "named value", str, object) for item in data]
     return tuple((name, Value.from_wire(value)) for name, value in pairs)
 
 
-def _paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
+def paths_to_wire(by_path: tuple[tuple[Path, Value], ...]) -> list[Any]:
+    """Return the positional form of values by the path of an argument."""
+    return [[list(path), value.to_wire()] for path, value in by_path]
+
+
+def paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
+    """Decode what `paths_to_wire` wrote; raises `FormatError` for anything else."""
     result = []
     for item in data:
         path, value = wire.fields(item, "argument path", list, object)
@@ -251,10 +259,10 @@ def _paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
 _SECTIONS: tuple[Callable[[Any], Any], ...] = (
     lambda kind: wire.expect(kind, str, "launch facts"),
     lambda arguments: tuple(_argument(item) for item in wire.expect(arguments, list, "launch facts")),
-    lambda signature: _named_from_wire(wire.expect(signature, list, "launch facts")),
-    lambda constants: _paths_from_wire(wire.expect(constants, list, "launch facts")),
-    lambda attributes: _paths_from_wire(wire.expect(attributes, list, "launch facts")),
-    lambda options: _named_from_wire(wire.expect(options, list, "launch facts")),
+    lambda signature: named_from_wire(wire.expect(signature, list, "launch facts")),
+    lambda constants: paths_from_wire(wire.expect(constants, list, "launch facts")),
+    lambda attributes: paths_from_wire(wire.expect(attributes, list, "launch facts")),
+    lambda options: named_from_wire(wire.expect(options, list, "launch facts")),
 )
 
 

@@ -7,6 +7,7 @@ one batch while the caller reads and verifies the next; elsewhere the caller wri
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import threading
@@ -98,9 +99,9 @@ class _BatchesUnderWay:
 
     def start(self) -> None:
         if kernel_writer.compiled_writer() is not None:
-            # Where no thread can be had, this one writes.
+            # Where no thread can be had, this one writes.  `threading.Thread` would wait until the new one runs.
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=self._write, args=(threads_to_write(),), name="bundler-kernel-writer").start()
+                _thread.start_new_thread(self._write, (threads_to_write(),))
                 return
         self._write(threads=1)
         if self._problem is not None:
