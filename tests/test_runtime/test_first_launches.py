@@ -8,9 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bundler.errors import CannotLaunchStatically, NotFound
+from bundler import Bundle
+from bundler.errors import CannotLaunchStatically, FormatError, NotFound
 from bundler.format.constant_values import Value
 from bundler.format.launch_spec import LaunchFacts
+from bundler.format.manifest import Content, Observed
 from bundler.runtime import DryDriver, load
 from bundler.runtime.launch.shared_parts import SharedParts
 from bundler.runtime.launch.specialization_choice import Choices
@@ -135,6 +137,18 @@ def test_loading_a_bundle_decodes_no_facts(recorded, monkeypatch):
         assert isinstance(kernels["add"], StaticKernel)
         assert {*decoded} == {"add"}
         assert kernels["add"] is kernels["add"]
+
+
+def test_facts_that_cannot_be_read_are_told_when_their_kernel_is_asked_for(recorded):
+    """A kernel with damaged facts keeps no other kernel of its bundle from being launched."""
+    kernels = [k for k in recorded.bundle.kernels if k.name in {"add", "nothing"} and k.target.backend == "cuda"]
+    damaged = [replace(k, facts_bytes=b"\x90") if k.name == "nothing" else k for k in kernels]
+    bundle = Bundle(Content.of(damaged), Observed(), recorded.bundle.blobs)
+    with load(bundle, driver=DryDriver("cuda")) as found:
+        found["add"][GRID](X, Y, OUT, 1024)
+        with pytest.raises(FormatError, match="launch facts"):
+            found["nothing"]
+    assert len(found.driver.launches) == 1
 
 
 def test_plans_of_one_signature_share_what_follows_from_it(cuda):
