@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bundler.errors import AccessDenied, BundlerError
 from bundler.format import names
@@ -21,6 +21,7 @@ from bundler.integrations.kernel_lookup import Found, Registered, Shelves
 from bundler.integrations.kernel_publisher import Publisher
 from bundler.integrations.miss_notes import Notes
 from bundler.integrations.publish_queue import Job, MadeFile, MadeKernel, Over, bundle_of, file_known_by
+from bundler.integrations.session_options import Options
 from bundler.integrations.session_tally import MANY_HITS, Tally
 from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
 from bundler.integrations.strict_mode import Guard
@@ -29,50 +30,16 @@ from bundler.toolchain import compile_frames, directories, identity, instances
 from bundler.toolchain.keeper import CacheCall, Group, Keeper
 
 if TYPE_CHECKING:
-    from bundler.config import Mode, Strict
-    from bundler.format.bundle import Keep
     from bundler.integrations.key_comparison import Keyed
     from bundler.integrations.session_usage import Used
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.compiled_once import Turn
     from bundler.lifecycle.machine_store import Store
-    from bundler.lifecycle.restore_options import Trust
-    from bundler.store.bundle_store import PushMode
     from bundler.toolchain.spool_records import SpooledEvent
 
 # Recorded kernels that are compared for "what is nearest": the newest ones.
 MOST_COMPARED = 10_000
 MOST_REMEMBERED = 1000
-
-
-class Options(NamedTuple):
-    """What a session was told.
-
-    Attributes:
-        tag: fetched at the start, and given what was used at the end; None for none.
-        mode: look up (`read`), publish (`write`), or both.
-        push: how the tag is given what was used; None for not at all.
-        strict, trust, keep: as the settings of these names.
-        local: our own directory; None for the usual place.
-    """
-
-    tag: str | None = None
-    mode: Mode = "readwrite"
-    push: PushMode | None = "merge"
-    strict: Strict = "off"
-    trust: Trust = "kernels"
-    keep: Keep = "all"
-    local: str | None = None
-
-    @property
-    def reads(self) -> bool:
-        """Whether kernels are looked up."""
-        return self.mode != "write"
-
-    @property
-    def writes(self) -> bool:
-        """Whether kernels are published."""
-        return self.mode != "read"
 
 
 class Engine(Keeper):
