@@ -56,6 +56,7 @@ class Engine(Keeper):
 
     def __init__(self, store: Store | None, options: Options, registered: Registered) -> None:
         self.store, self.options = store, options
+        self._reads, self._writes = options.reads, options.writes
         self.tally = Tally()
         self.troubles = Troubles(self.tally, lambda: self.guard.mode)
         self.guard = Guard(options.strict, self._recorded, self.troubles.unexpected)
@@ -79,13 +80,13 @@ class Engine(Keeper):
         instances.note_from_now_on()
         if self.options.tag is None:
             return
-        if self.options.reads:
+        if self._reads:
             with self.troubles.excused(f"tag {self.options.tag} was not fetched"):
                 self._fetch_tag(self.options.tag)
         else:
             with self.troubles.excused("a tag was not looked for", heard=False):
                 self._mention_missing(self.options.tag)
-        if self.options.writes and self.options.push is not None:
+        if self._writes and self.options.push is not None:
             from bundler.integrations.session_usage import Used
 
             self.used = Used()
@@ -108,7 +109,7 @@ class Engine(Keeper):
             return
         from bundler.store.references import did_you_mean
 
-        makes = self.options.writes and self.options.push is not None
+        makes = self._writes and self.options.push is not None
         then = "this session makes it at its end" if makes else "nothing is fetched"
         hint = f"; {did_you_mean(near)}" if near else ""
         self.troubles.mentioned(f"tag {tag!r} is not in {self.store.name} yet: {then}{hint}")
@@ -151,7 +152,7 @@ class Engine(Keeper):
             self.guard.miss(lambda: call.record(cache_hit=False), why)
 
     def _fetch(self, call: CacheCall) -> Group | None:
-        if not self.options.reads:
+        if not self._reads:
             return None
         found = self._shelves.find_in_tag(call.key)
         if found is None:
@@ -167,7 +168,7 @@ class Engine(Keeper):
         held = self._turns.get(key)
         # Waiting for our own lease, after a compile of ours that failed, would be waiting for nobody.
         mine = held is not None and held[0] == threading.get_ident()
-        return self.options.writes and self.guard.mode != "error" and not mine
+        return self._writes and self.guard.mode != "error" and not mine
 
     def _place(self, call: CacheCall, found: Found) -> Group | None:
         from bundler.lifecycle.kernel_directory import Rejected
@@ -246,7 +247,7 @@ class Engine(Keeper):
     def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
         """Return a tuning file, or with trust a helper library."""
         library = filename.endswith(names.LIBRARY_SUFFIXES)
-        if self.store is None or not self.options.reads or (library and self.options.trust != "code"):
+        if self.store is None or not self._reads or (library and self.options.trust != "code"):
             return None
         with self.troubles.excused(f"looking up {filename}"):
             data = self.store.file_records().look_up(file_known_by(key, filename, origin))
@@ -281,7 +282,7 @@ class Engine(Keeper):
 
     def _publish_kernels(self, kernels: list[MadeKernel]) -> None:
         records = self._shelves.records
-        if records is None or not self.options.writes:
+        if records is None or not self._writes:
             return
         with bundle_of(kernels, self.options.keep) as bundle:
             for name, reason in bundle.left_out:
@@ -292,7 +293,7 @@ class Engine(Keeper):
             self.tally.add("bytes_sent", sum(kernel.size for kernel in sent))
 
     def _publish_file(self, made: MadeFile) -> None:
-        if self.store is None or not self.options.writes:
+        if self.store is None or not self._writes:
             return
         if self.store.file_records().publish(made.known_by, made.filename, made.data):
             self.tally.add("published")
