@@ -158,7 +158,7 @@ class Kernel:
         from bundler.format.launch_spec import LaunchFacts  # a restore never looks at them
 
         facts = None if self.facts_bytes is None else LaunchFacts.from_bytes(self.facts_bytes)
-        return replace(self.spec, facts=facts)
+        return self.spec.with_facts(facts)
 
     @cached_property
     def parts(self) -> KeyParts | None:

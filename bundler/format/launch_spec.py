@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
+
 from bundler.errors import CannotLaunchStatically, FormatError
 from bundler.format import wire
 from bundler.format.constant_values import Value, encode
@@ -87,7 +89,7 @@ class LaunchFacts:
         kind, arguments, signature, constants, attributes, options = sections
         # Constants differ from kernel to kernel; the rest is shared by many, and then decoded once.
         return LaunchFacts(
-            _section(0, kind), _section(1, arguments), _section(2, signature), _decode(3, constants),
+            _section(0, kind), _section(1, arguments), _section(2, signature), _constants(constants),
             _section(4, attributes), _section(5, options),
         )  # fmt: skip
 
@@ -118,6 +120,13 @@ class LaunchSpec:
             f"<LaunchSpec {short(printable(self.entry))} {count(self.num_warps, 'warp')}{blocks}, "
             f"{count(self.shared_bytes, 'byte')} shared, {facts}>"
         )
+
+    def with_facts(self, facts: LaunchFacts | None) -> LaunchSpec:
+        """Return the same spec with these facts."""
+        spec = object.__new__(LaunchSpec)
+        # A frozen dataclass sets its fields one by one, and each kernel that is launched comes here.
+        spec.__dict__.update(self.__dict__, facts=facts)
+        return spec
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> LaunchSpec:
@@ -260,6 +269,22 @@ _SECTIONS: tuple[Callable[[Any], Any], ...] = (
 def _decode(number: int, packed: bytes) -> Any:
     # Packed alone it lies one array less deep than in the facts; wrapped, it is as deep and as checked as there.
     return _SECTIONS[number](wire.unpack(b"\x91" + packed, "launch facts")[0])
+
+
+# What nearly all constants are: numbers, texts and the like, none inside another.
+_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, ...], tuple[str, bool | int | str | None]], ...])
+
+
+def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
+    """Return the constants in a section that `wire.split` found; they differ from kernel to kernel, so this is done for each."""
+    # No text in it can be longer than it is.  It declares no more than there is, or it would not have been split off.
+    if len(packed) <= DEFAULT_LIMITS.string_bytes:
+        try:
+            found = _PLAIN_CONSTANTS.decode(packed)
+        except (ValueError, RecursionError):  # others, or no constants at all: `_decode` knows, and says what is wrong
+            return _decode(3, packed)  # type: ignore[no-any-return]
+        return tuple([(path, Value.from_wire([tag, payload])) for path, (tag, payload) in found])
+    return _decode(3, packed)  # type: ignore[no-any-return]
 
 
 # Bounded by `wire.MAX_SPLIT_BYTES` an entry.  What it returns is immutable, so that threads and kernels can share it.

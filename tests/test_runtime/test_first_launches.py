@@ -98,6 +98,7 @@ def test_two_kernels_that_fit_one_shape_are_told_apart_as_before(recorded):
     chosen = choices.choose("cuda:90", (X, Y, OUT, 1024), {"BLOCK": 64})
     assert chosen.specialization.key == kernel.key
     shape = choices.shape("cuda:90", chosen, (), ("BLOCK",))
+    assert choices.shape("cuda:90", chosen, (), ("num_warps",)) is None  # a parameter of some other function alone
     assert shape.find([(int, 64)]) is None
     assert shape.find([(int, 128)]).key == other.key
     assert [
