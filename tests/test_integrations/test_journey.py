@@ -99,12 +99,12 @@ _SESSION = {"bundler.integrations.lookup_engine", "bundler.integrations.sessions
 _NOTHING_MORE = _HEAVY | _WRITERS | _KEYS
 
 
-def _new_modules(code, *, before="", **settings):
+def _new_modules(code, *, before=""):
     """Return what a fresh interpreter imports in a piece of code, and not in what comes before."""
     program = (
         f"import sys, json\n{before}\nhad = set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - had)))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], env=environment, capture_output=True, check=True, text=True
     )
