@@ -68,9 +68,8 @@ class Engine(Keeper):
         self._turns: dict[str, tuple[int, Turn]] = {}
         # By path.  A directory is listed, and swept, once a session, not for each kernel.
         self._directories: dict[str, CacheDirectory] = {}
-        # Keys that the tag brought to the usual directory at the start, and those of them whose bytes were checked for that.
+        # Keys of the tag that are in the usual directory since the start.  A restore checks each before it looks what is there.
         self._prefetched: frozenset[str] = frozenset()
-        self._written: frozenset[str] = frozenset()
         # Looked for when the first kernel is placed: Triton, which asks for kernels, does not move.
         self._triton_dir: str | None = None
         self.used: Used | None = None
@@ -98,8 +97,7 @@ class Engine(Keeper):
         if report is None:
             self._mention_missing(tag)
         else:
-            self._written = frozenset((*report.restored, *report.repaired))
-            self._prefetched = self._written.union(report.present)
+            self._prefetched = frozenset((*report.restored, *report.present, *report.repaired))
             self.tally.add("bytes_fetched", report.bytes)
 
     def _mention_missing(self, tag: str) -> None:
@@ -184,7 +182,7 @@ class Engine(Keeper):
             keep=self.options.keep,
             trust=self.options.trust,
             triton_dir=self._triton_dir,
-            checked=found.place == "tag" and call.key in self._written,
+            checked=found.place == "tag" and call.key in self._prefetched,
         )
         if isinstance(placed, Rejected):
             message = f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"

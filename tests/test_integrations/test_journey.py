@@ -66,10 +66,11 @@ def _listed():
 @pytest.mark.toolchain
 def test_a_kernel_of_the_tag_is_placed_by_the_modules_that_are_documented(tagged, tmp_path):
     """A key that is not in Triton's directory and in the tag goes through twelve modules at most, those that the page lists."""
-    (modules, hits), _ = plugged.run(_COUNTING + _PLACED, tagged, tmp_path / "c")
-    assert hits == [True] * 3
-    assert set(modules) == _listed()
-    assert len(modules) <= MOST_MODULES
+    for cache in "cd":  # the second time the tag's kernels are in Triton's directory already
+        (modules, hits), _ = plugged.run(_COUNTING + _PLACED, tagged, tmp_path / cache)
+        assert hits == [True] * 3
+        assert set(modules) == _listed()
+        assert len(modules) <= MOST_MODULES
 
 
 @pytest.mark.toolchain
