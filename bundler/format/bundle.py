@@ -313,12 +313,11 @@ class Bundle:
         kernels = [k for k in self.kernels if wanted in (None, k.target) and _matches(k.name, names)]
         if keep == "launch":
             kernels = [k.with_artifacts(k.launch_set) for k in kernels]
-        entries: list[Entry] = [*kernels]
-        entries += [e for e in self.tuning_files if _matches(e.artifact.filename, names)]
+        entries: list[Entry] = [*kernels, *(e for e in self.tuning_files if _matches(e.artifact.filename, names))]
         if keep == "all" and target is None and names is None:
             entries += [*self.helpers, *self.opaque]
         records = [r for r in self.tuning_records if _matches(r.kernel, names)]
-        from bundler.format.candidate_timings import id_of
+        from bundler.format.candidate_timings import id_of  # a restore needs none of it
 
         chosen = {id_of(record) for record in records}
         tunings = tuple(tuning for tuning in self._observed.tunings if tuning.record in chosen)
