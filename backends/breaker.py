@@ -48,7 +48,7 @@ class Deadlines:
     Attributes:
         deadline_s: for one operation, without its bytes.
         bytes_per_s: how much longer, by the bytes that it carries.
-        bytes_per_key: how many bytes a key that is asked for is taken to have, since nobody knows before.
+        bytes_per_key: the size that is assumed for each object that is read, since sizes are not known before.
         budget_s: what a store that never answers may cost in all.
         probe_s: how long an open breaker waits before it asks again, give or take `JITTER`.
         unhurried_s: for a listing or a flush, which take as long as the store is large; None for no deadline but the store's own.
@@ -103,7 +103,7 @@ class Guarded(Backend):
         return self._call(lambda: self.inner.claim(keys))
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        # A listing takes as long as the store is large, and nobody's launch waits for it.
+        # A listing takes longer the larger the store is; no launch of a kernel waits for one, so its limit is another.
         return iter(self._call(lambda: list(self.inner.list(prefix)), unhurried=True))
 
     def read_ref(self, key: str) -> bytes | None:

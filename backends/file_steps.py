@@ -77,7 +77,7 @@ def errors_by_meaning(path: str, verb: str) -> Iterator[None]:
 
 
 def check_root(path: str, permissions: Permissions) -> bool:
-    """Refuse a directory that somebody could write to whom we have no reason to trust; False when there is none.
+    """Refuse a directory that an untrusted user could write to; False when there is no directory.
 
     Raises:
         UntrustedRoot: writable by everyone; or, in private mode, by a group; or of another user (but root).
@@ -112,7 +112,7 @@ def make_directories(path: str, root: str, permissions: Permissions) -> None:
             break
         path = os.path.dirname(path)
     else:
-        # Whoever made it may have been stopped before it had its mode.
+        # The process that made it may have been stopped before it set the mode.
         found = os.stat(path)
         if (
             found.st_uid == os.geteuid()
@@ -234,7 +234,7 @@ def remove(path: str) -> bool:
 def remove_unmodified(path: str, aside: str, since_s: float) -> bool:
     """Remove a file unless it was modified after `since_s`; True when it was removed.
 
-    Once it has the name `aside` nobody touches it any more: what was touched before that is put back.
+    Under the name `aside` no other process touches the file; one that was touched before gets its own name back.
     """
     try:
         found = os.lstat(path)

@@ -40,10 +40,10 @@ class Tiers(Backend):
     * Objects are read from the nearest tier that has them and copied to the nearer writable ones; what is damaged in a tier
       is removed there, and asked of the next.
     * Objects are written to the truth first, then to the nearer writable tiers.  `exists`, `touch` and `lease` ask the truth:
-      it is to hold whole bundles, whoever reads it.
+      the truth has to hold whole bundles by itself.
     * Refs are read from the truth and changed there; below it a base may have some that the truth does not set.
     * Reading leaves out what fails: a ref is then what a nearer tier was told last, an object is absent unless another tier
-      has it.  Only when no tier answers, or nobody knows a ref, the error is raised.
+      has it.  The error is raised only when no tier answers, or no tier that answers has the ref.
     * Writing raises when the truth fails; with `when_down="degrade"` the next nearer writable tier stands in for one that
       does not answer or is full, and what is written meanwhile stays there.
 
@@ -306,7 +306,7 @@ class Tiers(Backend):
         return answers
 
     def _answers(self, call: Callable[[Backend], T]) -> Sequence[T]:
-        """Ask the truth and the read-only tiers; in place of a truth that fails, everybody else."""
+        """Ask the truth and the read-only tiers; when the truth fails, all other tiers."""
         answers: deque[T] = deque()
         errors: deque[tuple[Tier, BackendError]] = deque()
         tiers = [*([self._truth] if self._truth else []), *self._read_only]

@@ -50,7 +50,17 @@ if TYPE_CHECKING:
     from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.bundle_union import Diff, diff, merge
     from bundler.format.constant_values import Value
-    from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
+    from bundler.format.entries import (
+        Artifact,
+        FileLayout,
+        HelperLibrary,
+        Kernel,
+        Opaque,
+        StoredFile,
+        Target,
+        Toolchain,
+        TuningFile,
+    )
     from bundler.format.keyparts import KeyParts
     from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, Named, Path, TuningRecord
     from bundler.format.limits import Limits
@@ -131,6 +141,7 @@ _HOMES = {
     "DryDriver": "runtime.launch.dry_driver",
     "Explanation": "integrations.explanations",
     "Exported": "runtime.tuning.kernel_export",
+    "FileLayout": "format.entries",
     "FileRecords": "store.file_records",
     "GeneratedKernel": "integrations.inductor_kernels",
     "Grid": "runtime.grids",
@@ -174,6 +185,7 @@ _HOMES = {
     "StaticKernel": "runtime.launch.static_kernel",
     "Status": "integrations.explanations",
     "Store": "lifecycle.machine_store",
+    "StoredFile": "format.entries",
     "StoreStats": "store.store_reports",
     "Strict": "config",
     "TagInfo": "store.store_reports",
@@ -247,6 +259,7 @@ __all__ = [
     "EmptyBundle",
     "Explanation",
     "Exported",
+    "FileLayout",
     "FileRecords",
     "FormatError",
     "GeneratedKernel",
@@ -299,6 +312,7 @@ __all__ = [
     "StoreFull",
     "StoreStats",
     "StoreUnavailable",
+    "StoredFile",
     "Strict",
     "StrictModeViolation",
     "TagInfo",

@@ -211,14 +211,14 @@ class Screen:
 
     @contextlib.contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Bar]:
-        """Show a bar while the block runs, if somebody watches; `total` is None when it is not known."""
+        """Show a bar while the block runs, on a terminal; `total` is None when it is not known."""
         done = MofNCompleteColumn() if total is not None else SpinnerColumn()
         with self._watched(what, total, BarColumn(), done, TimeElapsedColumn()) as progress:
             yield Bar(*progress)
 
     @contextlib.contextmanager
     def transfer(self, what: str, total_bytes: int) -> Iterator[Bar]:
-        """Show a bar of bytes with rate and time left while the block runs, if somebody watches."""
+        """Show a bar of bytes with rate and time left while the block runs, on a terminal."""
         columns = (BarColumn(BAR_COLUMNS), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         with self._watched(what, total_bytes, *columns) as progress:
             yield Bar(*progress, of_bytes=True)
@@ -244,7 +244,7 @@ def _needed(columns: Sequence[Column], cells: Sequence[Row]) -> list[int]:
 
 
 class Bar:
-    """A progress bar, or nothing where nobody watches."""
+    """A progress bar; it shows nothing where there is no terminal."""
 
     def __init__(self, progress: Progress | None, task: Any = None, *, of_bytes: bool = False) -> None:
         self._progress = progress

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import zstandard
@@ -28,6 +27,7 @@ from bundler.format.container_layout import (
     STORED,
     TUNING,
     ZSTD,
+    ZSTD_LEVEL,
     Section,
     dictionary,
 )
@@ -35,8 +35,6 @@ from bundler.format.digest import digest_raw, sha256
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observed
 
-# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
-ZSTD_LEVEL = 9
 HIGHEST_LEVEL = zstandard.MAX_COMPRESSION_LEVEL
 # A table of 64 MiB: in the level's own, of 8 MiB, what lies more than a few MiB back in a prefix is forgotten.
 PREFIX_HASH_LOG = 24
@@ -122,6 +120,8 @@ def write_container(
         out.write(data)
         sections.append(Section(kind, codec, position, len(data), raw, sha256(data), tuple(blobs), tuple(prefix)))
         position += len(data)
+
+    from concurrent.futures import ThreadPoolExecutor  # who only reads imports this module too
 
     with ThreadPoolExecutor(COMPRESSION_THREADS) as pool:
         try:

@@ -14,10 +14,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundler.errors import UnsafeName
 from bundler.format import names
@@ -51,8 +51,7 @@ _ASSEMBLY = {"ptx", "amdgcn"}
 Stamp = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class KernelFiles:
+class KernelFiles(NamedTuple):
     """A complete kernel directory.
 
     Attributes:
@@ -97,8 +96,7 @@ class KernelFiles:
         return {os.path.dirname(os.path.dirname(directory + "file")) for directory in directories}
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(NamedTuple):
     """Why a directory is not a kernel that could be used; `missing` when it is simply not there."""
 
     reason: str

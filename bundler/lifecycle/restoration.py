@@ -11,8 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
@@ -25,8 +24,10 @@ from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
-from bundler.lifecycle.tuning_directory import place_tunings
-from bundler.toolchain import directories, helper_libraries
+from bundler.toolchain import directories
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # From a store far away one thread fetches a run while this one writes another; what was fetched and not yet written is in
 # memory, which this bounds.  Otherwise one thread reads and verifies: those are thousands of short calls, and threads lose more by
@@ -91,18 +92,16 @@ def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOption
     return changed.told(report)
 
 
-@dataclass
 class _Tally:
     """What one restore did so far."""
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-    companions: list[str] = field(default_factory=list)
-    rewritten: set[str] = field(default_factory=set)
-    tuned: int = 0
-    files: int = 0
-    bytes: int = 0
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.skipped: list[tuple[str, str]] = []
+        self.damaged: list[str] = []
+        self.companions: list[str] = []
+        self.rewritten: set[str] = set()
+        self.tuned = self.files = self.bytes = 0
 
     def spoiled(self, name: str, error: BundlerError) -> None:
         self.skipped.append((name, error.message))
@@ -146,6 +145,8 @@ class Restoration(RestorePlan):
             self._kernels()
             self._companions()
             if self.bundle.tuning_records:
+                from bundler.lifecycle.tuning_directory import place_tunings  # few bundles have any
+
                 self.tally.tuned = place_tunings(self.bundle, self.base or directories.triton_cache_dir())
         except BundlerError as error:
             error.facts["report"] = self._report(started)
@@ -176,6 +177,8 @@ class Restoration(RestorePlan):
 
     def _fetched_ahead(self, runs: Iterable[list[WantedKernel]]) -> Iterator[list[WantedKernel]]:
         """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next ones."""
+        from concurrent.futures import ThreadPoolExecutor  # no other restore needs it
+
         ready: deque[Future[list[WantedKernel]]] = deque()
         with ThreadPoolExecutor(1) as reader:
             try:
@@ -228,6 +231,8 @@ class Restoration(RestorePlan):
         if not isinstance(entry, HelperLibrary):
             return [entry.path]
         releases = {kernel.toolchain.release for kernel in self.bundle.kernels}
+        from bundler.toolchain import helper_libraries
+
         others = helper_libraries.other_keys(key, filename, releases.pop() if len(releases) == 1 else None)
         return [entry.path, *(f"{other}/{filename}" for other in sorted(others))]
 

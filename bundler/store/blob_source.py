@@ -16,7 +16,6 @@ from bundler.errors import BundlerError, NotFound
 from bundler.format.bundle import BlobSource
 from bundler.format.digest import digest_text
 from bundler.format.limits import Limits
-from bundler.format.manifest import Content
 from bundler.store import bounds
 from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries
@@ -31,7 +30,6 @@ from bundler.store.store_layout import (
     dictionary_key,
     dictionary_of,
     split_unit,
-    units_of,
 )
 
 # A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/restore_plan.py).
@@ -48,7 +46,7 @@ class StoreBlobs(BlobSource):
 
     Args:
         backend, name: the store.
-        content: what bundle the blobs are of.
+        units: of the bundle that the blobs are of.
         limits: bounds on what is read.
         hints: dictionaries that its units are likely to need.
         dictionaries: where to look for them, when somebody has some already.
@@ -61,7 +59,7 @@ class StoreBlobs(BlobSource):
         self,
         backend: Backend,
         name: str,
-        content: Content,
+        units: Iterable[Unit],
         limits: Limits,
         *,
         hints: Sequence[Hint] = (),
@@ -74,7 +72,7 @@ class StoreBlobs(BlobSource):
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
         self._units: dict[bytes, list[Unit]] = {}
         self._keys: list[str] = []
-        for unit in units_of(content):
+        for unit in units:
             self._keys.append(unit.key)
             for digest, _ in unit.blobs:
                 self._units.setdefault(digest, []).append(unit)

@@ -33,7 +33,7 @@ from bundler.backends.port import Unread
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.format import names, wire
 from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
-from bundler.format.entries import HelperLibrary, Opaque, TuningFile
+from bundler.format.entries import HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -86,16 +86,22 @@ class Unit:
 def units_of(content: Content) -> Iterator[Unit]:
     """Yield the units of a bundle; a blob that two kernels share is in a unit of each."""
     for kernel in content.kernels:
-        launch: set[tuple[bytes, int]] = set()
-        rest: set[tuple[bytes, int]] = set()
-        for name, digest, size, _ in kernel.files():
-            (launch if names.artifact_kind(name) in names.LAUNCH_KINDS else rest).add((digest, size))
-        yield Unit(tuple(sorted(launch)), f"{kernel.target}/launch")
-        if rest:
-            yield Unit(tuple(sorted(rest)), f"{kernel.target}/rest")
+        yield from units_of_kernel(kernel)
     companions: list[TuningFile | HelperLibrary | Opaque] = [*content.tuning_files, *content.helpers, *content.opaque]
     for entry in companions:
         yield Unit(((digest_raw(entry.artifact.digest), entry.artifact.size),))
+
+
+def units_of_kernel(kernel: Kernel) -> Iterator[Unit]:
+    """Yield the units of a kernel: its launch set, and the rest of it if there is more."""
+    launch: set[tuple[bytes, int]] = set()
+    rest: set[tuple[bytes, int]] = set()
+    for name, digest, size, _ in kernel.files():
+        (launch if names.artifact_kind(name) in names.LAUNCH_KINDS else rest).add((digest, size))
+    target = str(kernel.target)
+    yield Unit(tuple(sorted(launch)), f"{target}/launch")
+    if rest:
+        yield Unit(tuple(sorted(rest)), f"{target}/rest")
 
 
 def seal(payload: bytes) -> bytes:

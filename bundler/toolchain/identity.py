@@ -126,7 +126,7 @@ def _record_of(directory: str) -> str | None:
     if len(beside) == 1:
         with contextlib.suppress(OSError, UnicodeDecodeError), open(beside[0], encoding="utf-8") as file:
             return file.read()
-    # Several, none, or a package that is linked to from elsewhere: whoever knows all ways of installing has the answer.
+    # Several, none, or a package that is linked to from elsewhere: `importlib.metadata` knows all ways of installing.
     distribution = _distribution(directory)
     return distribution.read_text("RECORD") if distribution is not None else None
 

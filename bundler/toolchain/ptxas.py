@@ -20,6 +20,7 @@ _LOG = logging.getLogger("bundler.toolchain")
 # ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
 _TIMEOUT_S = 20
 _RELEASE = re.compile(r"release (\S+?), (V\S+)")
+_GET_PTXAS = re.compile(rb"^def get_ptxas\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def ptxas_version(arch: int) -> str | None:
@@ -69,7 +70,10 @@ def _blackwell_threshold(compiler_source: str) -> int | None:
     """
     try:
         with open(compiler_source, "rb") as file:
-            tree = ast.parse(file.read())
+            source = file.read()
+        # Only that function: parsing all of the module takes as long as a restore of a hundred kernels.
+        text = _GET_PTXAS.search(source)
+        tree = ast.parse(text[0] if text is not None else source)
     except (OSError, SyntaxError, ValueError):
         return None
     for function in ast.walk(tree):

@@ -86,7 +86,7 @@ def watch(driver: Any) -> Profile:
     profile.watch(StaticKernel, "__init__", "choose: arguments of all specializations")
     profile.watch(Choices, "_grouped", "choose: index")
     profile.watch(StaticKernel, "_meet", "choose: specialization for the call")
-    profile.watch(Bundle, "read", "read: verified bytes")
+    profile.watch(Bundle, "view_blob", "read: verified bytes")
     profile.watch(loaded_plans, "build_plan", "plan")
     profile.watch(type(driver), "load", "driver: around its calls")
     profile.watch(type(driver), "launcher", "driver: launcher")

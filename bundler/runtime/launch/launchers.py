@@ -129,7 +129,8 @@ class CtypesLauncher:
     """
 
     def __init__(self, binding: Binding) -> None:
-        self._binding, self._packer = binding, Packer(binding.plan)
+        self._binding, self._scratch = binding, binding.scratch
+        self._pack_into = Packer(binding.plan).pack_into
         self._frames: list[_Frame] = []
         self._closed = False
 
@@ -139,24 +140,22 @@ class CtypesLauncher:
 
     def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: int, /, *values: Any) -> None:
         """Launch; see `Launcher`."""
-        frame = self._take()
-        self._packer.pack_into(frame.buffer, values)
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = _Frame(self._binding)
+        self._pack_into(frame.buffer, values)
         place = (grid_x, grid_y, grid_z, stream)
         if self._closed:
             self._binding.fail(CLOSED)
         if place == frame.place or self._aim(frame, place):
-            scratch = self._binding.scratch
-            if scratch is None:
-                self._launch(frame)
+            if self._scratch is not None:
+                self._launch_with_scratch(self._scratch, frame, place, values)
             else:
-                self._launch_with_scratch(scratch, frame, place, values)
+                status = frame.launch()
+                if status:
+                    self._launch_again(frame, status)
         self._frames.append(frame)
-
-    def _take(self) -> _Frame:
-        try:
-            return self._frames.pop()
-        except IndexError:
-            return _Frame(self._binding)
 
     def _aim(self, frame: _Frame, place: tuple[Any, ...]) -> bool:
         """Write a grid and a stream into a frame; returns False when there is nothing to launch."""
@@ -172,10 +171,9 @@ class CtypesLauncher:
         frame.place = place
         return True
 
-    def _launch(self, frame: _Frame) -> None:
-        """Launch, and a second time in the right place: asking for the place before each launch costs as much as packing."""
+    def _launch_again(self, frame: _Frame, status: int) -> None:
+        """Launch in the right place what another place refused; asking for the place before each launch costs as much as packing."""
         binding = self._binding
-        status = frame.launch()
         if status in binding.elsewhere and binding.current_place() != binding.place:
             leave = binding.enter()
             try:
@@ -192,7 +190,7 @@ class CtypesLauncher:
         try:
             global_address, profile_address, release = scratch(*place)
             try:
-                self._packer.pack_into(frame.buffer, values, global_address, profile_address)
+                self._pack_into(frame.buffer, values, global_address, profile_address)
                 status = frame.launch()
             finally:
                 release()

@@ -51,6 +51,7 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
     spec, backend = kernel.launch, kernel.target.backend
     refuse = _Refusal(spec.entry, kernel.key)
     _check_target(kernel.target, refuse)
+    # The binary has the last word on where parameters lie: what Triton recorded says their types and order alone.
     layout = read_layout(image, spec.entry)
     _check_numbers(spec, refuse)
     _check_threads(spec, layout, refuse)
@@ -63,6 +64,7 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
         parameters=parameters,
         buffer_bytes=layout.buffer_bytes,
         block_threads=spec.num_warps * kernel.target.warp_size,
+        # AMD's chips have no clusters; Triton writes down a number all the same.
         cluster=spec.num_ctas if backend == "cuda" else 1,
         shared_bytes=spec.shared_bytes,
         cooperative=spec.cooperative,
@@ -98,7 +100,7 @@ def can_launch(what: Any, image: bytes | None = None) -> str | None:
             _check_target(target, refuse)
         backend = target.backend if target is not None else "cuda"
         list(_pieces(spec.require_facts(), _tensor_maps(spec, backend, refuse), 1, refuse))
-    except BundlerError as error:
+    except BundlerError as error:  # every reason is one of ours; anything else is a mistake of ours, and is to be seen
         return error.message
     return None
 
@@ -130,6 +132,7 @@ def _check_numbers(spec: LaunchSpec, refuse: _Refusal) -> None:
 
 
 def _check_threads(spec: LaunchSpec, layout: Layout, refuse: _Refusal) -> None:
+    # With another number of threads than the compiler meant, a kernel computes something else without an error.
     threads = spec.num_warps * spec.warp_size
     if layout.block_threads not in {None, threads}:
         raise refuse(
@@ -162,6 +165,7 @@ def _pieces_of(
         yield from _descriptor_pieces(name, text, path, descriptors, refuse)
     elif text in _SCALARS:
         yield Piece(name, _SCALARS[text], path)
+    # A constant is compiled in, and passed to nobody.
     elif text != "constexpr":
         why = "; no launcher passes eight-bit floats by value" if text.startswith("fp8") else ""
         raise refuse(f"argument {name!r} has type {text:.80}, which cannot be passed{why}", argument=name, got=text)
@@ -175,6 +179,7 @@ def _descriptor_pieces(
     rank = match[2].count(",") + 1 if match is not None else 0
     if not 0 < rank <= MAX_RANK or "input_rank" in text:
         raise refuse(f"argument {name!r} is a tensor descriptor of a kind not known ({text:.80})", argument=name)
+    # A map holds neither shape nor strides in a form that a kernel could read, so these follow it in any case.
     mapped, flags = descriptors
     kinds = [TENSOR_MAP] if mapped else ["pointer", *["i64"] * 2 * rank, *["i1"] * flags]
     kinds += [*["i32"] * rank, *["i64"] * rank]
@@ -204,6 +209,7 @@ def _parameters(spec: LaunchSpec, backend: str, layout: Layout, refuse: _Refusal
     key = (backend, hidden, layout.slots, descriptors if descriptors.payload else None)
     found = variants.get(key)
     if found is None:
+        # Triton appends these to the parameters that its user wrote.
         extra = [_SCRATCH[kind] for kind in hidden]
         maps = _tensor_maps(spec, backend, refuse)
         pieces = _fitting(facts, maps, len(layout.slots) - len(extra), extra, refuse)
@@ -291,6 +297,7 @@ def _fitting(
                 got=len(pieces) + len(hidden),
             )
         pieces = fewer
+    # Each map belongs to one argument, by its place in the list.
     descriptors = sum(piece.kind == TENSOR_MAP for piece in pieces)
     if descriptors != len(maps or ()):
         raise refuse(f"it takes {count(descriptors, 'tensor descriptor')}, and the record describes {len(maps or ())}")
@@ -300,6 +307,7 @@ def _fitting(
 def _placed(parameters: list[Parameter], layout: Layout, refuse: _Refusal) -> tuple[Parameter, ...]:
     placed = []
     for number, (parameter, slot) in enumerate(zip(parameters, layout.slots, strict=True)):
+        # A wrong type would shift all that follows: the kernel would read one argument's bytes as another's.
         if slot.size != parameter.size:
             raise refuse(
                 f"argument {parameter.name!r} is recorded as {parameter.kind}, {count(parameter.size, 'byte')}, and parameter "

@@ -45,7 +45,7 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_reports import moved_bytes
 from bundler.toolchain import tuner_toolchain as toolchain
 
-_GB, _NS = 1e9, 1e6
+_BYTES_OF_GB, _NS_OF_MS = 1e9, 1e6
 _LOG = logging.getLogger("bundler.runtime")
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -353,7 +353,7 @@ class AutotunedKernel:
         state.lookup.keep(outcome, question)
         named = tuning_winners.named_of(winner.config)
         best = next((timing.time_ns for timing in outcome.timings if timing.config == named), None)
-        return Choice.of(winner.config, outcome.found_by, None if best is None else best / _NS)
+        return Choice.of(winner.config, outcome.found_by, None if best is None else best / _NS_OF_MS)
 
     def _compiler(self, state: _LaunchState, grid: grids.Grid, args: Args, keywords: Keywords) -> CandidateCompiler:
         return CandidateCompiler(
@@ -394,4 +394,4 @@ class AutotunedKernel:
         if time_ms is None:
             time_ms = self._trial(compiler).time_one(choice.config)
         if time_ms is not None:
-            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _GB)
+            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _BYTES_OF_GB)

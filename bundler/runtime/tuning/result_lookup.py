@@ -29,7 +29,7 @@ from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.directories import triton_cache_dir
 from bundler.user_warnings import warn
 
-_US = 1e6
+_US_OF_S = 1e6
 # Options that coordinate descent may add to a config of the list.
 REFINED_OPTIONS = frozenset({"waves_per_eu"})
 
@@ -183,7 +183,7 @@ class ResultLookup:
         record = TuningRecord(
             self._name, question.parts, tuning_winners.named_of(outcome.winner.config), outcome.found_by
         )
-        spent = (round(outcome.compile_s * _US), round(outcome.measure_s * _US))
+        spent = (round(outcome.compile_s * _US_OF_S), round(outcome.measure_s * _US_OF_S))
         measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
         tuning_listeners.tell(record, measured)
         if not self._options.record:  # recordings were told above: the option is about files alone

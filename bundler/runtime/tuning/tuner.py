@@ -25,7 +25,7 @@ from bundler.runtime.tuning.tuning_winners import named_of
 
 # 32-bit words; the thresholds that Inductor has for its own kernels.
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
-_NS = 1e6
+_NS_OF_MS = 1e6
 _LOG = logging.getLogger("bundler.runtime")
 
 
@@ -246,7 +246,7 @@ class Search:
             return math.inf, replace(blank, reason=f"cannot be launched: {error.message}")
         if not usable(sample):
             return math.inf, replace(blank, reason="invalid configuration: the benchmark returned no time")
-        times = (round(ms * _NS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
+        times = (round(ms * _NS_OF_MS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
         median, low, high = times
         return sample.median_ms, replace(blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0))
 
