@@ -308,7 +308,8 @@ class Bundle:
         chosen = {id_of(record) for record in records}
         tunings = tuple(tuning for tuning in self._observed.tunings if tuning.record in chosen)
         observed = replace(observed_of(self._observed, kernels), tunings=tunings)
-        return Bundle(Content.of(entries, records), observed, self._blobs, writable=self._writable)
+        content = Content.of(entries, records, schema=self._content.schema)
+        return Bundle(content, observed, self._blobs, writable=self._writable)
 
     def close(self) -> None:
         """Release the file; closing twice is fine."""

@@ -17,8 +17,7 @@ from bundler.format.container_layout import (
     IR,
     LAUNCH,
     MAGIC,
-    MAJOR,
-    MINOR,
+    MINORS,
     OBSERVED,
     STORED,
     ZSTD,
@@ -58,6 +57,11 @@ class Container:
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
+        if self.content.schema != self._major:
+            raise FormatError(
+                f"content: schema {self.content.schema} in a bundle of version {self._major}.x, expected {self._major}",
+                got=self.content.schema, expected=self._major,
+            )  # fmt: skip
         self._places = self._place_blobs()
 
     def close(self) -> None:
@@ -118,16 +122,18 @@ class Container:
             )
         head = self._read_exactly(0, HEADER_BYTES, "header")
         _, major, minor, incompatible, read_only, _, offset, size = HEADER.unpack_from(head)
-        if major != MAJOR or incompatible:
+        if major not in MINORS or incompatible:
+            known = " and ".join(f"{major}.x" for major in MINORS)
             raise UnsupportedVersion(
                 f"bundle format {major}.{minor} with incompatible flags {incompatible:#x}; this version reads "
-                f"{MAJOR}.x without such flags: upgrade triton-bundler",
+                f"{known} without such flags: upgrade triton-bundler",
                 got=(major, minor, incompatible),
-                expected=(MAJOR, MINOR, 0),
+                expected=(max(MINORS), MINORS[max(MINORS)], 0),
             )
-        self.newer_minor = minor > MINOR
+        self._major = major
+        self.newer_minor = minor > MINORS[major]
         self.read_only = read_only != 0
-        self._limits.check("manifest_bytes", size, "table of contents")
+        self._limits.check("document_bytes", size, "table of contents")
         if offset < HEADER_BYTES or offset + size > self._source.size:
             raise TruncatedBundle(
                 f"table of contents: expected the file to have {offset + size} bytes, it has {self._source.size}; "

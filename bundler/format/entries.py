@@ -225,10 +225,15 @@ def check_files(key: str, filenames: tuple[str, ...], sizes: Sequence[int]) -> F
         raise
     except FormatError as error:
         raise FormatError(f"{key}: {error.message}", key=key) from None
+    check_sizes(key, layout, sizes)
+    return layout
+
+
+def check_sizes(key: str, layout: FileLayout, sizes: Sequence[int]) -> None:
+    """Raise `LimitExceeded`, `FormatError` when the metadata or the device binary of a kernel is no such file by its size."""
     check_metadata_size(sizes[layout.metadata], key)
     if sizes[layout.binary] == 0:
         raise FormatError(f"{key}: the device binary is empty", key=key)
-    return layout
 
 
 @lru_cache(_LAYOUTS_REMEMBERED)
