@@ -13,6 +13,8 @@
     ├── BackendFull                       no space is left
     ├── BackendDenied                     reading or writing is not permitted
     └── UntrustedRoot                     others could write to the directory
+
+Every byte store raises them; `bundler/store/error_translation.py` maps them to the errors of the package.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D102 -- the port says what each method does
-"""A byte store that may be slow or dead, made bearable: a deadline for each operation, and a circuit breaker.
+"""`Guarded`: a byte store that may be slow or dead, with a deadline for each operation and a circuit breaker.
 
 ::
 
     closed --- failures in a row, or too much time lost ---> open        every call is refused at once
     open   --- a call after `probe_s` ---------------------> half open   one question, asked in a thread of its own
     half open: an answer closes it, a failure opens it again
+
+`Patience` holds its limits, and `bounded` wraps a store. `bundler/store/store_urls.py` puts it around each server of a store with
+tiers.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ from bundler.backends.port import Backend, Lease, Stat
 
 T = TypeVar("T")
 
+# One failure may be a lost packet; three in a row are a server that is gone.
 FAILURES_IN_A_ROW = 3
 PROBE_S = 30.0
+# The share by which the time of a probe varies; see `_Breaker._rest`.
 JITTER = 0.2
 _PROBE_KEY = "probe"
 
@@ -62,9 +67,9 @@ class Guarded(Backend):
 
     Guarantees: a call returns or raises within its deadline, whatever the store does; one that never answered costs
     `budget_s` in all, and while the breaker is open nothing; an open breaker is tried again in the background.  A call that
-    overstays raises `BackendTimeout` and goes on by itself, so what it asked for may still happen.
+    takes longer raises `BackendTimeout` and goes on in its thread, so what it asked for may still happen.
     Does not guarantee that a store that used to answer, and dies in the middle of a large operation, costs less than that
-    operation's deadline.  Threads and forks as the inner store.
+    operation's deadline.  Safe under threads and forks where the inner store is.
 
     Args:
         inner: the store.
@@ -142,7 +147,7 @@ class Guarded(Backend):
         allowed_s = self.patience.unhurried_s if unhurried else breaker.allowed_s(most_s)
         started = time.monotonic()
         try:
-            answer = call() if allowed_s is None else _Errand(call, too_late).result(allowed_s)
+            answer = call() if allowed_s is None else _TimedCall(call, too_late).result(allowed_s)
         except BackendUnavailable as error:
             breaker.failed(time.monotonic() - started, str(error))
             raise
@@ -157,10 +162,10 @@ class Guarded(Backend):
 
         def ask() -> None:
             try:
-                _Errand(lambda: self.inner.exists([_PROBE_KEY]), None).result(self.patience.deadline_s)
+                _TimedCall(lambda: self.inner.exists([_PROBE_KEY]), None).result(self.patience.deadline_s)
             except BackendUnavailable:
                 self._breaker.still_dead()
-            except Exception:  # noqa: BLE001  # whatever else it says, it says something
+            except Exception:  # noqa: BLE001  # any other error is an answer, so the store is alive
                 self._breaker.answered()
             else:
                 self._breaker.answered()
@@ -169,8 +174,8 @@ class Guarded(Backend):
 
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:
-    """Return what a call returns, or raise `BackendTimeout`; a call that overstays goes on by itself."""
-    return _Errand(call, None).result(timeout_s)
+    """Return what a call returns, or raise `BackendTimeout`; a call that takes longer goes on in its thread."""
+    return _TimedCall(call, None).result(timeout_s)
 
 
 class _GuardedLease:
@@ -184,7 +189,7 @@ class _GuardedLease:
         return self._guarded._call(self._lease.release)  # noqa: SLF001  # the same module
 
 
-class _Errand(Generic[T]):
+class _TimedCall(Generic[T]):
     """One call in a thread of its own, which is left behind when it takes too long.
 
     A thread for each call, not a pool: a pool whose threads all hang would have to grow, and none survives a fork.
@@ -224,7 +229,7 @@ class _Errand(Generic[T]):
 
 
 class _Breaker:
-    """When to ask; its own lock, which a forked child makes anew."""
+    """The state of the breaker: whether the store may be asked, and how long; a forked child makes its lock anew."""
 
     def __init__(self, budget_s: float, probe_s: float) -> None:
         self._budget_s, self._probe_s = budget_s, probe_s
@@ -242,7 +247,7 @@ class _Breaker:
         return "right now" if self._probing or left_s <= 0 else f"in {left_s:.0f} s"
 
     def admits(self, probe: Callable[[], None]) -> bool:
-        """Tell whether to ask; starts a probe when one is due."""
+        """Tell whether the store may be asked; starts a probe when one is due."""
         with self._lock:
             if not self._open:
                 return True
@@ -271,6 +276,7 @@ class _Breaker:
             self.reason = reason
             self._failures += 1
             self._lost_s += seconds
+            # The time lost is never forgotten: a store that has cost half of its budget rests at each further failure.
             if self._failures >= FAILURES_IN_A_ROW or self._lost_s >= self._budget_s / 2:
                 self._rest()
 
@@ -286,6 +292,6 @@ class _Breaker:
     @property
     def _lock(self) -> threading.Lock:
         if self._pid != os.getpid():
-            # Another thread could hold it at the moment of a fork, and a probe does not come along.
+            # Another thread could hold the lock at the moment of a fork, and the thread of a probe does not exist in the child.
             self._own_lock, self._pid, self._probing = threading.Lock(), os.getpid(), False
         return self._own_lock

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of what each tier of a store did: `TierCounters` is the value that users see, `TierTally` counts."""
+"""Counters of what each tier of a store did: `TierCounters` is the value that users see, `TierTally` counts.
+
+`Tier` counts for `Tiers`; `Store.counters` shows the values to users.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class TierCounters:
 
     Attributes:
         name: the tier.
-        hits, misses: objects that were asked for, and were there, or not.  What an error kept from us is neither.
+        hits, misses: objects that were asked for, and were there, or not.  A lookup that failed counts as neither.
         filled: objects that were copied here from a farther tier.
         damaged: objects that were there, but not what was once stored.
         errors: operations that failed, those that timed out not counted.
@@ -58,7 +61,7 @@ class TierTally:
 
     @property
     def _lock(self) -> threading.Lock:
-        # Another thread could hold it at the moment of a fork; in the child nobody would let it go.
+        # Another thread could hold the lock at the moment of a fork; in the child nobody would release it.
         if self._pid != os.getpid():
             self._own_lock, self._pid = threading.Lock(), os.getpid()
         return self._own_lock

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How to install an optional package: the one place that says where it is to be had."""
+"""`install`: the command that installs an optional package, kept in one place.
+
+Messages about a package that is missing use it: of the Redis store, of the tests of the contract, and, through
+`bundler/project.py`, of all rooms.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Flights`: of all processes of one host that need the same objects, one fetches them and the others wait.
+"""`SharedFetches`: of all processes of one host that need the same objects, one fetches them and the others wait.
 
 `Tiers` uses it where its nearest tier is a directory that they share.
 """
@@ -15,18 +15,19 @@ from collections.abc import Collection, Iterator
 from bundler.backends.backend_errors import BackendError
 from bundler.backends.port import Backend, Lease
 
-# Longer than a fetch may take; after that whoever waits fetches for itself, and a killed fetcher is forgotten.
-FLIGHT_S = 4.0
-# A lease leaves an empty lock file behind in a directory.  Flights that share a slot wait for each other without need.
+# Longer than a fetch may take; after that a waiting process fetches for itself, so a process that was killed delays nobody longer.
+FETCH_S = 4.0
+# A lease leaves an empty lock file behind in a directory, so there are few names.  Fetches that share a slot wait for each other
+# without need.
 SLOTS = 64
 _POLL_S = (0.002, 0.05)
 
 
-class Flights:
+class SharedFetches:
     """Fetches that are under way on this host, by leases in a near store.
 
-    For efficiency alone: without a lease, or after `FLIGHT_S`, each fetches for itself.  What the fetcher finds must be put
-    into the near store in the order of `landing_order`.
+    For efficiency alone: without a lease, or after `FETCH_S`, each process fetches for itself.  What the fetching process finds
+    must be put into the near store in the order of `write_order`.
 
     Args:
         near: a store that all processes of the host share, with leases.
@@ -39,40 +40,40 @@ class Flights:
     def joined(self, keys: Collection[str]) -> Iterator[bool]:
         """Fetch in the block; yields True when another process has fetched meanwhile, so that the near store is worth a look.
 
-        A process that comes late and already finds some of the keys still waits for the same flight: it is known by the
-        least key, and that one lands last.
+        A process that comes late and already finds some of the keys still waits for the same fetch: a fetch is known by its least
+        key, and `write_order` has that key written last.
         """
         least = min(keys)
-        slot = f"flight/{zlib.crc32(least.encode()) % SLOTS:02x}"
+        slot = f"fetch/{zlib.crc32(least.encode()) % SLOTS:02x}"
         lease = self._take(slot)
-        # With the lease in hand: another may have landed between the caller's look and now.
-        waited = self._wait(slot, least) if lease is None else self._landed(least)
+        # With the lease in hand, look again: another process may have finished since the caller looked.
+        waited = self._wait(slot, least) if lease is None else self._is_near(least)
         try:
             yield waited
         finally:
             if lease is not None:
                 _release(lease)
 
-    def _landed(self, least: str) -> bool:
+    def _is_near(self, least: str) -> bool:
         with contextlib.suppress(BackendError):
             return bool(self._near.exists([least]))
         return False
 
     def _take(self, slot: str) -> Lease | None:
-        with contextlib.suppress(BackendError):  # a full disk, for instance: then everybody fetches
-            return self._near.lease(slot, FLIGHT_S)
+        with contextlib.suppress(BackendError):  # a full disk, for instance: then every process fetches
+            return self._near.lease(slot, FETCH_S)
         return None
 
     def _wait(self, slot: str, least: str) -> bool:
-        """Wait until the flight has landed or ended; False when that cannot be told."""
-        pause_s, until_s = _POLL_S[0], time.monotonic() + FLIGHT_S
+        """Wait until the objects are near or the fetch has ended; False when that cannot be told."""
+        pause_s, until_s = _POLL_S[0], time.monotonic() + FETCH_S
         with contextlib.suppress(BackendError):
             while not self._near.exists([least]) and time.monotonic() < until_s:
                 time.sleep(random.uniform(pause_s / 2, pause_s))  # noqa: S311  # no secret
                 pause_s = min(pause_s * 2, _POLL_S[1])
-                lease = self._near.lease(slot, FLIGHT_S)
+                lease = self._near.lease(slot, FETCH_S)
                 if lease is not None:
-                    # It found nothing, or was killed.  Those who waited fetch side by side, not one after the other.
+                    # The fetching process found nothing, or was killed.  The waiting processes now fetch side by side, not in turn.
                     _release(lease)
                     break
             return True
@@ -84,6 +85,6 @@ def _release(lease: Lease) -> None:
         lease.release()
 
 
-def landing_order(keys: Collection[str]) -> list[str]:
-    """Return keys in the order in which they are to be put into the near store: see `Flights.joined`."""
+def write_order(keys: Collection[str]) -> list[str]:
+    """Return keys in the order in which they are to be put into the near store: see `SharedFetches.joined`."""
     return sorted(keys, reverse=True)

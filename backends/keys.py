@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grammar of keys: `a/b/c`, safe as a path on every file system and as text on every server."""
+"""The grammar of keys: `a/b/c`, safe as a path on every file system and as text on every server.
+
+`check_key` and `check_prefix` raise `InvalidKey`; every byte store calls them before it looks at a key.
+"""
 
 from __future__ import annotations
 

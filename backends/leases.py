@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases in files, among processes of one host: a token and an expiry, changed under a short file lock."""
+"""`LocalLease` and `take`: leases in files, among processes of one host: a token and an expiry, changed under a short file lock.
+
+`LocalBackend.lease` calls `take`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import filelock
 
 from bundler.backends import file_steps
 
-# Held only while a few bytes are read and written; whoever waits longer than this does without the lease.
+# The lock is held only while a few bytes are read and written; a process that waits longer than this goes on without the lease.
 LOCK_TIMEOUT_S = 1.0
 _LEASE_BYTES = 256
 
@@ -75,7 +78,7 @@ def _holder(path: str) -> tuple[str, float] | None:
 
 def _write(path: str, token: str, ttl_s: float, permissions: file_steps.Permissions) -> None:
     temporary = f"{path}.new"
-    file_steps.remove(temporary)  # of a holder that was killed: under the lock it is nobody else's
+    file_steps.remove(temporary)  # left by a process that was killed: under the lock nobody else writes it
     content = f"{token} {time.time() + ttl_s!r}".encode()
 
     def write_and_rename() -> None:

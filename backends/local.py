@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte store in a directory, on a local or network file system.
+"""`LocalBackend`: a byte store in a directory, on a local or network file system.
 
 ::
 
     <root>/data/v1/u/+3f/9a0c…     objects: created by a hard link from tmp, never changed
     <root>/refs/v1/t/demo/+gen/0000000007   refs: the highest generation counts, created the same way
-    <root>/leases/…                who may do what, for now
+    <root>/leases/…                who may compile what, for a time
     <root>/tmp/…                   being written; swept when a day old by the file system's own clock
 
 Nothing depends on locks: a name is taken by whoever links to it first, which also holds between clients of NFS.
+
+`bundler/store/store_urls.py` opens it for paths and `file://` URLs; the compile room keeps its host-wide leases in one.
 """
 
 from __future__ import annotations
@@ -172,7 +174,7 @@ class LocalBackend(Backend):
             return take(os.path.join(folder, _short(check_key(key))), ttl_s, self._permissions)
 
     def _trust_root(self) -> None:
-        """Check the directory once it is there: who made it after we were opened may be anyone."""
+        """Check the directory as soon as it exists: another user may have made it after this store was opened."""
         if not self._trusted:
             with file_steps.errors_by_meaning(self.root, "open"):
                 self._trusted = file_steps.check_root(self.root, self._permissions)
@@ -203,7 +205,7 @@ class LocalBackend(Backend):
         try:
             return self._create_now(target, data)
         except FileNotFoundError:
-            # Somebody removed directories that we have made.
+            # Somebody removed directories that this store has made.
             self._made.clear()
             self._trusted = False
             return self._create_now(target, data)
@@ -222,14 +224,14 @@ class LocalBackend(Backend):
         file_steps.write_new(temporary, data, self._permissions)
         if not self._swept:
             self._swept = True
-            with contextlib.suppress(OSError):  # a courtesy
+            with contextlib.suppress(OSError):  # the next process sweeps
                 self._sweep(os.path.dirname(temporary), os.stat(temporary).st_mtime)
 
     def _sweep(self, folder: str, now_s: float) -> None:
-        # Whoever gives a directory of theirs as root may have files in a tmp/ of their own.
+        # The root may be a directory of the user's in which tmp/ holds other files, so only names of our form are removed.
         for name in filter(file_steps.is_temporary_name, os.listdir(folder)):
             path = os.path.join(folder, name)
-            with contextlib.suppress(OSError):  # its writer was quicker
+            with contextlib.suppress(OSError):  # its writer has removed it meanwhile
                 if now_s - os.lstat(path).st_mtime > STALE_AFTER_S:
                     file_steps.remove(path)
 

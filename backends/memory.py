@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte store in this process's memory, for tests and for a tier that needs no disk."""
+"""`MemoryBackend`: a byte store in this process's memory, for tests and for a tier that needs no disk.
+
+`bundler/store/store_urls.py` opens it for `memory://` URLs.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ class MemoryBackend(Backend):
 
     @property
     def _lock(self) -> threading.Lock:
-        # Another thread could hold it at the moment of a fork; in the child nobody would let it go.
+        # Another thread could hold the lock at the moment of a fork; in the child nobody would release it.
         if self._pid != os.getpid():
             self._own_lock, self._pid = threading.Lock(), os.getpid()
         return self._own_lock

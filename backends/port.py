@@ -33,10 +33,10 @@ class Stat:
 
 
 class Unread(bytes):
-    """Stands for what is there under a key, and was not read whole: its bytes are the beginning of it, or none.
+    """Stands for an object that was not read whole, being too large or no file; its bytes are the beginning of it, or none.
 
     Attributes:
-        why: what is there instead of what was expected, and where.
+        why: what was found in place of what was expected, and where.
         size_bytes, max_bytes: how large it is, and may be; None for what is no file.
     """
 
@@ -65,7 +65,7 @@ class Backend(ABC):
 
     Guarantees, for any number of threads and processes: a reader sees an object or ref whole, as one writer wrote it, or
     not at all; every call may be repeated; of two that swap one ref from the same value exactly one succeeds.
-    Does not guarantee that bytes are undamaged: who reads checks digests.
+    Does not guarantee that bytes are undamaged: readers compare digests.
 
     Every method raises `InvalidKey` for a bad key, `BackendUnavailable`, `BackendFull` or `BackendDenied`.
     """
@@ -104,7 +104,7 @@ class Backend(ABC):
 
     @abstractmethod
     def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
-        """Remove objects; with `unmodified_since_s` only those that nobody touched after it, in one step with the look.
+        """Remove objects; with `unmodified_since_s` only those that nobody touched after it, in one atomic step.
 
         Returns the keys that were removed.
         """
@@ -147,7 +147,7 @@ class Backend(ABC):
         """Return the time on the clock that `Stat.modified_s` is on, in seconds."""
 
     def flush(self) -> None:  # noqa: B027  # a store without a disk has nothing to do
-        """Make what was put so far survive a power failure, where that means something."""
+        """Make what was put so far survive a power failure, where the store has a disk."""
 
     def close(self) -> None:  # noqa: B027  # a store may hold nothing
         """Release what is held; closing twice is fine."""

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D102 -- the port says what each method does
-"""`ReadOnly`: another byte store that is never changed, even where the system would permit it."""
+"""`ReadOnly`: another byte store that is never changed, even where the system would permit it.
+
+`bundler/store/store_urls.py` wraps a store in it where the URL or the caller asks for that.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from bundler.backends.port import Backend, Stat
 class ReadOnly(Backend):
     """Another byte store, of which every change is denied; marking objects as used does nothing.
 
-    Threads and forks as the inner store.
+    Safe under threads and forks where the inner store is.
     """
 
     writable = False

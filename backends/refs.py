@@ -8,6 +8,8 @@
 A new value takes the next number by a hard link, which only one writer can get, on NFS too.  Old numbers are cleaned away,
 so a writer that slept could take a number that was used before.  To find that out, each value carries a random token of
 its own and those of its last predecessors: whoever took a number and finds higher ones looks for its token in the next.
+
+`LocalBackend` calls it for its refs: `latest` reads, `following` and `took_effect` make a change, `clean` removes old numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ KEPT_S = 3600.0
 # A writer would have to sleep for an hour, and more swaps than that to pass, between two of its system calls for it to
 # mistake success for failure.  It never mistakes failure for success.
 HISTORY = 64
-# Each listing that was out of date means that others swapped meanwhile; so many in a row are no race any more.
+# A listing is out of date when others swapped the ref meanwhile; so many in a row mean a broken file system, not a race.
 ATTEMPTS = 64
 REF_BYTES = 1 << 20
-# As `path_of` writes them; a higher one is no number of ours, and another form of one would never be found again.
+# Numbers are written as `path_of` writes them: a name of another form is not a value, since no reader would find it.
 MAX_NUMBER = 10**15 - 1
 _NUMBER = re.compile(r"[0-9]{10}|[1-9][0-9]{10,14}")
 _TOKEN_BYTES = 8
@@ -76,7 +78,7 @@ def latest(folder: str) -> Version:
             return Version(numbers[-1], (), Unread(b"", data.why, data.size_bytes))
         if data is not None:
             return Version.decode(numbers[-1], data) or Version(numbers[-1], (), None)
-        # Cleaned away between listing and reading: newer ones have come.
+        # The file was cleaned away between listing and reading, so there are newer ones.
     raise _unsteady(folder)
 
 
@@ -114,7 +116,7 @@ def clean(folder: str) -> None:
     for number in numbers[:-KEPT_NUMBERS]:
         path = path_of(folder, number)
         if now_s - os.lstat(path).st_mtime <= KEPT_S:
-            return  # nor are those behind it
+            return  # later numbers are younger still
         file_steps.remove(path)
 
 

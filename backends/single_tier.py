@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Tier`: one byte store among several, with its counters and the rules by which it finds out damage.
 
-`Tiers` asks every store through it; `Rules` is what `bundler.store.store_urls` tells of objects and refs.
+`Tiers` asks every store through it.  `Rules` says how to check objects and what refs name, which `bundler/store/store_urls.py` knows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Rules:
         is_sound: whether an object's bytes are those that were stored once, by its key and them; compares their digest.  None:
             that cannot be told, and what a tier gives is taken as it is.
         named_by: which objects a ref's value names; a near tier gets the ref when it has them.  None: it cannot be told.
-        trouble: is called once for each tier and cause of a failure that nobody is told by an error: tier, cause, message.
+        trouble: called once for each tier and cause of a failure that no caller gets as an error: tier, cause, message.
     """
 
     is_sound: Callable[[str, bytes], bool] | None = None
@@ -98,15 +98,15 @@ class Tier:
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
-        """Do what may fail: it is counted, and told once for each cause."""
+        """Run a block whose `BackendError` is counted, and reported once for each cause, in place of being raised."""
         try:
             yield
         except BackendError as error:
             self.excuse(error)
 
     def excuse(self, error: BackendError) -> None:
-        """Tell of a failure that nobody gets as an error, once for each cause."""
-        if not isinstance(error, BackendResting):  # that it failed was told before
+        """Report a failure that no caller gets as an error, once for each cause."""
+        if not isinstance(error, BackendResting):  # the failure before the rest was reported
             self._tell(_CAUSES.get(type(error), "error"), str(error))
 
     def _tell(self, cause: str, message: str) -> None:

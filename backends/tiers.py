@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D102 -- the port says what each method does
-"""Several byte stores as one, the nearest first.
+"""`Tiers`: several byte stores as one, the nearest first.
 
 ::
 
@@ -10,6 +10,8 @@
 
 Objects are the same wherever they are, since their content decides their key: the nearest answer is right.  Refs change, so
 the truth decides; nearer tiers hold what it said last, for the time that it does not answer.
+
+`bundler/store/store_urls.py` makes one when several URLs are given.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Literal, TypeVar
 
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
 from bundler.backends.counters import TierCounters
-from bundler.backends.host_fetch import Flights, landing_order
+from bundler.backends.host_fetch import SharedFetches, write_order
 from bundler.backends.keys import check_key
 from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, Unread
 from bundler.backends.single_tier import Tier
@@ -46,7 +48,7 @@ class Tiers(Backend):
       does not answer or is full, and what is written meanwhile stays there.
 
     Guarantees what `Backend` does, for objects as soon as the truth has them.  Does not guarantee that near tiers hold all.
-    Threads and forks as the tiers.
+    Safe under threads and forks where the tiers are.
 
     Args:
         tiers: the nearest first; one that is not `writable` is never written.
@@ -60,7 +62,7 @@ class Tiers(Backend):
         self._read_only = [tier for tier in tiers if not tier.writable]
         self.writable = bool(self._writable)
         self.verified = all(tier.rules.is_sound is not None for tier in tiers)
-        self._flights, self._flying_from = self._flight_tier()
+        self._fetches, self._far_from = self._fetch_tier()
         self._unmirrored: dict[str, bytes] = {}
 
     @property
@@ -74,20 +76,20 @@ class Tiers(Backend):
     def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
         wanted = {check_key(key): most for key, most in max_bytes.items()}
         errors: _Failures = []
-        found = self._read(range(self._flying_from), wanted, errors)
+        found = self._read(range(self._far_from), wanted, errors)
         missing = _without(wanted, found)
-        if missing and self._flights is not None:
-            found |= self._fetch(self._flights, missing, errors)
+        if missing and self._fetches is not None:
+            found |= self._fetch(self._fetches, missing, errors)
         if len(errors) == len(self._tiers):
             raise errors[-1][1]
         _excuse(errors)
         return found
 
-    def _fetch(self, flights: Flights, missing: dict[str, int], errors: _Failures) -> dict[str, bytes]:
-        """Read from the tiers that one process of the host asks for all."""
-        far = range(self._flying_from, len(self._tiers))
-        with flights.joined(missing) as waited:
-            found = self._read(range(self._flying_from), missing, []) if waited else {}
+    def _fetch(self, fetches: SharedFetches, missing: dict[str, int], errors: _Failures) -> dict[str, bytes]:
+        """Read from the far tiers, which one process of the host asks for all processes."""
+        far = range(self._far_from, len(self._tiers))
+        with fetches.joined(missing) as waited:
+            found = self._read(range(self._far_from), missing, []) if waited else {}
             return found | self._read(far, _without(missing, found), errors)
 
     def _read(self, positions: range, wanted: dict[str, int], errors: _Failures) -> dict[str, bytes]:
@@ -106,7 +108,7 @@ class Tiers(Backend):
         return found
 
     def _fill(self, nearer: Sequence[Tier], got: dict[str, bytes]) -> None:
-        items = {key: got[key] for key in landing_order(got) if not isinstance(got[key], Unread)}
+        items = {key: got[key] for key in write_order(got) if not isinstance(got[key], Unread)}
         for tier in nearer:
             if items and tier.writable:
                 with tier.excused():
@@ -117,7 +119,7 @@ class Tiers(Backend):
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
         created, holder = self._at_truth(lambda b: b.put(items))
-        # What the truth held before may be another's, under a key that content does not decide.
+        # Only what was created is copied: under a key that content does not decide, the truth may hold another writer's bytes.
         copies = {key: items[key] for key in created}
         self._at_nearer(holder, lambda b: b.put(copies))
         return created
@@ -226,7 +228,7 @@ class Tiers(Backend):
         return backend.swap_ref(key, None, value)
 
     def _mirror(self, key: str, value: bytes | None, holder: Tier) -> None:
-        """Tell nearer tiers what a ref says; one that lacks what it names keeps the last value that it could serve."""
+        """Copy a ref to nearer tiers; a tier that lacks an object the ref names keeps the last value that it could serve."""
         self._unmirrored.pop(key, None)
         named = () if value is None else holder.rules.named_by(key, value)
         for tier in self._nearer(holder) if named is not None else ():
@@ -263,16 +265,16 @@ class Tiers(Backend):
     def __repr__(self) -> str:
         return f"<Tiers {', '.join(tier.name for tier in self._tiers)}>"
 
-    def _flight_tier(self) -> tuple[Flights | None, int]:
-        """Return flights by the nearest tier that can keep them, and from which tier on they fetch."""
+    def _fetch_tier(self) -> tuple[SharedFetches | None, int]:
+        """Return fetches by the nearest tier that can keep them, and from which tier on they fetch."""
         for position, tier in enumerate(self._tiers[:-1]):
             backend = tier.backend
             if tier.writable and backend.reads_are_cheap:
-                return Flights(backend), position + 1
+                return SharedFetches(backend), position + 1
         return None, len(self._tiers)
 
     def _at_truth(self, call: Callable[[Backend], T]) -> tuple[T, Tier]:
-        """Make a call at the truth, or what stands in for it; returns the answer and who gave it."""
+        """Make a call at the truth, or at the tier that stands in for it; returns the answer and the tier that gave it."""
         for tier in reversed(self._writable):
             try:
                 return tier.ask(call), tier
@@ -286,7 +288,7 @@ class Tiers(Backend):
         return self._writable[: self._writable.index(holder)]
 
     def _at_nearer(self, holder: Tier, call: Callable[[Backend], T]) -> Sequence[T]:
-        """Make a call at every nearer writable tier; what fails there is no failure."""
+        """Make a call at every nearer writable tier; failures there are reported, not raised."""
         answers: deque[T] = deque()
         for tier in self._nearer(holder):
             with tier.excused():
@@ -317,6 +319,6 @@ def _without(wanted: Mapping[str, int], found: Collection[str]) -> dict[str, int
 
 
 def _excuse(errors: Iterable[tuple[Tier, BackendError]]) -> None:
-    """Tell of what failed, once it is clear that it is no error for the caller."""
+    """Report failures of tiers, once it is clear that the caller gets an answer in spite of them."""
     for tier, error in errors:
         tier.excuse(error)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 
+from bundler.version import VERSION as _VERSION
+
 # Type checkers know this name.  The standard library's takes milliseconds to import, in which Ctrl-C would be a traceback.
 TYPE_CHECKING = False
 
@@ -98,7 +100,7 @@ if TYPE_CHECKING:
     from bundler.store.kernel_records import KernelRecords
     from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 _ERRORS = (
     "AccessDenied", "BundlerError", "BundlerWarning", "CannotLaunchStatically", "CompileFailed", "CompileTimeout",

@@ -6,11 +6,9 @@ Triton's and torch's variables belong to `bundler.toolchain`, which reads them a
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from bundler.errors import ConfigError
 
@@ -30,8 +28,7 @@ Mode = Literal["read", "write", "readwrite"]
 Strict = Literal["off", "warn", "error"]
 
 
-@dataclass(frozen=True)
-class EnvironmentSetting:
+class EnvironmentSetting(NamedTuple):
     """One variable that users set: its name without the prefix, the values it takes, its default and what it is for."""
 
     name: str
@@ -56,8 +53,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What the user set in the environment; see `SETTINGS` for what each means."""
 
     store: tuple[str, ...] = ()
@@ -125,6 +121,8 @@ def unknown_variables() -> dict[str, str | None]:
     for name in unknown:
         written = name.removeprefix(PREFIX)
         if written not in names:
+            import difflib  # milliseconds, which nobody pays who spells the names right
+
             near = difflib.get_close_matches(written.upper(), names, n=1, cutoff=_NEAR)
             found[name] = PREFIX + near[0] if near else None
     return found
@@ -192,8 +190,7 @@ def _seconds(name: str) -> float | None:
     return seconds
 
 
-@dataclass(frozen=True)
-class SpoolSettings:
+class SpoolSettings(NamedTuple):
     """What a recording parent told its child processes; set by us, not by users.
 
     Attributes:

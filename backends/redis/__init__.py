@@ -3,6 +3,8 @@
 
 Importing this module costs nothing.  `RedisBackend` is looked up in it when it is asked for, and only then redis-py is
 imported; where that is missing, a `MissingExtra` says so.
+
+`bundler/store/store_urls.py` is the caller.
 """
 
 from __future__ import annotations

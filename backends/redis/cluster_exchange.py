@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges with a Redis Cluster: which server has which key, and what to do when keys move.
+"""`Cluster`: exchanges with a Redis Cluster: which server has which key, and what to do when keys move.
 
 Keys are 16,384 slots, and slots belong to masters.  Commands go to all masters at once; a command carries keys of one slot.
 Replicas are never asked: what was just written must be found.
+
+`RedisBackend` uses it for `redis+cluster://` URLs, and `Single` of `server_exchange.py` for the others.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainErr
 from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.batches import batches
 from bundler.backends.redis.lua_scripts import SCRIPT_KEYS
+from bundler.backends.redis.metered_socket import REPLY_BYTES
 from bundler.backends.redis.reply_errors import errors_by_meaning
 from bundler.backends.redis.server_exchange import Command, Link, Node, ask, run, scan_node, time_of
 from bundler.backends.redis.url_settings import RedisSettings
-from bundler.backends.redis_socket import REPLY_BYTES
 
 SLOTS = 16384
 # A key that moves on more often than this within one call is not found by following it.
@@ -38,8 +40,8 @@ class _Plan:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """Where a command goes; `asking` says that we were sent there for this time only, while its slot moves."""
+class _Destination:
+    """The node that a command goes to; `asking`: a redirection for this one time, while the slot moves."""
 
     node: Node
     asking: bool = False
@@ -64,12 +66,12 @@ class Cluster(Link):
     def replies(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
         """See `Link`."""
         answers: dict[int, Any] = {}
-        waiting: dict[int, _Told | None] = dict.fromkeys(range(len(commands)))
+        waiting: dict[int, _Destination | None] = dict.fromkeys(range(len(commands)))
         for attempt in range(REDIRECTS + 1):
             if not waiting:
                 break
             wanted = [
-                (told or _Told(self._node_of(commands[number][0])), commands[number][1])
+                (told or _Destination(self._node_of(commands[number][0])), commands[number][1])
                 for number, told in waiting.items()
             ]
             found = dict(zip(waiting, self._asked(wanted, most_bytes), strict=True))
@@ -91,7 +93,7 @@ class Cluster(Link):
         for node in (*self._seeds, *self._known.values()):
             node.close()
 
-    def _asked(self, wanted: list[tuple[_Told, tuple[Any, ...]]], most_bytes: int) -> list[Any]:
+    def _asked(self, wanted: list[tuple[_Destination, tuple[Any, ...]]], most_bytes: int) -> list[Any]:
         """Send each command to its node; returns the answers in order."""
         work: dict[Node, list[tuple[Any, ...]]] = {}
         places: list[tuple[Node, int]] = []
@@ -109,15 +111,15 @@ class Cluster(Link):
             raise
         return [found[node][place] for node, place in places]
 
-    def _redirected(self, answers: dict[int, Any], attempt: int) -> dict[int, _Told | None]:
+    def _redirected(self, answers: dict[int, Any], attempt: int) -> dict[int, _Destination | None]:
         """Return which commands are to be sent again, and where to if a server said so."""
-        again: dict[int, _Told | None] = {}
+        again: dict[int, _Destination | None] = {}
         pause_s = 0.0
         for number, answer in answers.items():
             if isinstance(answer, AskError):
-                # Not the plan that another node gives: it may not have heard of it yet.
+                # Follow the answer, not a newly learnt plan: the node that gives the plan may not know of the move yet.
                 moved = isinstance(answer, MovedError)
-                again[number] = _Told(self._node((answer.host, answer.port)), asking=not moved)
+                again[number] = _Destination(self._node((answer.host, answer.port)), asking=not moved)
                 self._plan = None if moved else self._plan
             elif isinstance(answer, TryAgainError | ClusterDownError):
                 self._plan, again[number] = None, None
@@ -152,7 +154,7 @@ class Cluster(Link):
         slots: list[Node | None] = [None] * SLOTS
         masters: dict[tuple[str, int], Node] = {}
         for first, last, (host, port, *_), *_ in ranges:
-            # A node that does not know its own name leaves it out: it is where we reached it.
+            # A node that does not know its own name leaves it out: its address is the one that we asked.
             address = (host.decode() if host else (asked.address or ("", 0))[0], int(port))
             masters[address] = self._node(address)
             slots[first : last + 1] = [masters[address]] * (last + 1 - first)

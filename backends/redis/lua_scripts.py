@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts that run inside the server: each works on the keys in KEYS and on no others.
+"""The Lua scripts that run inside the server: each works on the keys in KEYS and on no others.
 
 On a cluster a call carries keys of one slot; elsewhere up to `SCRIPT_KEYS`, which keeps each call under a millisecond or so.
+
+`RedisBackend` calls them; both kinds of exchange send them by digest, and their text where the server does not know the digest.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from bundler.backends.keys import KEY_CHARACTERS
 from bundler.backends.redis.value_parts import HEAD_BYTES, HEADER_BYTES, NONE_OF_OURS, REF_BYTES, WHOLE_BYTES
 
 SCRIPT_KEYS = 256
-# Longer than any name of ours, with the longest namespace.
+# Longer than any name that this package makes, with the longest namespace.
 NAME_BYTES = 2 * KEY_CHARACTERS
 
 
@@ -29,7 +31,7 @@ class Script:
         object.__setattr__(self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest())
 
 
-# An object begins with how long it lives after its last use (redis_values.py); damaged ones live as long as ours do.
+# An object begins with how long it lives after its last use (value_parts.py); a damaged one gets the default lifetime.
 # Times come from the expiry.  Before 7.0 the server gives only what is left of it: the clock is read on both sides, until no
 # tick lies between, for else one object's time would differ by a millisecond from call to call.
 _TIMES = """
@@ -62,8 +64,8 @@ local function modified_ms(key, head, default)
   return at < 0 and 0 or at - lives_ms(head, default)
 end
 """
-# What an object's key holds, whatever somebody put there: one bad value must not fail a call for its neighbours.  A head is
-# followed by one byte more, if there is one, so that what only begins like a head is none.
+# Whatever stands under an object's key: a value of a wrong type must not fail the call for the other keys.  One byte more than a
+# head is read, so that a longer value which begins like a head is not taken for one.
 _HEADS = f"""
 local function size_of(key)
   local size = redis.pcall('STRLEN', key)
@@ -118,7 +120,7 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """)
-# Remove what no value of ours can be; returns as HEADS does.
+# Remove keys whose value cannot be an object of this package; returns as HEADS does.
 CLEAR = Script(f"""{_HEADS}
 local found = {{}}
 for i, key in ipairs(KEYS) do
@@ -146,12 +148,12 @@ elseif current then
 end
 return 1
 """)
-# Prolong what holds our token.
+# Prolong a key that holds our token.
 RENEW = Script(f"""{_VALUE}
 if value_of(KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """)
-# One page of SCAN without names that are longer than ours, which are nobody's we know; not a `Script`, for it has no keys.
+# One page of SCAN without names that are too long to be ours; not a `Script`, since it has no keys.
 SCAN_SHORT = """
 local page = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
 local names = {}

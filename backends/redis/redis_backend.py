@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte store in Redis or Valkey, one server or a cluster.
+"""`RedisBackend`: a byte store in Redis or Valkey, one server or a cluster.
 
 Reading and writing use GETRANGE, STRLEN, SET NX PX, PEXPIRE, UNLINK and the scripts of lua_scripts.py, each with all its
 keys declared.  Listings, which are for maintenance, use SCAN: the keys that are there are the only index that eviction, expiry, a
 restart and a crash between two commands cannot make wrong.  An index of our own would be one more key that the server may
 evict, and a prune that believed it would remove what a tag needs.
+
+`bundler/store/store_urls.py` opens it by its URL.
 """
 
 from __future__ import annotations
@@ -32,14 +34,13 @@ class RedisBackend(Backend):
     """Objects, refs and leases in Redis, shared by processes of any number of hosts.
 
     Nothing is sent before the first call.  Each exchange is sent once, and takes no longer than `timeout_s` and the time of
-    its bytes at `redis_socket.BYTES_PER_S`, and where a connection is made, `connect_timeout_s` for each address of the host.
+    its bytes at `metered_socket.BYTES_PER_S`, and where a connection is made, `connect_timeout_s` for each address of the host.
     A batch is as many exchanges as its size asks for.  Thread-safe without locks; may be used on both sides of a fork.
 
-    Everything expires: records (manifests) and refs `ttl_s` after their last use, what records name later.  Reading a ref
-    and `touch` are uses; where our user may not write, they are not.  What was evicted or expired is not there.
-    An object whose parts are not all there is not there either, and may be put again; so may one whose key holds what is no
-    value of ours: a list, a hash, or more bytes than an object has here.  Whatever somebody stored, an answer is read only as
-    far as what was asked for may go.
+    Everything expires: records (manifests) and refs `ttl_s` after their last use, the objects that records name later.  Reading a
+    ref and `touch` are uses, unless our user may not write.  What was evicted or has expired is absent.
+    An object of which a part is missing counts as absent, and may be put again; so may one whose key holds a list, a hash, or
+    more bytes than any object has here.  Whatever somebody stored, no more of an answer is read than was asked for.
     Does not guarantee: that what was put stays, or survives a restart; on a cluster, that times of different masters agree
     better than their clocks.
 
@@ -124,7 +125,7 @@ class RedisBackend(Backend):
             ready[key] = self._prepared(key, value)
         created = self._set("o", ready)
         refused = ready.keys() - created
-        # What refused us may be a list, or the head of parts of which some were evicted, and would stand in everybody's way.
+        # Such a key may hold a list, or the head of parts of which some were evicted; left there, nobody could ever put the object.
         broken = refused - self.exists(refused) if refused else set()
         if broken:
             self._drop(broken)
@@ -174,7 +175,7 @@ class RedisBackend(Backend):
             answers = self._link.call(scripts.DESCRIBE, groups, self._ttl_ms())
             for names, found in zip(groups, answers, strict=True):
                 for name, (head, stored_bytes, modified_ms) in zip(names, found, strict=True):
-                    if head:  # else it went since
+                    if head:  # else it was removed meanwhile
                         key = self._key(name)
                         yield Stat(key, values.size_of(key, head, stored_bytes), modified_ms / 1000)
 
@@ -183,7 +184,7 @@ class RedisBackend(Backend):
         touch: list[Command] = [(name, ("PEXPIRE", name, self._ttl_ms()))] if self._may_touch else []
         read: list[Command] = [(name, ("GETRANGE", name, 0, values.REF_BYTES)), (name, ("EXISTS", name))]
         value, there, *touched = self._link.replies([*read, *touch])
-        if value == b"" and there == 1:  # set to nothing, or by somebody in between
+        if value == b"" and there == 1:  # an empty value, or one that was set between the two commands
             (value,) = self._link.replies([(name, ("GET", name))])
         elif value == b"" and there == 0:
             value = None
@@ -264,7 +265,7 @@ class RedisBackend(Backend):
             return values.whole(value, ttl_ms), ttl_ms
         head, parts = values.split(key, value, ttl_ms)
         self._set("p", {name: (stored, ttl_ms) for name, stored in parts.items()})
-        # Parts that were there already, as another writer's, may be about to expire, or be none of ours.
+        # Parts that another writer had stored already may be about to expire, or may not be parts at all.
         names = [self._part(name) for name in parts]
         prolong: list[Command] = [(name, ("PEXPIRE", name, ttl_ms)) for name in names]
         lengths = self._link.exchange_strings([*prolong, *((name, ("STRLEN", name)) for name in names)])[len(names) :]
@@ -290,7 +291,7 @@ class RedisBackend(Backend):
         return created
 
     def _drop(self, keys: Collection[str]) -> None:
-        """Remove what is no value of ours, and heads whose parts are not all there, unless somebody has replaced them since."""
+        """Remove values that are no objects, and heads of which a part is missing, unless somebody has replaced them since."""
         heads = self._heads(scripts.CLEAR, keys)
         for key in heads.keys() - self._whole(heads) - _none_of_ours(heads):
             # A head is all that is stored under its key, so its first bytes are the value.

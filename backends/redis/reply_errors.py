@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns errors of redis-py and error replies of Redis into `BackendError`; no other module does."""
+"""Turns errors of redis-py and error replies of Redis into `BackendError`; no other module does so.
+
+Every exchange with a server runs inside `errors_by_meaning`; `meaning` and `is_wrong_type` read single replies.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class OverlongReply(BackendUnavailable):
     """A server sent more than what was asked for may have."""
 
 
-# By name, since each release of redis-py has some that others lack; a test fails when one is not here.
+# By name, since releases of redis-py have different classes; a test fails when one is missing here.
 _MEANINGS: dict[str, type[BackendError]] = {
     "OutOfMemoryError": BackendFull,
     "AuthenticationError": BackendDenied,
@@ -63,7 +66,7 @@ def is_wrong_type(answer: object) -> bool:
 
 @contextlib.contextmanager
 def errors_by_meaning(shown: str) -> Iterator[None]:
-    """Raise ours for theirs; a host name that cannot be one is a UnicodeError."""
+    """Raise `BackendError` for errors of redis-py; a host name that cannot be one is a `UnicodeError`."""
     try:
         yield
     except (RedisError, RedisClusterException, OSError, UnicodeError) as error:

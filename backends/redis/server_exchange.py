@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges with Redis servers: connections and time limits.
+"""`Single` and `Link`: exchanges with Redis servers, their connections and time limits.
 
 Of redis-py this uses connections (TLS, login, parsing, packing) and no more.  Its clients retry, wait and redirect by rules of
 their own; here a call is one exchange, sent once, within one allowance of time.
+
+`RedisBackend` uses `Single` for one server; `Cluster` builds on `Link`, `run` and `ask`.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from redis.retry import Retry
 
 from bundler.backends.batches import batches
 from bundler.backends.redis.lua_scripts import NAME_BYTES, SCAN_SHORT, SCRIPT_KEYS, Script
+from bundler.backends.redis.metered_socket import REPLY_BYTES, Metered
 from bundler.backends.redis.reply_errors import OverlongReply, errors_by_meaning, is_wrong_type, meaning
 from bundler.backends.redis.url_settings import RedisSettings
-from bundler.backends.redis_socket import REPLY_BYTES, Metered
 
 READ_BYTES = 256 * 1024
 # What the protocol adds to a value.
 FRAMING_BYTES = 64
-# A connection that lay unused for longer may be dead without our knowing: a new one costs less than a wait for nothing.
+# A connection unused for longer may be dead unnoticed: a new one costs less than a wait for an answer that never comes.
 IDLE_S = 30.0
 KEPT_CONNECTIONS = 8
 SCAN_COUNT = 2000
@@ -39,7 +41,7 @@ Command: TypeAlias = tuple[str, tuple[Any, ...]]
 
 
 class _Limited(AbstractConnection):
-    """Gives a connection such a socket, and says nothing of itself to the server."""
+    """A connection over a `Metered` socket, which does not tell the server the name and version of its library."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -97,7 +99,7 @@ def connection_arguments(settings: RedisSettings) -> dict[str, Any]:
     return arguments
 
 
-#: One of the above; redis-py annotates their methods in part only.
+#: A connection of one of the three classes above; `Any`, since redis-py annotates only some of their methods.
 Connected: TypeAlias = Any
 
 
@@ -153,7 +155,7 @@ class Node:
 
 
 def _is_quiet(connection: Connected) -> bool:
-    # What can be read on an idle connection is its end, or an answer to something nobody waits for any more.
+    # Whatever can be read from an idle connection is its end, or an answer that nobody waits for any more.
     connection.begin()
     try:
         return not connection.can_read()
@@ -205,7 +207,7 @@ class Link(ABC):
 
     def __init__(self, settings: RedisSettings) -> None:
         self.settings, self.shown = settings, settings.shown
-        # Who may only read may run scripts that say they only read; servers before 7.0 know no such thing.
+        # A user who may only read may run scripts by EVALSHA_RO; servers before 7.0 do not have that command.
         self._reading = "_RO"
 
     @abstractmethod
@@ -228,9 +230,9 @@ class Link(ABC):
     def close(self) -> None:
         """Close connections."""
 
-    def exchange(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
+    def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands and return the answers; raises what the first error among them means."""
-        return self.checked(self.replies(commands, most_bytes))
+        return self.checked(self.replies(commands))
 
     def exchange_strings(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
         """Do the same; the answer to a command whose key holds a list, a hash or the like is None."""
@@ -245,7 +247,7 @@ class Link(ABC):
             self._reading = ""
             answers = self._run(script, "EVALSHA", script.sha, calls)
         unknown = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-        # A server that was restarted, or never saw the script.
+        # The server was restarted, or has never seen the script.
         again = self._run(script, "EVAL", script.source, [calls[number] for number in unknown])
         for number, answer in zip(unknown, again, strict=True):
             answers[number] = answer
@@ -317,7 +319,7 @@ def scan_node(node: Node, pattern: str, shown: str) -> Iterator[list[str]]:
         try:
             cursor, names = ask(node, shown, "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
         except OverlongReply:
-            # Somebody made names of megabytes: the server leaves them out, which costs it more than a page without them.
+            # Somebody made names of megabytes.  The script leaves them out in the server, which costs the server more than a plain page.
             cursor, names = _scan_short(node, pattern, shown, cursor)
         yield [name.decode("ascii", "replace") for name in names]
         if cursor == b"0":
@@ -326,7 +328,7 @@ def scan_node(node: Node, pattern: str, shown: str) -> Iterator[list[str]]:
 
 def _scan_short(node: Node, pattern: str, shown: str, cursor: Any) -> Any:
     words = (SCAN_SHORT, 0, cursor, pattern, SCAN_COUNT, NAME_BYTES)
-    # Servers before 7.0 know only the second, and readers since then may only use the first.
+    # Servers before 7.0 know only EVAL; since then a user who may only read may use only EVAL_RO.
     with errors_by_meaning(shown):
         ((answer,),) = run([(node, [("EVAL_RO", *words)])])
     return ask(node, shown, "EVAL", *words) if _is_unknown(answer) else _sound(answer, shown)

@@ -57,7 +57,7 @@ class RedisSettings:
         namespace: what all our keys begin with.
         ttl_s: how long a tag or manifest stays after its last use.
         connect_timeout_s: time for one attempt to connect.
-        timeout_s: time for one exchange, besides the time that its bytes take; see `redis_socket.BYTES_PER_S`.
+        timeout_s: time for one exchange, besides the time that its bytes take; see `metered_socket.BYTES_PER_S`.
     """
 
     hosts: tuple[tuple[str, int], ...] = ()

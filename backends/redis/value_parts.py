@@ -14,6 +14,9 @@
 The header makes times the store's own: whoever touches an object prolongs it by what its writer wanted, and the time of its
 last use is its expiry less that.  Parts carry a digest of the whole in their names: two writers of different bytes under one
 key do not mix theirs, two of the same bytes share them.
+
+`RedisBackend` writes and reads values through `whole`, `split`, `read_head` and `payload`; the Lua scripts rely on the same
+layout.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ BATCH_KEYS = 512
 MAX_BYTES = 1024 * MIB
 HEAD_BYTES = 48
 HEADER_BYTES = 16
-# Tags and told failures have a few KB.  Of more than this only so many bytes and one are read, and compared.
+# Tags and notes of failures have a few KB.  Of a larger value only one byte more than this is read, and compared.
 REF_BYTES = 256 * KIB
-# What scripts give in place of the first bytes of a value that none of ours can be: too large, empty, a list, a hash.
+# What scripts give in place of the first bytes of a value that cannot be an object here: too large, empty, a list, a hash.
 NONE_OF_OURS = b"?"
 _HEADER = re.compile(rb"TB[wp]\d{13}")
 _SPLIT = re.compile(rb"TBs(\d{13})(\d{16})([0-9a-f]{16})")
@@ -93,7 +96,7 @@ def read_head(key: str, stored: bytes) -> Head | None:
 
 
 def payload(stored: bytes) -> bytes:
-    """Return the value without its header; a damaged one as it is, for who reads checks digests."""
+    """Return the value without its header; a damaged one as it is, since readers compare digests."""
     return stored[HEADER_BYTES:] if _HEADER.match(stored) else stored
 
 

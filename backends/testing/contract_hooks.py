@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ContractHooks`: what a subclass of the contract defines; and the keys and threads that the tests of the contract share."""
+"""`ContractHooks`: what a subclass of the contract defines; and the keys and threads that the tests of the contract share.
+
+`ObjectContract`, `RefContract` and `LeaseContract` inherit from it.
+"""
 
 from __future__ import annotations
 

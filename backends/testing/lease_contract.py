@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of leases, for stores that have them."""
+"""`LeaseContract`: the contract of leases, for byte stores that have them; a part of `BackendContract`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of objects: batches, keys, listings and times."""
+"""`ObjectContract`: the contract of objects: batches, keys, listings and times; a part of `BackendContract`."""
 
 from __future__ import annotations
 

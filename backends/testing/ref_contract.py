@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of refs, and of several handles on one store."""
+"""`RefContract`: the contract of refs, and of several handles on one store; a part of `BackendContract`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hypothesis state machine that compares a store with a plain dictionary."""
+"""`state_machine`: a Hypothesis state machine that compares a byte store with a plain dictionary.
+
+The authors of byte stores run it in their tests, as `backends/testing/__init__.py` shows.
+"""
 
 from __future__ import annotations
 

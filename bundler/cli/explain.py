@@ -62,9 +62,7 @@ def explain(screen: Screen, key: str | None, name: str | None, urls: tuple[str, 
             screen.line(
                 f"torch.compile's graph entries have keys of their own, which hold $CXX (here {compiler}) and the device index"
             )
-        screen.done(
-            f"{wording.count(len(found), 'kernel')}, of which {differing} had a recorded neighbour that differs"
-        )
+        screen.done(f"{wording.count(len(found), 'kernel')}, of which {differing} had a recorded neighbor that differs")
     rows = [{**dataclasses.asdict(e), "sentence": e.sentence} for e in found]
     screen.finish({"kernels": rows, "graph_compiler": compiler, **({"run": _facts(run)} if run is not None else {})})
     return FINE

@@ -205,7 +205,7 @@ def _items(items: Mapping[str, str], sign: str) -> str:
 
 
 def _runs(kinds: Iterable[str]) -> str:
-    """Return `*fp32:16 x3, i32`: equal neighbours once, with how many they are."""
+    """Return `*fp32:16 x3, i32`: equal neighbors once, with how many they are."""
     runs = [(kind, sum(1 for _ in same)) for kind, same in groupby(kinds)]
     texts = [kind if number == 1 else f"{kind} x{number}" for kind, number in runs]
     more = len(texts) - _ITEMS

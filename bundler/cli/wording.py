@@ -85,7 +85,7 @@ def milliseconds(times_us: Iterable[tuple[str, int]]) -> float | None:
 
 
 def short_key(key: str) -> str:
-    """Return the beginning of a kernel key, enough to recognise it."""
+    """Return the beginning of a kernel key, enough to recognize it."""
     return f"{key[:KEY_CHARACTERS]}…" if len(key) > KEY_CHARACTERS and "/" not in key and "." not in key else key
 
 

@@ -13,6 +13,8 @@
     options = { num_warps = [4, 8] }
     configs = [{ STAGES = 2, num_stages = 3 }]
     targets = ["cuda:90"]
+
+`read` returns each `[[kernel]]` as `Listed`.  The `build` command reads the file, and `Plan` resolves its constants.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.entries import Target
 from bundler.format.limits import MIB
 
-# Far above what anybody writes; a table is a few hundred bytes a kernel.
+# Far more than any build file has; a kernel takes a few hundred bytes.
 MAX_BYTES = 16 * MIB
 _TOP = frozenset({"targets", "kernel"})
 
@@ -106,7 +108,7 @@ def _variants(what: str, value: Any) -> Any:
 
 
 def _constant(what: str, value: Any) -> Any:
-    if isinstance(value, list):  # inside the list of variants, so that it is one of them
+    if isinstance(value, list):  # a list inside the list of variants is one variant
         return tuple(_constant(what, item) for item in value)
     if not isinstance(value, dict):
         return value

@@ -21,7 +21,7 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.toolchain import compile_call, jit_specialization
 from bundler.toolchain.imagined_arguments import Spec
-from bundler.toolchain.jit_specialization import Specialised
+from bundler.toolchain.jit_specialization import Specialized
 
 Keywords = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ class Failure:
         reason: why, in a sentence.
         file, line: of its source, where that is known.
         words: the compiler's whole message.
-        printed: what was printed meanwhile: there LLVM and MLIR say what they will not compile.
+        printed: what was printed meanwhile, such as what LLVM and MLIR refuse.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Plan:
         for arguments, keywords in calls:
             try:
                 jobs = list(_jobs(kernel, source, arguments, keywords, target))
-            except Exception as error:  # noqa: BLE001  # heuristics, hooks and Triton's checks raise whatever they like
+            except Exception as error:  # noqa: BLE001  # heuristics, hooks and Triton's checks may raise anything
                 message = error.message if isinstance(error, BundlerError) else f"{type(error).__name__}: {error}"
                 self.failures.append(Failure(name, str(target), f"{name} cannot be specialized: {message}"))
                 continue
@@ -134,7 +134,7 @@ class Plan:
             self.notes.append(note)
 
     def _declared_targets(self, place: ModulePlace) -> tuple[Target, ...]:
-        # A module may look at the target when it is imported, so one has to be declared to find out which it wants.
+        # A module may ask for the target when it is imported, so some target is declared to read what targets it wants.
         module = module_import.load(place, Target("cuda", "90"))
         declared = [(name, declaration.targets) for name, _, declaration in _declared_in(module, place)]
         if not declared:
@@ -205,11 +205,11 @@ def _jobs(
     kernel: Any, source: SourceRef, arguments: Mapping[str, Spec], keywords: Keywords, target: Target
 ) -> Iterator[Job]:
     name = jit_specialization.jit_function(kernel).__name__
-    for found in jit_specialization.specialise(kernel, arguments, keywords, target):
+    for found in jit_specialization.specialize(kernel, arguments, keywords, target):
         yield from jobs_of(name, source, found, target)
 
 
-def jobs_of(name: str, source: SourceRef, found: Specialised, target: Target) -> Iterator[Job]:
+def jobs_of(name: str, source: SourceRef, found: Specialized, target: Target) -> Iterator[Job]:
     """Yield a job for each key under which a JIT may ask for a compile."""
     for key, helpers_first in found.keys:
         yield Job(
@@ -233,7 +233,7 @@ def _declared_in(module: ModuleType, place: ModulePlace) -> Iterator[tuple[str, 
 
 
 def _package(of: Any) -> str:
-    """Return the top-level package of a module or function; what others declare is theirs to build."""
+    """Return the top-level package of a module or function: a module builds what its own package declares, not what it imports."""
     name: str = getattr(of, "__name__", "") if isinstance(of, ModuleType) else of.__module__
     return name.partition(".")[0]
 

@@ -20,9 +20,9 @@ from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.bundle_file import cleaned_up, os_errors
 from bundler.format.bundle_union import merge
-from bundler.format.manifest import Content, Observation, Observed
+from bundler.format.manifest import Content, Observed
 from bundler.format.summary import Summarized
-from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
+from bundler.lifecycle.bundle_builder import Builder, join
 from bundler.lifecycle.machine_store import Store
 from bundler.store.kernel_records import KernelRecords
 from bundler.toolchain import identity
@@ -76,8 +76,8 @@ def build(plan: Plan, workers: int | None = None, store: Store | None = None, wa
 
     Args:
         plan: what to build; its failures are passed on.
-        workers: processes that compile; None for one a core; 1 compiles in this process, which a crash of the compiler then ends, but
-            for what is built from IR.
+        workers: processes that compile; None for one a core; 1 compiles in this process, which a crash of the compiler then ends;
+            what is built from IR gets a process of its own all the same.
         store: kernels that it holds are not compiled, and what is compiled is published there.
         watch: told of each job's progress.
 
@@ -129,7 +129,7 @@ def _compile(
 ) -> list[Compiled | BundlerError]:
     if not jobs:
         return []
-    # Some IR crashes the compiler, and with it the process: never this one.
+    # Some IR crashes the compiler and its process, so IR is never compiled in this one.
     isolate = workers is None or any(job.source.kind == "ir" for job in jobs)
     count = min(workers or os.cpu_count() or 1, len(jobs))
     with CompileService(count, cache_dir=cache_dir, isolate=isolate, once=shared, on_progress=watch) as service:
@@ -137,7 +137,7 @@ def _compile(
 
 
 def _send(records: KernelRecords, fresh: Bundle, known: frozenset[str]) -> tuple[Bundle, frozenset[str]]:
-    """Publish what the store lacks still; returns the builds that everybody gets, and the keys that could not be sent."""
+    """Publish what the store still lacks; returns the builds that are in the store now, and the keys that could not be sent."""
     absent = [kernel for kernel in fresh.kernels if kernel.key not in known]
     if not absent:
         return fresh, frozenset()
@@ -146,7 +146,7 @@ def _send(records: KernelRecords, fresh: Bundle, known: frozenset[str]) -> tuple
     try:
         published = records.publish(part)
     except BundlerError as error:
-        records.excuse(error)  # what was compiled is worth keeping all the same
+        records.excuse(error)  # the compiled kernels still go into the bundle
         return fresh, frozenset(kernel.key for kernel in absent)
     others = [kernel for kernel in fresh.kernels if kernel.key in known]
     return merge([published.bundle, Bundle(Content.of(others), fresh.observed, fresh.blobs)]), frozenset()
@@ -167,8 +167,7 @@ def _collect(
         if isinstance(result, BundlerError):
             failures.append(Failure.of(job.name, job.target, result))
             continue
-        times = tuple((stage, round(seconds * 1e6)) for stage, seconds in result.stages)
-        known = KnownFacts(result.toolchain, result.facts, result.parts)
-        if not builder.add_directory(result.key, Observation(layouts=("triton",), times_us=times), known):
-            failures.append(Failure(job.name, str(job.target), dict(builder.left_out)[result.key]))
+        reason = result.add_to(builder)
+        if reason is not None:
+            failures.append(Failure(job.name, str(job.target), reason))
     return join([builder], identity.environment()), failures

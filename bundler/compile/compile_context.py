@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Context`: what a result depends on besides its job: compiler, environment, the state of the source file.
 
-The service asks for the `Situation` of each job that is submitted: the keys under which its result is remembered and leased, and the
+The service asks for the `JobContext` of each job that is submitted: the keys under which its result is remembered and leased, and the
 environment that its worker gets.
 """
 
@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 
 from bundler.compile.compile_job import Job
-from bundler.compile.worker_messages import Surroundings
+from bundler.compile.worker_messages import JobEnvironment
 from bundler.format.bundle_file import open_regular
 from bundler.format.entries import Target
 from bundler.toolchain.identity import installed_triton
@@ -24,17 +24,17 @@ SLOTS = 4096
 
 
 @dataclass(frozen=True)
-class Situation:
-    """What stands around one job.
+class JobContext:
+    """What a job needs and depends on besides its own data.
 
     Attributes:
-        surroundings: for the worker.
-        key: equal when a result may be answered from memory.
+        environment: for the worker.
+        key: a result that is remembered under an equal key is the answer.
         lease_name: equal in every process of this host that would compile the same.
         stale: the file of its module is not what workers have imported.
     """
 
-    surroundings: Surroundings
+    environment: JobEnvironment
     key: str
     lease_name: str
     stale: bool
@@ -44,34 +44,34 @@ class Context:
     """Keys of jobs in the memory of results and among the leases of this host.
 
     A memory key counts everything: the job, Triton's release and binary, ptxas, the bytes of a module's file, and the whole
-    environment, since what of it matters differs by release; that it changes costs one look into the cache directory.
+    environment, since which variables matter differs by release; a change costs one look into the cache directory.
 
     Args:
         cache_dir: where kernels go.
         perform: what is done with jobs.
-        reload: whether a module's file is looked at again for each job; in one process a module is imported once.
+        reload: whether a module's file is looked at again for each job; False where jobs run in this process, which imports a module once.
     """
 
     def __init__(self, cache_dir: str, perform: str, *, reload: bool) -> None:
         self._fixed, self._reload = f"{os.path.realpath(cache_dir)}\n{perform}", reload
         self._lock = threading.Lock()
-        self._last = Surroundings((), ())
+        self._last = JobEnvironment((), ())
         self._environment = ""
         self._files: dict[str, tuple[tuple[int, int], str]] = {}
         self._toolchains: dict[Target, str] = {}
 
-    def of(self, job: Job, *, look: bool = True) -> Situation:
-        """Return what stands around a job now; without `look`, the environment is that of the job before."""
+    def of(self, job: Job, *, look: bool = True) -> JobContext:
+        """Return the context of a job now; without `look`, the environment is that of the job before."""
         with self._lock:
             if look:
-                self._look_around()
+                self._refresh_environment()
             source, stale = self._source(job.source.path)
             parts = (job.digest, source, self._toolchain(job.target), self._fixed)
             slot = int(_digest(*parts)[:16], 16) % SLOTS
-            return Situation(self._last, _digest(*parts, self._environment), f"compile/{slot:03x}", stale)
+            return JobContext(self._last, _digest(*parts, self._environment), f"compile/{slot:03x}", stale)
 
-    def _look_around(self) -> None:
-        now = Surroundings.now()
+    def _refresh_environment(self) -> None:
+        now = JobEnvironment.now()
         if now != self._last:
             self._last = now
             self._environment = _digest(repr(now.to_wire()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Job`: one kernel to compile, as plain data that travels to a worker; `Compiled`: what came of it.
+"""`Job`: one kernel to compile, as plain data for a worker; `Compiled`: its result.
 
 Build plans, tuners and programs make jobs for the service; a worker, or the service itself without workers, calls `perform`.
 """
@@ -20,7 +20,8 @@ from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Target, Toolchain
 from bundler.format.launch_spec import LaunchFacts, Named, Path
-from bundler.lifecycle.bundle_builder import KnownFacts
+from bundler.format.manifest import Observation
+from bundler.lifecycle.bundle_builder import Builder, KnownFacts
 from bundler.lifecycle.collection import known_facts
 from bundler.toolchain import compile_call, jit_specialization
 from bundler.toolchain.events import CompileEvent
@@ -37,7 +38,7 @@ class SourceRef:
     """Where a kernel's source is.
 
     Attributes:
-        kind: `module`: a Python file that whoever makes the job trusts, since compiling imports it; `text`: the text of a Python
+        kind: `module`: a Python file, which compiling imports, so the maker of the job must trust it; `text`: the text of a Python
             module, which becomes a content-addressed file; `ir`: Triton's IR, which is never executed.
         function: qualified name of the JIT function in its module; for IR the name of the kernel.
         module: the name that the file is imported by, dotted inside a package.
@@ -71,7 +72,7 @@ class Job:
     """One kernel to compile for one target.
 
     Signature, constants, attributes and options are those that Triton's own JIT hands to its compiler for one call
-    (`toolchain.specialising` asks it); all are data, and none is executed.
+    (`toolchain/jit_specialization.py` asks it); all are data, and none is executed.
 
     Attributes:
         name: the kernel's name, for people.
@@ -151,7 +152,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         key: the kernel's key.
@@ -187,6 +188,14 @@ class Compiled:
         times: Any = tuple(tuple(wire.fields(stage, "stage", str, float)) for stage in stages)
         who = Toolchain(*wire.fields(toolchain, "toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT))
         return Compiled(key, directory, seconds, times, hit, who, facts, parts)
+
+    def add_to(self, builder: Builder) -> str | None:
+        """Add the kernel to a bundle under construction; returns why it is left out, None when it is in."""
+        times = tuple((stage, round(seconds / _MICROSECOND)) for stage, seconds in self.stages)
+        known = KnownFacts(self.toolchain, self.facts, self.parts)
+        if builder.add_directory(self.key, Observation(layouts=("triton",), times_us=times), known):
+            return None
+        return dict(builder.left_out)[self.key]
 
 
 def _named(data: list[Any]) -> Named:

@@ -7,9 +7,11 @@
        │                                                                           ▲
        └────────────────────────── a socket of its own ────────────────────────────┘
 
-The server ends when the service's process does, however that ended: it waits for that process itself, not only for the socket,
+The server ends when the service's process does, however that ended: it watches the process itself, not only the socket,
 which a forked child may still hold.  It then kills each worker's process group, compilers that a worker started included.  The
 kernel kills the workers when the server dies.
+
+`worker_processes.py` starts `main` in a new interpreter; `CompileService` names `compile_job` and `import_triton` as what to run.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from bundler.compile.compile_job import Job, perform
 from bundler.compile.worker_messages import (
     PROTOCOL,
     TOKEN_BYTES,
-    Inbox,
-    Surroundings,
+    FrameReader,
+    JobEnvironment,
     as_failure,
     encode_error,
     frame,
@@ -46,17 +48,18 @@ from bundler.compile.worker_messages import (
 from bundler.errors import WorkerDied
 from bundler.format import wire
 from bundler.toolchain.warmup import warm
+from bundler.version import VERSION
 
 # A packet of the control socket: names and numbers only.
 PACKET_BYTES = 1 << 16
-# Where the parent's end cannot be waited for, it is asked for so often.
+# Where the parent's end cannot be watched (no pidfd), the server looks so often whether the parent is there.
 PARENT_CHECK_S = 0.5
 LONGEST_IMPORT_S = 180
 # Between jobs the file that keeps a worker's output is emptied when it is larger.
 OUTPUT_BYTES = 1 << 20
-# The kernel, when it has no memory left, takes a worker before the program that asked for the compile.
+# When memory runs out, the system kills a worker before the program that asked for the compile.
 _OOM_SCORE = b"500"
-# What was killed ends at once, unless it waits for a device.
+# A killed process ends at once, unless it waits for a device.
 REAP_S = 2.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -78,14 +81,14 @@ def main() -> None:
     """Serve as the process that forks workers; arguments: control descriptor, the service's process."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGHUP):
-        # The terminal's signals are for the program; it tells us what to do.
+        # The terminal's signals are for the program, which gives this server its orders.
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as control:
         _Server(control, parent).run()
 
 
 class _Server:
-    """Forks, kills and reaps; the service asks."""
+    """Forks, kills and reaps workers as the service orders."""
 
     def __init__(self, control: socket.socket, parent: int) -> None:
         self._control, self._parent = control, parent
@@ -94,7 +97,7 @@ class _Server:
         self._cache_dir, self._memory_bytes = "", 0
 
     def run(self) -> None:
-        """Serve until the service says so, or is gone."""
+        """Serve until the service closes the socket or is gone."""
         woken, wake = socket.socketpair()
         woken.setblocking(False)
         wake.setblocking(False)
@@ -114,7 +117,7 @@ class _Server:
             self._kill_all()
 
     def _parent_descriptor(self) -> list[int]:
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel: the parent is asked for by time
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel: `_serve_once` looks every `PARENT_CHECK_S`
             return [os.pidfd_open(self._parent)]
         return []
 
@@ -142,24 +145,22 @@ class _Server:
         return True
 
     def _begin(self, name: str, preload: str, cache_dir: bytes, memory_bytes: int) -> bool:
-        # An import that hangs hears nobody; it ends by itself then.
+        # While an import hangs nothing reads orders, so an alarm ends this process.
         signal.alarm(LONGEST_IMPORT_S)
         try:
             self._perform = resolve(name)
             if preload:
                 resolve(preload)()
             signal.alarm(0)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the service must say it
+        except Exception as error:  # noqa: BLE001  # whatever the import raises, the service reports it
             traceback.print_exc()
             self._say("unready", tail(f"{type(error).__name__}: {error}"))
             return False
         self._cache_dir, self._memory_bytes = os.fsdecode(cache_dir), memory_bytes
-        # What is shared with forked workers stays shared: the collector does not touch it.
+        # Pages that forked workers share stay shared: frozen objects are not touched by the collector.
         gc.collect()
         gc.freeze()
-        from bundler import __version__
-
-        self._say("ready", PROTOCOL, __version__)
+        self._say("ready", PROTOCOL, VERSION)
         return True
 
     def _fork(self, number: int, channel: int, words: int, tokens: int) -> None:
@@ -175,8 +176,8 @@ class _Server:
                 sys.stdout.flush()
             finally:
                 os._exit(0)
-        # The worker does the same for itself.  Whichever runs first makes the group, so that it exists before this process may have
-        # to kill it, and before the worker starts a compiler that would otherwise stay outside of it.
+        # The worker does the same for itself.  Whichever runs first makes the group, so that the group exists before this process may
+        # have to kill it, and before the worker starts a compiler, which would otherwise be outside of it.
         with contextlib.suppress(OSError):
             os.setpgid(child, child)
         for descriptor in (channel, words, tokens):
@@ -192,7 +193,7 @@ class _Server:
     def _kill_all(self) -> None:
         for child in self._workers.values():
             _kill_group(child)
-        # Left to the system's first process, they might stay as zombies: in a container that is often no process that reaps.
+        # Reaped here: in a container the first process often reaps nothing, and they would stay as zombies.
         until_s = time.monotonic() + REAP_S
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < until_s:
@@ -204,7 +205,7 @@ class _Server:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 child = ended.si_pid
-                # Before it is reaped nobody else can have its number; a compiler that it started may still run.
+                # A compiler that the worker started may still run.  Until the worker is reaped, its number is not given to another process.
                 if child in numbers:
                     _kill_group(child)
                 _, status = os.waitpid(child, 0)
@@ -213,7 +214,9 @@ class _Server:
                     self._say("died", numbers[child], status)
 
     def _say(self, *message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the service has gone; the next look tells
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the service is gone, which the next poll shows
             self._control.send(wire.pack(list(message)))
 
 
@@ -234,7 +237,7 @@ def _become_worker(server: int, words: int, memory_bytes: int) -> None:
         os.dup2(source, target)
     os.close(nothing)
     os.close(words)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # last words are not left in a buffer
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what it prints last is not left in a buffer
     faulthandler.enable()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
         file.write(_OOM_SCORE)
@@ -245,11 +248,11 @@ def _become_worker(server: int, words: int, memory_bytes: int) -> None:
 
 
 def _work(connection: socket.socket, tokens: int, work: Perform, cache_dir: str) -> None:
-    inbox, claim = Inbox(), _Claim(tokens)
+    frames, claim = FrameReader(), _Claim(tokens)
     while data := connection.recv(1 << 20):
-        for number, name, payload, surroundings in inbox.feed(data):
-            if surroundings is not None:
-                Surroundings.from_wire(surroundings).apply()
+        for number, name, payload, environment in frames.feed(data):
+            if environment is not None:
+                JobEnvironment.from_wire(environment).apply()
             if not claim.of(number):
                 continue
             begin = _begin_output()
@@ -261,7 +264,7 @@ def _work(connection: socket.socket, tokens: int, work: Perform, cache_dir: str)
 
 
 class _Claim:
-    """Whether a job is still ours to begin; numbers grow, and the token of one that was taken back never comes."""
+    """Tells whether this worker may begin a job: numbers grow, and the pool has read the token of a job that it took back."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens, self._latest = tokens, 0
@@ -274,7 +277,7 @@ class _Claim:
 
 
 def _begin_output() -> int:
-    """Return where in the file of this process's output that of a job begins; much of earlier ones is thrown away."""
+    """Return where in this process's output file the output of a job begins; a long output of earlier jobs is thrown away."""
     sys.stdout.flush()
     if os.lseek(1, 0, os.SEEK_END) > OUTPUT_BYTES:
         os.ftruncate(1, 0)
@@ -282,7 +285,7 @@ def _begin_output() -> int:
 
 
 def _printed(begin: int) -> str:
-    """Return what this process printed since a job began there: LLVM and MLIR tell standard error what they tell no exception."""
+    """Return what this process printed since a job began: LLVM and MLIR print what is in no exception."""
     sys.stdout.flush()
     sys.stderr.flush()
     return read_printed(1, begin)

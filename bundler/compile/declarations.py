@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`prebuild`: what a kernel's author says that is to be compiled ahead of time, in code, in a plain list, or in a build file."""
+"""`prebuild`: how an author declares what to compile of a kernel ahead of time: in code, in a plain list, or in a build file.
+
+`Declaration` is one such wish, checked.  `build_file.py` and `build_plan.py` make them of files and lists, and read what was declared.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from bundler.toolchain.imagined_arguments import Spec
 
 K = TypeVar("K")
 
-# A module that does not import us may list mappings under this name.
+# A module that does not import this package may list mappings under this name.
 LIST = "PREBUILD"
 _FIELDS = frozenset({"signature", "constants", "options", "configs", "targets"})
 
@@ -25,7 +28,7 @@ class Declaration:
     """One kernel to build, in each of its variants.
 
     Attributes:
-        signature: argument name -> spec (`toolchain.arguments`), or a list of specs, each of which is a variant.
+        signature: argument name -> spec (`toolchain/imagined_arguments.py`), or a list of specs, each of which is a variant.
         constants, options: name -> value, or a list of values, each of which is a variant; all combinations are built.
         configs: further mappings of names to values, each of which is a variant of all combinations.
         targets: which targets to build it for; empty for all that are asked for.
@@ -46,7 +49,7 @@ class Declaration:
         configs: Any = None,
         targets: Any = None,
     ) -> Declaration:
-        """Check what somebody wrote; `what` is whose it is.  Raises `ConfigError`."""
+        """Check what an author wrote; `what` names the place in messages.  Raises `ConfigError`."""
         for name, value in (("signature", signature), ("constants", constants), ("options", options)):
             if value is not None and not _is_named(value):
                 raise ConfigError(f"{what}: {name} should map names to values, got {value!r:.80}", name=name)
@@ -98,7 +101,7 @@ def _combinations(named: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class _Declared:
-    """Which declarations each decorated kernel has; a kernel that is gone takes its own with it."""
+    """The declarations of each decorated kernel, for as long as the kernel lives."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[weakref.ref[Any], list[Declaration]]] = {}
@@ -109,7 +112,7 @@ class _Declared:
         self._of.setdefault(number, (reference, []))[1].append(declaration)
 
     def of(self, kernel: Any) -> tuple[Declaration, ...]:
-        # Decorators are applied from the innermost outwards, and read from the top.
+        # Decorators are applied from the bottom up; authors read them from the top down.
         return tuple(reversed(self._of.get(id(kernel), (None, []))[1]))
 
 

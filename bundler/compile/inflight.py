@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Flight`: a job that is under way in a service, and the futures of those who wait for it; used by the service alone.
+"""`InflightJob`: a job that is under way in a service, and the futures of those who wait for it; used by the service alone.
 
 `attempt` turns whatever a compile raises into an error of ours, `result_of` waits for a future, `timing` says where the time went.
 """
@@ -20,17 +20,17 @@ from bundler.errors import BundlerError, CompileFailed
 
 
 @dataclass(eq=False)
-class Flight:
-    """A job that is under way, and who waits for it.
+class InflightJob:
+    """A job that is under way, and the futures that wait for it.
 
     Attributes:
         job: the job.
         key: equal for equal jobs.
-        submitted_s: when the first of those who wait handed it in.
-        waiting: their futures.
+        submitted_s: when its first future was made.
+        waiting: the futures that get its result.
         inner: the pool's future, once it has one.
         outcome: what a worker said.
-        given_up: nobody waits any more.
+        given_up: every future was cancelled.
     """
 
     job: Job
@@ -48,7 +48,7 @@ def attempt(job: Job, function: Callable[[], Compiled]) -> Compiled | BundlerErr
         return function()
     except CancelledError:
         return None
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # what the compiler or `once` raises belongs to the future
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the future raises whatever the compiler or `once` raised
         return as_failure(job.name, error, "")
 
 
@@ -62,15 +62,15 @@ def result_of(future: CompileFuture[Compiled]) -> Compiled | BundlerError:
         return CompileFailed(f"{future.name}: cancelled", name=future.name, reason="cancelled", line=None, words="")
 
 
-def timing(flight: Flight, result: Compiled | BundlerError, now_s: float) -> JobTiming:
-    """Return where the time of a flight went that ends now."""
-    outcome = flight.outcome
+def timing(inflight: InflightJob, result: Compiled | BundlerError, now_s: float) -> JobTiming:
+    """Return where the time of a job went that ends now."""
+    outcome = inflight.outcome
     compiled = isinstance(result, Compiled)
     return JobTiming(
-        flight.job.name,
+        inflight.job.name,
         "failed" if not compiled else "hit" if result.hit else "compiled",
         outcome.queued_s if outcome is not None else 0.0,
         outcome.worker_s if outcome is not None else 0.0,
-        now_s - flight.submitted_s,
+        now_s - inflight.submitted_s,
         result.stages if compiled else (),
     )

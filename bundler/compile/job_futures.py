@@ -21,7 +21,7 @@ class CompileFuture(Future[T], Generic[T]):
     """The result of one job, computed once; `result()` returns or raises the same each time.
 
     Works with `concurrent.futures.wait` and `as_completed`.  `cancel()` also stops a job that runs: its worker is killed, unless
-    somebody else waits for the same job.  Callbacks run in the service's thread and must not wait for other futures.
+    another future waits for the same job.  Callbacks run in the service's thread and must not wait for other futures.
     Thread-safe.  In a forked child the futures of its parent have failed.
 
     Attributes:
@@ -71,7 +71,7 @@ class CompileFuture(Future[T], Generic[T]):
 
     def abandon(self) -> None:
         """Fail in a forked child: the parent compiles the job, and a thread that does not exist here may hold the lock."""
-        # `done()` would wait for that lock.
+        # Not `done()`, which would wait for that lock.
         if self._state not in {"CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"}:
             self._condition = threading.Condition()
             self._done_callbacks: list[Callable[[Future[T]], object]] = []

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports the user's modules of kernels under a declared target, each once for each target.
+"""`load` imports a user's module of kernels under a declared target, once for each target; `find` says where a module is.
 
 A module may decide by the target at import: which configurations an autotuner gets, the value of a global.  So each target has
 its own copies of the user's modules, which take their places in `sys.modules` in turn; libraries without kernels are shared.
+
+Build plans, workers (`compile_job.py`), retargeted kernels and the tuner load modules through it.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ def _place_of(path: str) -> ModulePlace:
     name = name.removesuffix(".__init__")
     if "." in name:
         return ModulePlace(path, name, root)
-    # A file called like a module that is there already must not take its place: any name does.
+    # A file named like a module that exists already must not take that module's place, so it gets another name.
     taken = name in sys.stdlib_module_names or (
         name in sys.modules and getattr(sys.modules[name], "__file__", 0) != path
     )
@@ -112,8 +114,8 @@ def load(place: ModulePlace, target: Target) -> ModuleType:
         before = set(sys.modules)
         try:
             return _import(place)
-        except (Exception, SystemExit) as error:  # a module may raise anything, and end the program
-            line = _line_in(error, place.path)
+        except (Exception, SystemExit) as error:  # a module may raise anything, `SystemExit` too
+            line = line_in(error, place.path)
             at = f"{place.path}:{line}" if line else place.path
             raise CompileFailed(
                 f"{at} cannot be imported for {target}: {type(error).__name__}: {error}",
@@ -183,7 +185,7 @@ def _has_kernels(module: Any) -> bool:
 
 
 def forget() -> None:
-    """Take every copy out of `sys.modules`; who asks for a module next imports it anew."""
+    """Take every copy out of `sys.modules`; the next `load` of a module imports it anew."""
     with declaring:
         _switch("")
         _copies.clear()
@@ -200,12 +202,13 @@ def function_in(module: Any, path: str) -> Any:
     return found
 
 
-def _line_in(error: BaseException, path: str) -> int | None:
-    if isinstance(error, SyntaxError):
+def line_in(error: BaseException, path: str) -> int | None:
+    """Return the last line of the file that an error came through."""
+    if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno
-    line, trace = None, error.__traceback__
+    found, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == path:
-            line = trace.tb_lineno
+            found = trace.tb_lineno
         trace = trace.tb_next
-    return line
+    return found

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from bundler.backends.port import Lease
 from bundler.compile.job_futures import CompileFuture
-from bundler.compile.worker_messages import Surroundings
+from bundler.compile.worker_messages import JobEnvironment
 from bundler.errors import BundlerError, CompileTimeout, WorkerDied
 from bundler.toolchain.diagnostics import telling_line
 
-# Between two looks at a lease that another process holds.
+# The pause before a lease that another process holds is asked for again; doubles up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 # Of what a worker printed before it ended, so many characters go into the message; the error's `words` have all.
 LAST_WORDS = 4096
@@ -42,13 +42,13 @@ class Task:
 
     Attributes:
         name: for messages.
-        key: equal for equal jobs, so that one that ends workers is known again.
+        key: equal for equal jobs, so that a job that ended workers is refused when it comes again.
         lease_name: equal for equal jobs of all processes of the host.
         payload: for `perform`.
-        surroundings: for the worker.
+        environment: for the worker.
         timeout_s: how long `perform` may take; None for ever.
         future: gets the outcome.
-        number: of its last journey to a worker.
+        number: counts what is sent to workers, so that a late answer to an earlier try is told apart.
         deaths: how many workers it has ended.
         misses: how many workers died before they began with it.
         submitted_s, started_s: on the monotonic clock.
@@ -60,7 +60,7 @@ class Task:
     key: str
     lease_name: str
     payload: bytes
-    surroundings: Surroundings
+    environment: JobEnvironment
     timeout_s: float | None
     future: CompileFuture[TaskOutcome] = field(init=False)
     number: int = 0
@@ -90,7 +90,7 @@ class Task:
         )  # fmt: skip
 
     def killed_workers(self, how: str, words: str) -> BundlerError:
-        """Return the error of a task that ended its workers; `how` the last one ended, and what it printed."""
+        """Return the error of a task that ended its workers; `how`: how the last one ended; `words`: what it printed."""
         line = telling_line(words)
         why = f": {line}" if line is not None else ""
         said = f"{why}; its last words:\n{words[-LAST_WORDS:]}" if words else "; it printed nothing"
@@ -105,7 +105,7 @@ class Task:
         )  # fmt: skip
 
     def without_workers(self, reason: str) -> BundlerError:
-        """Return the error of a task that no worker can be had for."""
+        """Return the error of a task when no worker can be started."""
         return WorkerDied(
             f"{self.name}: the compile processes cannot work: {reason}",
             name=self.name,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded kernels for other targets: from their source, so that a JIT finds them, or from their IR, for static launch only."""
+"""`Retarget`: recorded kernels for other targets: from their source, so that a JIT finds them, or from their IR, for static launch only.
+
+The command `build --from` calls it to fill a `Plan`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Retarget:
     Args:
         plan: where to.
         bundle: what was recorded; nothing of it is executed.
-        modules: where the sources are: files or dotted names, which whoever asks trusts.
+        modules: where the sources are: files or dotted names; they are imported, so the caller must trust them.
         from_ir: whether a kernel whose source is not there is built from its IR, else it is a failure.
     """
 
@@ -65,12 +68,12 @@ class Retarget:
                 self._add(kernel, target, calls)
 
     def _recorded(self, target: Target) -> list[Kernel]:
-        """Return the kernels, those that were recorded for the likest target first."""
+        """Return the kernels, those that were recorded for the most similar target first."""
 
-        def likeness(kernel: Kernel) -> tuple[bool, bool, int, str]:
+        def similarity(kernel: Kernel) -> tuple[bool, bool, int, str]:
             return kernel.target == target, kernel.target.backend == target.backend, _number(kernel.target), kernel.key
 
-        return sorted(self.bundle.kernels, key=likeness, reverse=True)
+        return sorted(self.bundle.kernels, key=similarity, reverse=True)
 
     def _functions(self, target: Target) -> Iterator[tuple[tuple[str, str, str], tuple[SourceRef, Any]]]:
         """Yield each kernel of the modules by (name, digest of its text, first line), as key parts have them."""
@@ -91,7 +94,7 @@ class Retarget:
             if found is not None:
                 self._add_source(kernel, facts, found, target)
                 return
-            # From source the same call gives the same key, from the IR of several targets it does not.
+            # From source, recordings of one call for several targets give one key.  From IR they would give several, so only one is built.
             call = _call_identity(kernel, facts)
             if call not in calls and kernel.target != target:
                 self._add_ir(kernel, facts, target)
@@ -125,7 +128,7 @@ class Retarget:
             self.plan.notes.append((kernel.name, str(target), _ASSUMED_RANGE))
 
     def _function(self, place: str, digest: str, target: Target) -> Any:
-        """Return a function that is a constant: one of the modules given, whatever theirs was called."""
+        """Return a JIT function that is a constant: one of the given modules with this name and digest, whatever its module was called."""
         name = place.partition(":")[2]
         for _, function in self._sources[target].values():
             if function.__qualname__ == name and function.cache_key == digest:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which worker takes a task: a free one, a new one, or one that still works and will begin with it right afterwards.
+"""Which worker takes a task: a free one, a new one, or a busy one that will begin with it right after its own.
 
-`next_worker`, `take_back` and `adjust` are called by the pool's thread alone; they choose, `WorkerProcesses` acts.
+`next_worker`, `take_back` and `adjust` are called by the thread of `WorkerPool` alone; they choose, `WorkerProcesses` acts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from bundler.compile.worker_processes import Worker, WorkerProcesses
 
 
 def next_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
-    """Return the worker for the next task: a free one if there is, or one that works; None when all have enough."""
+    """Return the worker for the next task: a free one, else a busy one that can be sent a task ahead; None when there is neither."""
     return _free_worker(processes, size, generation) or _early_worker(processes, generation)
 
 
 def _free_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
-    """Return a worker without a task, forked now if there may be one more; those of an older generation are let go."""
+    """Return a worker without a task, forked now if there may be one more; idle ones of an older generation are dismissed."""
     staying = [worker for worker in processes.workers.values() if not worker.leaving]
     for worker in staying:
         if worker.task is None and worker.generation == generation:
@@ -27,7 +27,7 @@ def _free_worker(processes: WorkerProcesses, size: int, generation: int) -> Work
 
 
 def _early_worker(processes: WorkerProcesses, generation: int) -> Worker | None:
-    """Return a worker that may be sent a task while it works, so that it need not wait for us in between."""
+    """Return a busy worker that can be sent its next task already, so that it does not wait for a message in between."""
     for worker in processes.workers.values():
         task = worker.task
         if task is None or worker.next_task is not None or worker.leaving or worker.generation != generation:
@@ -55,7 +55,7 @@ def take_back(processes: WorkerProcesses, size: int) -> Task | None:
 
 
 def adjust(processes: WorkerProcesses, warm: int, generation: int, *, quiet: bool) -> None:
-    """Fork what a warm-up asked for, and dismiss idle workers when it is to be quiet."""
+    """Fork the workers that a warm-up asked for, and dismiss idle ones after `quiesce`."""
     while sum(not worker.leaving for worker in processes.workers.values()) < warm:
         processes.fork(generation)
     for worker in processes.workers.values():

@@ -17,9 +17,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from bundler.compile.compile_context import Context, Situation
+from bundler.compile.compile_context import Context, JobContext
 from bundler.compile.compile_job import Compiled, Job
-from bundler.compile.inflight import Flight, attempt, result_of, timing
+from bundler.compile.inflight import InflightJob, attempt, result_of, timing
 from bundler.compile.job_futures import CompileFuture
 from bundler.compile.pool_tasks import Task, TaskOutcome
 from bundler.compile.service_progress import JobTiming, Ledger, Progress, ServiceCounters
@@ -32,9 +32,11 @@ from bundler.fork_safety import after_fork
 from bundler.toolchain.directories import triton_cache_dir
 
 PERFORM, PRELOAD = "bundler.compile.compile_worker:compile_job", "bundler.compile.compile_worker:import_triton"
+# Beyond this, compiles of one program wait for memory and disk, not for cores.
 MOST_WORKERS = 32
-# Less would not hold Triton and one kernel.
+# Triton and one kernel take more than this.
 LEAST_MEMORY_BYTES = 64 << 20
+# Results answered from memory, the least recently used dropped first.
 REMEMBERED = 10_000
 QUEUE_LIMIT = 10_000
 IDLE_S = 60.0
@@ -53,14 +55,14 @@ class CompileService:
             kernels = [future.result() for future in futures]
 
     Guarantees: every future is settled.  A job that crashes, is killed, takes too long or too much memory fails alone, with the
-    kernel's name and the worker's last words; one that ended two workers is not tried again.  Equal jobs are compiled once in this
+    kernel's name and the end of what its worker printed; one that ended two workers is not tried again.  Equal jobs are compiled once in this
     process and, but for a process that was stopped for half a minute, once on this host.  No process of ours outlives this one,
     and none exists while there is nothing to do.  Thread-safe; a forked child has an empty service, and the futures it inherited
     have failed.
-    With one worker (and not `isolate`) jobs run in this process, within `submit`: then there is no time-out, no memory limit and no
-    shelter from a crash, and futures are done when `submit` returns.
+    With one worker (and not `isolate`) jobs run in this process, within `submit`: without time-out or memory limit, and a crash of
+    the compiler ends this process; futures are done when `submit` returns.
     Does not guarantee: that settings made in Python at `triton.knobs` reach the workers (environment variables do), or that a
-    change of a module that a kernel's module imports is seen; the module's own is.
+    change of a module that a kernel's module imports is seen; a change of the kernel's module itself is.
 
     Args:
         workers: how many; None for one a core, at most 32.
@@ -72,8 +74,8 @@ class CompileService:
         isolate: use a worker process even when there is one.
         once: wraps each compile, `once(job, compile_here) -> Compiled`, in a thread of its own: `SharedCompiles` compiles once in a
             cluster.
-        on_progress: called with a `Progress` for everything that happens, in some thread of ours, one at a time; must be quick, and not
-            submit.
+        on_progress: called with a `Progress` for everything that happens, in a thread of the service, one at a time; must be quick, and
+            not submit.
         perform, preload: `module:function` for workers and for the process that forks them.
 
     Raises:
@@ -104,12 +106,12 @@ class CompileService:
         self._pool = WorkerPool(plan, self.workers, queue_limit, idle_s, shared_leases(), self._began)
         self._closed = False
         self._begin_anew()
-        after_fork(self._forget)
+        after_fork(self._reset_in_child)
         self._at_exit = weakref.finalize(self, _close_pool, self._pool)
 
     def _begin_anew(self) -> None:
         self._lock = threading.RLock()
-        self._flights: dict[str, Flight] = {}
+        self._inflight: dict[str, InflightJob] = {}
         self._results: OrderedDict[str, Compiled] = OrderedDict()
         self._ledger = Ledger(self.workers, self._on_progress)
         self._context = Context(self.cache_dir, self._perform, reload=not self.in_process)
@@ -145,23 +147,23 @@ class CompileService:
     def _submit(self, job: Job, *, look: bool) -> CompileFuture[Compiled]:
         if self._closed:
             raise ConfigError("this compile service was closed; make another one")
-        situation = self._context.of(job, look=look)
-        if situation.stale:
+        context = self._context.of(job, look=look)
+        if context.stale:
             self._pool.renew()
         future: CompileFuture[Compiled] = CompileFuture(job.name)
-        known, flight, first = self._board(job, situation.key, future)
+        known, inflight, first = self._join(job, context.key, future)
         self._ledger.tell(job.name, "submitted", submitted=1)
         if known is not None:
             future.settle(known)
             self._ledger.tell(job.name, "remembered", remembered=1)
-        elif flight is not None:
-            future.on_cancel(lambda: self._leave(flight, future))
+        elif inflight is not None:
+            future.on_cancel(lambda: self._withdraw(inflight, future))
             if first:
-                self._take_off(flight, situation)
+                self._start(inflight, context)
         return future
 
     def compile_all(self, jobs: Iterable[Job]) -> list[Compiled | BundlerError]:
-        """Compile jobs, in the environment of now; returns for each, in order, the kernel or why there is none."""
+        """Compile jobs in the current environment; returns for each, in order, the kernel or why there is none."""
         # Looking at the environment for each would cost more than all the rest where everything is there already.
         futures = [self._submit(job, look=number == 0) for number, job in enumerate(list(jobs))]
         wait(futures)
@@ -178,7 +180,7 @@ class CompileService:
         return self._pool.warm_up(wait_s)
 
     def quiesce(self) -> None:
-        """Let the workers go as soon as they have nothing to do; one process stays, from which they come back in milliseconds."""
+        """End the workers as soon as they have nothing to do; the server stays, which forks new ones in milliseconds."""
         self._pool.quiesce()
 
     def forget(self) -> None:
@@ -191,7 +193,7 @@ class CompileService:
         self._closed = True
         if cancel:
             with self._lock:
-                waiting = [future for flight in self._flights.values() for future in flight.waiting]
+                waiting = [future for inflight in self._inflight.values() for future in inflight.waiting]
             for future in waiting:
                 future.cancel()
         with self._lock:
@@ -209,102 +211,104 @@ class CompileService:
     ) -> None:
         self.close(cancel=error is not None)
 
-    def _board(
+    def _join(
         self, job: Job, key: str, future: CompileFuture[Compiled]
-    ) -> tuple[Compiled | None, Flight | None, bool]:
-        """Return what is remembered, or the flight that the future joined and whether it has yet to take off."""
+    ) -> tuple[Compiled | None, InflightJob | None, bool]:
+        """Return a remembered result, or the job under way that the future joined and whether that job is yet to be started."""
         with self._lock:
             known = self._results.get(key)
             if known is not None and os.path.isdir(known.directory):
                 self._results.move_to_end(key)
                 return known, None, False
             self._results.pop(key, None)
-            flight = self._flights.get(key)
-            if flight is not None:
-                flight.waiting.append(future)
-                return None, flight, False
-            flight = self._flights[key] = Flight(job, key, time.monotonic(), [future])
-            return None, flight, True
+            inflight = self._inflight.get(key)
+            if inflight is not None:
+                inflight.waiting.append(future)
+                return None, inflight, False
+            inflight = self._inflight[key] = InflightJob(job, key, time.monotonic(), [future])
+            return None, inflight, True
 
-    def _take_off(self, flight: Flight, situation: Situation) -> None:
+    def _start(self, inflight: InflightJob, context: JobContext) -> None:
         def compile_here() -> Compiled:
             if self.in_process:
-                return self._compile_in_process(flight)
-            return self._decode(flight, self._to_pool(flight, situation).result())
+                return self._compile_in_process(inflight)
+            return self._decode(inflight, self._to_pool(inflight, context).result())
 
         try:
             if self.in_process:
-                self._land(
-                    flight,
-                    attempt(flight.job, compile_here if self._once is None else self._wrap(flight, compile_here)),
+                self._finish(
+                    inflight,
+                    attempt(inflight.job, compile_here if self._once is None else self._wrap(inflight, compile_here)),
                 )
             elif self._once is None:
-                self._to_pool(flight, situation).add_done_callback(lambda done: self._landed(flight, done))
+                self._to_pool(inflight, context).add_done_callback(lambda done: self._pool_finished(inflight, done))
             else:
-                wrapped = self._wrap(flight, compile_here)
-                self._executor().submit(lambda: self._land(flight, attempt(flight.job, wrapped)))
+                wrapped = self._wrap(inflight, compile_here)
+                self._executor().submit(lambda: self._finish(inflight, attempt(inflight.job, wrapped)))
         except BaseException as error:
-            self._land(flight, as_failure(flight.job.name, error, ""))
+            self._finish(inflight, as_failure(inflight.job.name, error, ""))
             raise
 
-    def _wrap(self, flight: Flight, compile_here: Callable[[], Compiled]) -> Callable[[], Compiled]:
+    def _wrap(self, inflight: InflightJob, compile_here: Callable[[], Compiled]) -> Callable[[], Compiled]:
         once = self._once
         assert once is not None
-        return lambda: once(flight.job, compile_here)
+        return lambda: once(inflight.job, compile_here)
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._threads is None:
-                # More than workers: some wait for other hosts meanwhile.
+                # More threads than workers: some wait for other hosts meanwhile.
                 self._threads = ThreadPoolExecutor(4 * self.workers, thread_name_prefix="bundler-once")
             return self._threads
 
-    def _to_pool(self, flight: Flight, situation: Situation) -> CompileFuture[TaskOutcome]:
-        job = flight.job
-        task = Task(job.name, flight.key, situation.lease_name, job.to_bytes(), situation.surroundings, self._timeout_s)
+    def _to_pool(self, inflight: InflightJob, context: JobContext) -> CompileFuture[TaskOutcome]:
+        job = inflight.job
+        task = Task(job.name, inflight.key, context.lease_name, job.to_bytes(), context.environment, self._timeout_s)
         with self._lock:
-            flight.inner = task.future
-            if flight.given_up:
+            inflight.inner = task.future
+            # Between `submit` and here the last one who waited may have cancelled: `_withdraw` found no inner future to cancel.
+            if inflight.given_up:
                 task.future.cancel()
                 return task.future
         return self._pool.submit(task)
 
-    def _compile_in_process(self, flight: Flight) -> Compiled:
+    def _compile_in_process(self, inflight: InflightJob) -> Compiled:
         begun_s = time.monotonic()
-        data = resolve(self._perform)(flight.job.to_bytes(), self.cache_dir)
-        outcome = TaskOutcome(data, begun_s - flight.submitted_s, time.monotonic() - begun_s)
-        return self._decode(flight, outcome)
+        data = resolve(self._perform)(inflight.job.to_bytes(), self.cache_dir)
+        outcome = TaskOutcome(data, begun_s - inflight.submitted_s, time.monotonic() - begun_s)
+        return self._decode(inflight, outcome)
 
-    def _decode(self, flight: Flight, outcome: TaskOutcome) -> Compiled:
-        flight.outcome = outcome
+    def _decode(self, inflight: InflightJob, outcome: TaskOutcome) -> Compiled:
+        inflight.outcome = outcome
         return Compiled.from_bytes(outcome.data)
 
-    def _landed(self, flight: Flight, done: Future[TaskOutcome]) -> None:
+    def _pool_finished(self, inflight: InflightJob, done: Future[TaskOutcome]) -> None:
         if done.cancelled():
-            self._land(flight, None)
+            self._finish(inflight, None)
         else:
-            self._land(flight, attempt(flight.job, lambda: self._decode(flight, done.result())))
+            self._finish(inflight, attempt(inflight.job, lambda: self._decode(inflight, done.result())))
 
     def _began(self, task: Task) -> None:
         with self._lock:
-            flight = self._flights.get(task.key)
-            waiting = list(flight.waiting) if flight is not None else []
+            inflight = self._inflight.get(task.key)
+            waiting = list(inflight.waiting) if inflight is not None else []
         for future in waiting:
             future.mark_started()
         self._ledger.began(task.key, task.name)
 
-    def _land(self, flight: Flight, result: Compiled | BundlerError | None) -> None:
-        """Settle everyone who waits; None: the job was cancelled."""
+    def _finish(self, inflight: InflightJob, result: Compiled | BundlerError | None) -> None:
+        """Settle every future that waits; None: the job was cancelled."""
         now_s = time.monotonic()
         with self._lock:
-            if self._flights.get(flight.key) is flight:
-                del self._flights[flight.key]
-            waiting, flight.waiting = flight.waiting, []
+            # An equal job may have been submitted since this one was given up, and has its own entry.
+            if self._inflight.get(inflight.key) is inflight:
+                del self._inflight[inflight.key]
+            waiting, inflight.waiting = inflight.waiting, []
             if isinstance(result, Compiled):
-                self._results[flight.key] = result
+                self._results[inflight.key] = result
                 while len(self._results) > REMEMBERED:
                     self._results.popitem(last=False)
-        self._ledger.ended(flight.key, None if result is None else timing(flight, result, now_s))
+        self._ledger.ended(inflight.key, None if result is None else timing(inflight, result, now_s))
         for future in waiting:
             if result is None:
                 future.cancel()
@@ -313,7 +317,7 @@ class CompileService:
             else:
                 future.settle(error=result)
         if result is not None and waiting:
-            self._tell_end(flight.job.name, result, len(waiting) - 1)
+            self._tell_end(inflight.job.name, result, len(waiting) - 1)
 
     def _tell_end(self, name: str, result: Compiled | BundlerError, joined: int) -> None:
         if isinstance(result, BundlerError):
@@ -323,24 +327,24 @@ class CompileService:
         else:
             self._ledger.tell(name, "compiled", compiled=1, joined=joined)
 
-    def _leave(self, flight: Flight, future: CompileFuture[Compiled]) -> None:
-        """Take a cancelled future off; the last one ends the job."""
+    def _withdraw(self, inflight: InflightJob, future: CompileFuture[Compiled]) -> None:
+        """Remove a cancelled future from those that wait; when it was the last one, cancel the job."""
         with self._lock:
-            if future in flight.waiting:
-                flight.waiting.remove(future)
-            flight.given_up = not flight.waiting
-            if flight.given_up and self._flights.get(flight.key) is flight:
-                del self._flights[flight.key]
-            inner = flight.inner if flight.given_up else None
+            if future in inflight.waiting:
+                inflight.waiting.remove(future)
+            inflight.given_up = not inflight.waiting
+            if inflight.given_up and self._inflight.get(inflight.key) is inflight:
+                del self._inflight[inflight.key]
+            inner = inflight.inner if inflight.given_up else None
         if inner is not None:
             inner.cancel()
         self._ledger.tell(future.name, "cancelled", cancelled=1)
 
-    def _forget(self) -> None:
-        flights = list(self._flights.values())
+    def _reset_in_child(self) -> None:
+        inflight_jobs = list(self._inflight.values())
         self._begin_anew()
-        for flight in flights:
-            for future in flight.waiting:
+        for inflight in inflight_jobs:
+            for future in inflight.waiting:
                 future.abandon()
 
 

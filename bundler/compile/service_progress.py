@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# Of so many jobs the timing is kept.
+# The timings of so many jobs are kept, the latest.
 TIMINGS = 10_000
 _LOG = logging.getLogger("bundler.compile")
 
@@ -56,9 +56,9 @@ class Progress:
     Attributes:
         name: the kernel.
         happened: what happened to it.
-        counters: after it.
+        counters: as they are after that.
         running: names of the kernels that workers have begun, oldest first.
-        left_s: seconds until everything submitted so far is done, if it goes on as before; None while there is nothing to tell by.
+        left_s: seconds until everything submitted so far is done, at the pace so far; None before the first job ended.
         error: why it failed.
     """
 
@@ -92,15 +92,15 @@ class JobTiming:
 
     @property
     def overhead_s(self) -> float:
-        """What is neither waiting for a worker nor work."""
+        """Seconds that were neither spent waiting for a worker nor in one: what the service itself costs."""
         return max(0.0, self.total_s - self.queued_s - self.worker_s)
 
 
 class Ledger:
-    """Counts what happens and tells whoever listens; thread-safe, and what is told stays in order.
+    """Counts what happens and calls the listener, in order; thread-safe.
 
     Args:
-        workers: how many work at once.
+        workers: how many jobs are compiled at once.
         listener: called with each `Progress`; must not submit.
     """
 
@@ -124,7 +124,7 @@ class Ledger:
             return tuple(self._timings)
 
     def tell(self, name: str, happened: Happening, error: str = "", **counts: int) -> None:
-        """Count, and say what happened."""
+        """Count what happened, and call the listener with it."""
         with self._lock:
             now = self._counters
             self._counters = replace(now, **{count: getattr(now, count) + more for count, more in counts.items()})

@@ -14,8 +14,7 @@ from bundler.compile.compile_job import Compiled, Job
 from bundler.errors import CompileFailed
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
-from bundler.format.manifest import Observation
-from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
+from bundler.lifecycle.bundle_builder import Builder, join
 from bundler.lifecycle.compiled_once import compile_once
 from bundler.lifecycle.machine_store import Store
 from bundler.lifecycle.restoration import restore
@@ -33,7 +32,7 @@ class SharedCompiles:
             service.compile_all(jobs)
 
     Guarantees and errors are those of `compile_once`: leases are renewed while a worker compiles, a failed compile is told to those
-    who wait for it, and a store that fails only means that this process compiles for itself.  Jobs without a known `key` are
+    who wait for it, and when the store fails this process compiles for itself.  Jobs without a known `key` are
     compiled here and not shared.  Thread-safe as the store.
 
     Args:
@@ -100,10 +99,8 @@ class SharedCompiles:
 
 def _bundle_of(compiled: Compiled, job: Job) -> Bundle:
     builder = Builder(os.path.dirname(compiled.directory))
-    times = tuple((stage, round(seconds * 1e6)) for stage, seconds in compiled.stages)
-    known = KnownFacts(compiled.toolchain, compiled.facts, compiled.parts)
-    if not builder.add_directory(compiled.key, Observation(layouts=("triton",), times_us=times), known):
-        reason = dict(builder.left_out)[compiled.key]
+    reason = compiled.add_to(builder)
+    if reason is not None:
         raise CompileFailed(f"{job.name}: {reason}", name=job.name, reason=reason, line=None, words="")
     return join([builder], identity.environment())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source modules: kernel source given as text becomes a module file that its digest names, imported once a process.
+"""`source_module`: kernel source given as text becomes a module file that its digest names, imported once a process.
 
 ::
 
@@ -7,6 +7,8 @@
 
 Triton's key of a kernel depends on its text, its line numbers and, for recursive functions, its module's name, never on the path:
 all three follow from the text here, so that keys are equal on every machine.
+
+Compile jobs with a `text` source load it; programs may make a `SourceModule` themselves.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from types import ModuleType
 from bundler.backends import file_steps
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, UntrustedRoot
 from bundler.backends.port import Unread
+from bundler.compile.module_import import line_in
 from bundler.errors import (
     AccessDenied,
     BundlerError,
@@ -45,7 +48,7 @@ _DIRECTORIES = ("triton-bundler", "sources")
 
 
 class _Imports:
-    """One import at a time: of two threads that load one module, the second gets what the first has made."""
+    """The lock under which modules are imported: of two threads that load one module, the second gets the module of the first."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -140,7 +143,7 @@ class SourceModule:
             self.unload()
             if not isinstance(error, Exception):
                 raise
-            line = _line_of(error, self.path)
+            line = line_in(error, self.path)
             where = f"{self.path}:{line}" if line else self.path
             raise CompileFailed(
                 f"the source module {where} cannot be imported: {type(error).__name__}: {error}; mend its text",
@@ -198,7 +201,7 @@ def _plain(text: str) -> bytes:
 
 
 def _write(path: str, data: bytes) -> None:
-    """Put a whole file at `path`, over whatever damaged one is there."""
+    """Put a whole file at `path`, in place of a damaged one if there is one."""
     folder = os.path.dirname(path)
     file_steps.make_directories(folder, folder, file_steps.PRIVATE)
     file_steps.check_root(folder, file_steps.PRIVATE)
@@ -214,18 +217,6 @@ def _write(path: str, data: bytes) -> None:
 def _default_directory() -> str:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(home, *_DIRECTORIES)
-
-
-def _line_of(error: BaseException, path: str) -> int | None:
-    """Return the last line of the file that an error came through."""
-    if isinstance(error, SyntaxError) and error.filename == path:
-        return error.lineno
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == path:
-            found = trace.tb_lineno
-        trace = trace.tb_next
-    return found
 
 
 @contextlib.contextmanager

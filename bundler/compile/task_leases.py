@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TaskLeases`: of the processes of one host, one compiles a kernel, and the others do something else meanwhile.
+"""`TaskLeases`: of the processes of one host, one compiles a kernel, while the others go on with other tasks.
 
-The pool asks before it gives a task to a worker; `shared_leases` is where the service gets leases from.
+`WorkerPool` asks before it gives a task to a worker; `shared_leases` is where the service gets leases from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bundler.compile.pool_tasks import LONGEST_PAUSE_S, Task
 from bundler.toolchain.private_directory import TemporaryPlace
 from bundler.user_warnings import show
 
-# Long enough for a pause of the machine; a holder that is killed delays others by no more.
+# Longer than a machine pauses; a holder that is killed delays the others by no more than this.
 LEASE_S = 30.0
 _ATTEMPTS = 3
 _NAME = "triton-bundler"
@@ -30,7 +30,7 @@ TakeLease = Callable[[str, float], Lease | None]
 
 
 class TaskLeases:
-    """The leases of one pool's tasks; for efficiency alone, so trouble with them only means that both may compile.
+    """The leases of one pool's tasks; for efficiency alone: where leases fail, two processes may compile the same kernel.
 
     Args:
         take: asks for a lease by name and seconds; None while another process has it.
@@ -60,15 +60,15 @@ class TaskLeases:
         """Prolong the lease of a task that runs, when it is time."""
         if now_s >= task.renew_s and task.lease is not None:
             task.renew_s = now_s + LEASE_S / 3
-            with contextlib.suppress(BackendError):  # the next time will do
+            with contextlib.suppress(BackendError):  # a renewal may fail twice before the lease runs out
                 task.lease.renew(LEASE_S)
 
     def release(self, task: Task) -> None:
         """Give a task's lease back, if it has one."""
         lease, task.lease, task.renew_s = task.lease, None, math.inf
         if lease is not None:
-            with contextlib.suppress(BackendError):  # it expires
-                # The file may be busy, and an unreleased lease delays others by all of its time.
+            with contextlib.suppress(BackendError):  # it expires by itself
+                # The lease's file may be busy, and an unreleased lease delays others by all of its time.
                 any(lease.release() for _ in range(_ATTEMPTS))
 
 

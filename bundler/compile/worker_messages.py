@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pool and its workers say to each other: framed positional msgpack, and errors as plain data.
+"""The messages between the pool and its workers: framed positional msgpack, and errors as plain data.
 
 `worker_processes` writes and reads them on the program's side, `compile_worker` on the worker's.
 
 ::
 
     frame     length (8 bytes, little-endian) + msgpack array
-    job       [number, name, payload, surroundings or nil]              pool -> worker
+    job       [number, name, payload, environment or nil]              pool -> worker
     answers   ["started", number, where its output begins] | ["done", number, result, seconds] | ["failed", number, error]
-    token     number (8 bytes) in a pipe that both may read: whoever gets it decides, the worker to begin, the pool to take back
+    token     number (8 bytes) in a pipe that both may read: the worker reads it to begin the job, the pool to take the job back
 
 Both sides are one release of this package; `PROTOCOL` and the version are compared when the workers' server starts.
 """
@@ -33,12 +33,12 @@ PROTOCOL = 1
 TOKEN_BYTES = 8
 # The IR of the largest kernels seen is a few megabytes.
 MESSAGE_BYTES = 16 << 20
-# Of the message of an error; the end is what matters.
+# So much of the end of an error's message is sent.
 TEXT_BYTES = 16 << 10
-# Of a fact that is a text, such as all that a compiler said: beginning and end, where it is more.
+# A longer text among an error's facts, such as a compiler's output, is cut to its beginning and end.
 FACT_BYTES = 1 << 20
 _HALF = FACT_BYTES // 2
-# The line that says how much is missing is shorter.
+# Room for the line that says how much is missing.
 _MARK_BYTES = 64
 _HEAD = struct.Struct("<Q")
 _KINDS: dict[str, type[BundlerError]] = {
@@ -47,34 +47,34 @@ _KINDS: dict[str, type[BundlerError]] = {
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a job finds around it besides its own data: environment and import path as they were when it was submitted."""
+class JobEnvironment:
+    """Environment variables and import path for a job, as they were when it was submitted."""
 
     environment: tuple[tuple[bytes, bytes], ...]
     path: tuple[bytes, ...]
 
     @staticmethod
-    def now() -> Surroundings:
-        """Take those of this process; relative entries of the path become absolute."""
+    def now() -> JobEnvironment:
+        """Return those of this process; relative entries of the path become absolute."""
         path = tuple(os.fsencode(os.path.abspath(entry)) for entry in sys.path)
         # Another thread may begin or end a recording meanwhile.
         environment = manager_environment.current()
         pairs = ((os.fsencode(name), os.fsencode(value)) for name, value in environment.items())
-        return Surroundings(tuple(sorted(pairs)), path)
+        return JobEnvironment(tuple(sorted(pairs)), path)
 
     def to_wire(self) -> list[Any]:
         """Return the positional form."""
         return [[list(pair) for pair in self.environment], list(self.path)]
 
     @staticmethod
-    def from_wire(data: Any) -> Surroundings:
+    def from_wire(data: Any) -> JobEnvironment:
         """Decode what `to_wire` wrote."""
-        environment, path = wire.fields(data, "surroundings", list, list)
+        environment, path = wire.fields(data, "environment", list, list)
         pairs: Any = tuple(tuple(wire.fields(pair, "variable", bytes, bytes)) for pair in environment)
-        return Surroundings(pairs, tuple(wire.expect(entry, bytes, "path") for entry in path))
+        return JobEnvironment(pairs, tuple(wire.expect(entry, bytes, "path") for entry in path))
 
     def apply(self) -> None:
-        """Make them those of this process; nothing of earlier ones stays."""
+        """Set them in this process; variables that are not among them are removed."""
         wanted = dict(self.environment)
         for name in set(os.environb) - set(wanted):
             del os.environb[name]
@@ -96,7 +96,7 @@ def frame(message: list[Any]) -> bytes:
     return _HEAD.pack(len(data)) + data
 
 
-class Inbox:
+class FrameReader:
     """Puts frames together from the pieces that a stream gives."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Inbox:
 
 
 def encode_error(error: BundlerError) -> list[Any]:
-    """Return an error as plain data; facts that are no scalars stay behind."""
+    """Return an error as plain data, without facts that are no scalars."""
     facts = [
         [name, ends(value.encode("utf-8", "replace")) if isinstance(value, str) else value, isinstance(value, str)]
         for name, value in error.facts.items()
@@ -183,7 +183,7 @@ def _joined(beginning: bytes, missing: int, end: bytes) -> bytes:
 
 
 def with_printed(error: BundlerError, printed: str) -> BundlerError:
-    """Return a failed compile with what was printed meanwhile, and told by it where the compiler's exception does not say why."""
+    """Return a failed compile with what was printed meanwhile; where the compiler's exception does not say why, that output does."""
     if not isinstance(error, CompileFailed) or not printed:
         return error
     facts, message = {**error.facts, "printed": printed}, error.message

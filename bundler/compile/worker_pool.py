@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`WorkerPool`: queue, deadlines, leases, retries, idle shutdown and forks of the processes that compile; used by the service.
 
-One thread, alive while there is work or processes stand ready, owns the processes; other threads only change the queue and wake it.  What
-may run code of others, callbacks of futures above all, runs in that thread too, and never under the pool's lock.
+One thread owns the processes, and exists while there is work or processes stand ready; other threads only change the queue and wake
+it.  Code of users, above all callbacks of futures, runs in that thread too, but never under the pool's lock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bundler.errors import BundlerError, ConfigError, FormatError
 from bundler.fork_safety import after_fork
 from bundler.format import wire
 
-# A task that ended so many workers is not tried again.
+# A task that ended so many workers is not tried again: the first death may have been the system's, which had no memory left.
 DEATHS = 2
-# Nor one that so many workers died before, such as all that start.
+# Nor is a task that so many workers were sent and died before they began it, as when no worker can start.
 MISSES = 5
 # Servers lost one after the other, without a task done between them, before the queue is given up.
 SERVERS = 3
@@ -68,7 +68,7 @@ class WorkerPool:
         #: How many tasks were tried again because their worker ended.
         self.retried = 0
         self._begin_anew()
-        after_fork(self._forget)
+        after_fork(self._reset_in_child)
 
     def _begin_anew(self) -> None:
         self._changed = threading.Condition(threading.RLock())
@@ -140,7 +140,7 @@ class WorkerPool:
             thread.join()
 
     def _is_full(self) -> bool:
-        # The thread that empties the queue must not wait for it.
+        # Callbacks run in the thread that empties the queue: if one submitted and waited here, nobody would make room.
         return len(self._queue) >= self._limit and self._thread is not threading.current_thread()
 
     def _check_open(self) -> None:
@@ -164,12 +164,12 @@ class WorkerPool:
 
     def _run_thread(self) -> None:
         if self._thread is None:
-            # A daemon: the processes end with this one anyway, so an interpreter that exits need not wait.
+            # A daemon thread: worker processes end with this process anyway, so an interpreter that exits need not wait.
             self._thread = self._last_thread = threading.Thread(target=self._serve, name="bundler-compile", daemon=True)
             self._thread.start()
         self._wake()
 
-    def _forget(self) -> None:
+    def _reset_in_child(self) -> None:
         """Begin anew in a forked child; locks may be held by threads that are not there."""
         processes = self._processes
         tasks = [*self._queue, *self._later, *(processes.tasks() if processes is not None else ())]
@@ -179,7 +179,7 @@ class WorkerPool:
         for task in tasks:
             task.future.abandon()
 
-    # From here on: the pool's thread.
+    # What follows runs in the pool's thread alone.
 
     def _serve(self) -> None:
         try:
@@ -195,7 +195,7 @@ class WorkerPool:
             self._run_after()
 
     def _serve_with(self, processes: WorkerProcesses) -> bool:
-        """Work with these processes; True when others are to take over, because the server was lost."""
+        """Work with these processes; True when the server was lost and another one is to take over."""
         begun_s = active_s = time.monotonic()
         try:
             while True:
@@ -234,13 +234,13 @@ class WorkerPool:
         for task in left:
             self._leases.release(task)
             self._after.append(task.future.cancel)  # type: ignore[arg-type]  # what it returns is not needed
-        self._leave()
+        self._stop_thread()
         return True
 
     def _is_busy(self, processes: WorkerProcesses) -> bool:
         return bool(self._queue or self._later or processes.tasks())
 
-    def _leave(self) -> None:
+    def _stop_thread(self) -> None:
         self._processes = self._thread = None
         self._warm = 0
         self._changed.notify_all()
@@ -252,10 +252,10 @@ class WorkerPool:
                 self._settle(task, error=task.without_workers(reason))
             self._queue.clear()
             self._later.clear()
-            self._leave()
+            self._stop_thread()
 
     def _replace(self, processes: WorkerProcesses, lost: Lost) -> bool:
-        """Decide what follows a lost server; its workers are gone, and no task is to blame."""
+        """Decide what follows a lost server: its workers are gone with it, so no task counts as having ended one."""
         tasks = processes.tasks()
         self._lost += 1
         if lost.never_ready or self._lost >= SERVERS:
@@ -268,7 +268,7 @@ class WorkerPool:
         return True
 
     def _pause_s(self, processes: WorkerProcesses, active_s: float) -> float:
-        """Return for how long nothing is to be done unless something happens."""
+        """Return how long the thread may sleep unless an event wakes it."""
         moments = [task.not_before_s for task in self._later]
         for task in processes.tasks():
             moments += [task.deadline_s, task.renew_s]
@@ -282,7 +282,7 @@ class WorkerPool:
             if task is None:
                 continue
             if task.future.cancelled() or now_s >= task.deadline_s:
-                self._part(processes, worker)
+                self._end_worker(processes, worker)
                 if not task.future.cancelled():
                     self._settle(task, error=task.timed_out())
             elif following is not None and following.future.cancelled() and processes.retract(worker) is following:
@@ -290,8 +290,8 @@ class WorkerPool:
             for one in worker.tasks:
                 self._leases.renew(one, now_s)
 
-    def _part(self, processes: WorkerProcesses, worker: Worker) -> None:
-        """End a worker whose task is over; what it would have done next goes to another."""
+    def _end_worker(self, processes: WorkerProcesses, worker: Worker) -> None:
+        """End a worker whose task is over; the task that it was sent for afterwards goes to another one."""
         self._finish(worker)
         if worker.task is not None:
             self._again(self._finish(worker))
@@ -317,7 +317,7 @@ class WorkerPool:
         self._changed.notify_all()
 
     def _take_back(self, processes: WorkerProcesses) -> bool:
-        """Where a worker has nothing to do, let it have what another one was sent too early."""
+        """Take back a task that was sent ahead to a busy worker, where another worker has nothing to do."""
         task = schedule.take_back(processes, self._size)
         if task is not None:
             self._again(task)
@@ -334,29 +334,29 @@ class WorkerPool:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Answer):
-            self._hear(event)
+            self._handle_answer(event)
         elif isinstance(event, Died):
             worker = event.worker
             following = worker.next_task
             if worker.task is not None:
-                self._mourn(self._finish(worker), event, worker.last_words())
+                self._worker_died(self._finish(worker), event, worker.printed_since_start())
             if following is not None:
                 self._again(self._finish(worker))
             worker.close()
         self._changed.notify_all()
 
-    def _hear(self, answer: Answer) -> None:
+    def _handle_answer(self, answer: Answer) -> None:
         worker, (what, number, *rest) = answer.worker, answer.message
         task = worker.task
         if task is None or number != task.number:
-            return  # cancelled, or out of time
+            return  # the answer to a task that was cancelled or ran out of time
         if what == "started":
             (worker.said,) = wire.fields(rest, "start", int)
             task.started_s = time.monotonic()
             task.future.mark_started()
             self._after.append(lambda: self._on_start(task))
             return
-        self._lost = 0
+        self._lost = 0  # a server that gets a task done is counted as sound again
         self._finish(worker)
         if what == "done":
             data, worker_s = wire.fields(rest, "answer", bytes, float)
@@ -365,7 +365,7 @@ class WorkerPool:
             (error,) = wire.fields(rest, "failure", list)
             self._settle(task, error=decode_error(error))
 
-    def _mourn(self, task: Task, death: Died, words: str) -> None:
+    def _worker_died(self, task: Task, death: Died, words: str) -> None:
         task.misses += task.started_s is None
         task.deaths += task.started_s is not None
         if task.deaths < DEATHS and task.misses < MISSES:
@@ -390,7 +390,7 @@ class WorkerPool:
         self._after.append(lambda: task.future.settle(outcome, error))
 
     def _run_after(self) -> None:
-        # A thread that ends and the one that follows it may both be here.
+        # A thread that ends and the one that follows it may both be here, so the deque may be empty by now.
         with contextlib.suppress(IndexError):
             while True:
                 self._after.popleft()()

@@ -17,18 +17,18 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-import bundler
 from bundler.compile.pool_tasks import Task
-from bundler.compile.worker_messages import PROTOCOL, TOKEN_BYTES, Inbox, Surroundings, frame, read_printed
+from bundler.compile.worker_messages import PROTOCOL, TOKEN_BYTES, FrameReader, JobEnvironment, frame, read_printed
 from bundler.errors import FormatError
 from bundler.format import wire
+from bundler.version import VERSION
 
 _BOOT = "import sys; sys.path[:] = sys.argv[3:]; from bundler.compile.compile_worker import main; main()"
-# Of what the server printed, the end goes into messages.
+# So much of the end of what the server printed goes into messages.
 _WORDS_BYTES = 4096
 _PACKET_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
-# The server answers at once or not at all: it does nothing else.
+# The server does nothing but take orders, so it answers at once or not at all.
 _CONTROL_TIMEOUT_S = 5.0
 
 
@@ -58,13 +58,13 @@ class Worker:
     channel: socket.socket
     output: IO[bytes]
     tokens: tuple[int, int]
-    inbox: Inbox = field(default_factory=Inbox)
+    frames: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
-    surroundings: Surroundings | None = None
+    environment: JobEnvironment | None = None
     pid: int | None = None
     said: int = 0
     leaving: bool = False
-    # What it works on, and what it has been sent to begin with right afterwards.
+    # The task that it works on, and the one that it was sent ahead, to begin right afterwards.
     task: Task | None = None
     next_task: Task | None = None
 
@@ -74,7 +74,7 @@ class Worker:
         return [task for task in (self.task, self.next_task) if task is not None]
 
     def close(self) -> None:
-        """Release what belongs to it, once it has ended."""
+        """Release its descriptors, once it has ended."""
         self.channel.close()
         self.output.close()
         tokens, self.tokens = self.tokens, (-1, -1)
@@ -82,7 +82,7 @@ class Worker:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def last_words(self) -> str:
+    def printed_since_start(self) -> str:
         """Return what it printed since its job began."""
         with contextlib.suppress(OSError):
             return read_printed(self.output.fileno(), self.said)
@@ -148,7 +148,7 @@ class WorkerProcesses:
 
     def wake(self) -> None:
         """Let `wait` return; from any thread."""
-        with contextlib.suppress(OSError):  # full: it is awake already; closed: it is gone
+        with contextlib.suppress(OSError):  # a full socket wakes the thread anyway; a closed one has no thread
             self._wake.send(b"\0")
 
     def fork(self, generation: int) -> Worker:
@@ -171,14 +171,14 @@ class WorkerProcesses:
         return [task for worker in self.workers.values() for task in worker.tasks]
 
     def send(self, worker: Worker, task: Task) -> None:
-        """Send a task to a worker that has at most one, with its surroundings where they are not those of the one before.
+        """Send a task to a worker that has at most one, with its environment where that is not the same as before.
 
         Raises:
             FormatError: the task is larger than a message may be; nothing was sent.
         """
-        changed = None if worker.surroundings == task.surroundings else task.surroundings.to_wire()
+        changed = None if worker.environment == task.environment else task.environment.to_wire()
         worker.unsent += frame([task.number, task.name, task.payload, changed])
-        worker.surroundings = task.surroundings
+        worker.environment = task.environment
         if worker.task is None:
             worker.task = task
         else:
@@ -187,7 +187,10 @@ class WorkerProcesses:
         self._flush(worker)
 
     def retract(self, worker: Worker) -> Task | None:
-        """Take back the task that a worker would do next; None when it has none, or has begun with it: one of the two gets its token."""
+        """Take back the task that a worker was sent ahead; None when it has none or has begun with it.
+
+        The pipe of tokens decides: of the worker and this process only one can read the task's token.
+        """
         task = worker.next_task
         if task is None:
             return None
@@ -214,11 +217,11 @@ class WorkerProcesses:
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(_PACKET_BYTES)
             elif key.fileobj is self._control:
-                self._hear_server()
+                self._read_server()
             elif mask & selectors.EVENT_WRITE:
                 self._flush(key.data)
             else:
-                self._hear(key.data)
+                self._read_worker(key.data)
         if self._lost is not None:
             self._events.append(self._lost)
         events, self._events = self._events, []
@@ -240,7 +243,7 @@ class WorkerProcesses:
 
     def abandon(self) -> None:
         """Forget everything in a forked child: the processes belong to the parent."""
-        self._server.returncode = 0  # not ours to wait for
+        self._server.returncode = 0  # the parent waits for it; `Popen` must not warn here
         self._release()
 
     def _release(self) -> None:
@@ -267,7 +270,7 @@ class WorkerProcesses:
     def _size(self) -> int:
         return os.fstat(self._output.fileno()).st_size
 
-    def _hear_server(self) -> None:
+    def _read_server(self) -> None:
         try:
             data = self._control.recv(_PACKET_BYTES)
         except OSError:
@@ -291,17 +294,17 @@ class WorkerProcesses:
             self.workers[number].pid = pid
         elif what == "died":
             number, status = wire.fields(rest, "died", int, int)
-            self._bury(self.workers.pop(number), status)
+            self._worker_ended(self.workers.pop(number), status)
 
     def _check(self, said: list[Any]) -> None:
-        self.ready = said == [PROTOCOL, bundler.__version__]
+        self.ready = said == [PROTOCOL, VERSION]
         if not self.ready:
             self._fail(
-                f"it is of another release: expected {bundler.__version__} (protocol {PROTOCOL}), it says {said}; "
+                f"it is of another release: expected {VERSION} (protocol {PROTOCOL}), it says {said}; "
                 "the package was replaced while this program runs, start it again"
             )
 
-    def _hear(self, worker: Worker) -> None:
+    def _read_worker(self, worker: Worker) -> None:
         while True:
             try:
                 data = worker.channel.recv(_CHUNK_BYTES)
@@ -310,20 +313,20 @@ class WorkerProcesses:
             except OSError:
                 data = b""
             if not data:
-                # It is dead, or no longer able to answer: the server tells which, after making sure.
+                # It is dead, or can no longer answer.  The server kills it to make sure, and then reports its status.
                 self._stop_listening(worker)
                 self._order("kill", worker.number)
                 return
             try:
-                self._events += [Answer(worker, message) for message in worker.inbox.feed(data)]
+                self._events += [Answer(worker, message) for message in worker.frames.feed(data)]
             except FormatError:
                 # A job wrote into the worker's socket.
                 self.kill(worker)
                 return
 
-    def _bury(self, worker: Worker, status: int) -> None:
+    def _worker_ended(self, worker: Worker, status: int) -> None:
         if worker.channel in {key.fileobj for key in self._selector.get_map().values()}:
-            self._hear(worker)  # it may have answered before it died
+            self._read_worker(worker)  # it may have answered before it died
             self._stop_listening(worker)
         self._events.append(Died(worker, status))
 

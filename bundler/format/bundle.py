@@ -7,7 +7,7 @@ import fnmatch
 import io
 import os
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -50,6 +50,10 @@ class BlobSource(Protocol):
     def view_blob(self, digest: bytes) -> bytes | memoryview:
         """Return the same bytes without a copy, where the source can; raises as `read_blob`."""
         return self.read_blob(digest)
+
+    def view_blobs(self, digests: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+        """Return the bytes of several blobs, as `view_blob` does; raises what it raises for the first that is damaged."""
+        return [self.view_blob(digest) for digest in digests]
 
     def verify(self, digests: Collection[bytes]) -> None:
         """Read these blobs and compare each with its digest; raises `DigestMismatch`, and as `read_blob`."""

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses Triton's metadata JSON, which may come from anybody, within bounds."""
+"""Parses Triton's metadata JSON, which may come from anybody, within bounds.
+
+`parse_metadata` says what is in it, and refuses what Triton could not read.  `read_head` looks at the few members that tell whether a
+kernel is the one that it is said to be; a restore asks it for every kernel.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+import msgspec
 
 from bundler.errors import FormatError, LimitExceeded
 
@@ -13,6 +19,44 @@ METADATA_BYTES = 1 << 20
 # Far above what Triton nests, and far below what Python's own recursion limit refuses: where that strikes depends on who
 # calls, so a kernel would be sound for one reader and broken for the next.
 METADATA_DEPTH = 32
+# The quick decoder does not look into what it skips: a number of 4,301 digits, which Python refuses, has no room in so few bytes.
+_HEAD_BYTES = 4096
+
+
+class HeadTarget(msgspec.Struct, gc=False):
+    """What the binary runs on."""
+
+    backend: str
+    arch: str | int
+    warp_size: int
+
+
+class MetadataHead(msgspec.Struct, gc=False):
+    """What Triton's metadata says of which kernel it is, and what a launch cannot do without."""
+
+    hash: str
+    name: str
+    shared: int
+    num_warps: int
+    target: HeadTarget
+
+
+_HEAD = msgspec.json.Decoder(MetadataHead)
+_ANYTHING = msgspec.json.Decoder()
+
+
+def read_head(data: bytes) -> MetadataHead | None:
+    """Return the head of a metadata file that Triton could read.
+
+    None says nothing: the document may be sound all the same, and `parse_metadata` has to tell.  What it would refuse has no head.
+    """
+    # What the decoder does not look into is thereby no threat either: text in other encodings, deep nesting, endless numbers.
+    if len(data) > _HEAD_BYTES or not data.isascii() or not _is_shallow(data):
+        return None
+    try:
+        return _HEAD.decode(data)
+    except (ValueError, RecursionError):
+        return None
 
 
 def parse_metadata(data: bytes) -> dict[str, Any]:
@@ -24,8 +68,7 @@ def parse_metadata(data: bytes) -> dict[str, Any]:
     """
     check_metadata_size(len(data), "metadata")
     try:
-        # Decoded first: json.loads would take UTF-16 as well, which Triton does not read.
-        metadata = json.loads(data.decode("utf-8"))
+        metadata = _parsed(data)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -36,6 +79,15 @@ def parse_metadata(data: bytes) -> dict[str, Any]:
     return metadata
 
 
+def _parsed(data: bytes) -> Any:
+    try:
+        return _ANYTHING.decode(data)
+    except ValueError:
+        # Python reads some that msgspec does not, such as NaN; what Triton can read is sound.  Decoded first: json.loads would take
+        # UTF-16 as well, which Triton does not read.
+        return json.loads(data.decode("utf-8"))
+
+
 def check_metadata_size(size: int, what: str) -> None:
     """Raise `LimitExceeded` when a metadata file is too long to be one."""
     if size > METADATA_BYTES:
@@ -44,8 +96,12 @@ def check_metadata_size(size: int, what: str) -> None:
         )
 
 
+def _is_shallow(data: bytes) -> bool:
+    return data.count(b"[") + data.count(b"{") <= METADATA_DEPTH  # too few to nest deeper; Triton's has a dozen
+
+
 def _check_depth(metadata: dict[str, Any], data: bytes) -> None:
-    if data.count(b"[") + data.count(b"{") <= METADATA_DEPTH:  # too few to nest so deep; Triton's has a dozen
+    if _is_shallow(data):
         return
     level: list[Any] = [metadata]
     for _ in range(METADATA_DEPTH):

@@ -21,6 +21,8 @@ _NAMES_REMEMBERED = 4096
 GROUP_PREFIX = "__grp__"
 AUTOTUNE_SUFFIX = ".autotune.json"
 BEST_CONFIG_SUFFIX = ".best_config"
+# Of the helper libraries that Triton builds with the C compiler.
+LIBRARY_SUFFIXES = (".so", ".pyd")
 
 # In the order in which Triton writes them, which is also the order of a generated group file.
 STAGE_ORDER = (

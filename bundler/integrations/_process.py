@@ -14,8 +14,7 @@ import atexit
 import contextlib
 import os
 import threading
-from dataclasses import replace
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from bundler.config import (
     Mode,
@@ -29,15 +28,15 @@ from bundler.config import (
 from bundler.errors import BundlerError, ConfigError, NotFound
 from bundler.fork_safety import after_fork
 from bundler.integrations.kernel_lookup import Registered
-from bundler.integrations.lookup_engine import Engine, Options
-from bundler.integrations.manager_install import activity_of, activity_of_bundle
-from bundler.integrations.sessions import Session
-from bundler.lifecycle.machine_store import Store, open_store
-from bundler.store.bundle_store import MODES as PUSH_MODES
-from bundler.store.bundle_store import PushMode
-from bundler.store.store_layout import tag_key
-from bundler.store.store_urls import with_settings
+from bundler.toolchain.keeper import KeeperSource
 from bundler.toolchain.manager_environment import Active, manager_environment
+
+# What opens stores, and what a session is made of, is imported when the first one begins: Triton imports this module for a name alone.
+if TYPE_CHECKING:
+    from bundler.integrations.lookup_engine import Engine, Options
+    from bundler.integrations.sessions import Session
+    from bundler.lifecycle.machine_store import Store
+    from bundler.store.bundle_store import PushMode
 
 # Triton asks this class only behind its own remote manager, which ours is in place of.
 _OTHER_REMOTE = "TRITON_REMOTE_CACHE_BACKEND"
@@ -52,28 +51,35 @@ class _Process:
         self._sessions: list[tuple[Session, Engine]] = []
         self._from_environment: tuple[Session, Engine] | None = None
         self._exit_registered = False
+        # Managers ask it for each key: the one in force is an attribute, and found anew after a change.
+        self.source = KeeperSource(self.engine)
 
     def engine(self) -> Engine:
         """Return what looks after Triton's managers now; raises what strict mode asks for."""
         with self._lock:
             if self._sessions:
-                return self._sessions[-1][1]
-            if self._from_environment is None:
-                self._from_environment = _session_from_environment(self.registered)
-                self._at_exit()
-            return self._from_environment[1]
+                engine = self._sessions[-1][1]
+            else:
+                if self._from_environment is None:
+                    self._from_environment = _session_from_environment(self.registered)
+                    self._at_exit()
+                engine = self._from_environment[1]
+            self.source.keeper = engine
+            return engine
 
     def enter(self, session: Session, engine: Engine, activity: Active) -> None:
         """Put a session in force, here and for children that start from now on."""
         with self._lock:
             manager_environment.add(activity)
             self._sessions.append((session, engine))
+            self.source.keeper = engine
             self._at_exit()
 
     def leave(self, session: Session, activity: Active) -> None:
         """Put in force again whichever session began last of those that go on."""
         with self._lock:
             self._sessions = [pair for pair in self._sessions if pair[0] is not session]
+            self.source.keeper = None
             manager_environment.remove(activity)
 
     def close(self) -> None:
@@ -101,11 +107,8 @@ class _Process:
 
 _process = _Process()
 after_fork(_process.reset_after_fork)
-
-
-def keeper() -> Engine:
-    """Return what looks after the managers of this process."""
-    return _process.engine()
+# Says who looks after the managers of this process.
+keeper_source = _process.source
 
 
 def install(
@@ -134,6 +137,8 @@ def install(
     Warns:
         BundlerWarning: once for each cause, when something fails and the program goes on without it.
     """
+    from bundler.integrations.lookup_engine import Options
+
     _check(mode, get_args(Mode), "mode")
     return _install(store, Options(tag=tag, mode=mode, strict=strict))
 
@@ -156,6 +161,9 @@ def session(
     Raises:
         As `install`.
     """
+    from bundler.integrations.lookup_engine import Options
+    from bundler.store.bundle_store import MODES as PUSH_MODES
+
     if push is not None:
         _check(push, PUSH_MODES, "push")
     mode: Mode = "read" if push is None else "readwrite"
@@ -182,7 +190,9 @@ def register(path: str | os.PathLike[str]) -> None:
         raise NotFound(f"no bundle {bundle} to register; give the path of a .tbundle file", path=bundle)
     _process.registered.add(bundle)
     if bundle not in registered_bundles():
-        manager_environment.add(activity_of_bundle(bundle, keeper))
+        from bundler.integrations.manager_install import activity_of_bundle
+
+        manager_environment.add(activity_of_bundle(bundle, keeper_source))
 
 
 def _check(value: object, choices: tuple[str, ...], name: str) -> None:
@@ -191,6 +201,13 @@ def _check(value: object, choices: tuple[str, ...], name: str) -> None:
 
 
 def _install(store: Store | str, options: Options) -> Session:
+    from bundler.integrations.lookup_engine import Engine
+    from bundler.integrations.manager_install import activity_of
+    from bundler.integrations.sessions import Session
+    from bundler.lifecycle.machine_store import open_store
+    from bundler.store.store_layout import tag_key
+    from bundler.store.store_urls import with_settings
+
     _check(options.strict, get_args(Strict), "strict")
     if options.tag is not None:
         tag_key(options.tag)  # raises for what is no tag
@@ -200,12 +217,12 @@ def _install(store: Store | str, options: Options) -> Session:
         opened, owned = open_store(url, trust=chosen.trust, when_down="degrade"), True
     else:
         opened, owned = store, False
-    options = replace(options, trust=opened.trust, keep=chosen.keep, local=chosen.local)
+    options = options._replace(trust=opened.trust, keep=chosen.keep, local=chosen.local)
     engine = Engine(opened, options, _process.registered)
     try:
         _name_unknown(engine)
         engine.start()
-        activity = activity_of(opened, options, keeper)
+        activity = activity_of(opened, options, keeper_source)
         made = Session(engine, chosen.report, lambda session: _process.leave(session, activity), owned=owned)
         _process.enter(made, engine, activity)
     except BaseException:
@@ -217,6 +234,8 @@ def _install(store: Store | str, options: Options) -> Session:
 
 def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     """Return the session that environment variables ask for; a wrong setting is a warning, and in strict mode an error."""
+    from bundler.integrations.lookup_engine import Engine, Options
+    from bundler.integrations.sessions import Session
     from bundler.toolchain.cache_manager import asked_for
 
     problem: BundlerError | None = None
@@ -224,6 +243,8 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     try:
         chosen = settings()
         if chosen.tag is not None:
+            from bundler.store.store_layout import tag_key
+
             tag_key(chosen.tag)
         store = _store_from(chosen)
     except BundlerError as error:
@@ -236,7 +257,7 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     engine = Engine(store, options, registered)
     if problem is not None:
         engine.troubles.met(problem, "no store is used")
-    elif store is None and not registered and asked_for():
+    elif store is None and not registered and asked_for(keeper_source):
         engine.troubles.noticed(
             "no-store", "TRITON_CACHE_MANAGER names triton-bundler, but TRITON_BUNDLER_STORE is not set"
         )
@@ -256,6 +277,9 @@ def _name_unknown(engine: Engine) -> None:
 def _store_from(chosen: Settings) -> Store | None:
     if not chosen.store:
         return None
+    from bundler.lifecycle.machine_store import open_store
+    from bundler.store.store_urls import with_settings
+
     # What a URL says itself, as its own password, holds for it.
     urls = [with_settings(url, chosen.server) for url in chosen.store]
     return open_store(*urls, trust=chosen.trust, when_down="degrade")

@@ -8,15 +8,44 @@ room catches what it did not expect.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
 
-from bundler.config import Strict
 from bundler.errors import BundlerError, StrictModeViolation
-from bundler.integrations.session_counters import Tally
+from bundler.integrations.session_tally import Tally
 from bundler.user_warnings import show
 
+if TYPE_CHECKING:
+    from bundler.config import Strict
+
 _LOG = logging.getLogger("bundler.integrations")
+
+
+class Excused:
+    """A block of `Troubles.excused`.  Each kernel that is found goes through one; a generator would take three times as long."""
+
+    __slots__ = ("_doing", "_heard", "_troubles")
+
+    def __init__(self, troubles: Troubles, doing: str, *, heard: bool) -> None:
+        self._troubles, self._doing, self._heard = troubles, doing, heard
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        # The seam: no failure of ours may reach a program that only compiles.
+        if not isinstance(error, Exception):
+            return False
+        if not self._heard:
+            self._troubles.noted(error, self._doing)
+        elif isinstance(error, StrictModeViolation):
+            return False
+        else:
+            self._troubles.met(error, self._doing)
+        return True
 
 
 class Troubles:
@@ -30,9 +59,8 @@ class Troubles:
     def __init__(self, tally: Tally, strict: Callable[[], Strict]) -> None:
         self._tally, self._strict = tally, strict
 
-    @contextmanager
-    def excused(self, doing: str, *, heard: bool = True) -> Iterator[None]:
-        """Go on after a failure, which is counted, and warned of the first time.
+    def excused(self, doing: str, *, heard: bool = True) -> Excused:
+        """Return a block after whose failure we go on: it is counted, and warned of the first time.
 
         Args:
             doing: what we are doing, for the message.
@@ -42,15 +70,7 @@ class Troubles:
             StrictModeViolation: as it is; it says what strict mode is asked for.
             Exception: what failed, in strict mode.
         """
-        try:
-            yield
-        except Exception as error:  # the seam: no failure of ours may reach a program that only compiles
-            if not heard:
-                self.noted(error, doing)
-            elif isinstance(error, StrictModeViolation):
-                raise
-            else:
-                self.met(error, doing)
+        return Excused(self, doing, heard=heard)
 
     def met(self, error: Exception, doing: str) -> None:
         """Count a failure and warn of it the first time; in strict mode raise it instead.

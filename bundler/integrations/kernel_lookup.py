@@ -9,25 +9,25 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from bundler.errors import BundlerError, NotFound
-from bundler.format.bundle import Bundle, Keep
-from bundler.format.entries import Kernel
-from bundler.format.manifest import Observation
-from bundler.lifecycle.compiled_once import AlreadyThere, Turn, Turns
-from bundler.lifecycle.lifecycle_reports import RestoreReport
-from bundler.lifecycle.machine_store import Store
-from bundler.lifecycle.restoration import restore
-from bundler.lifecycle.restore_options import Trust
-from bundler.store.kernel_records import KernelRecords
+
+if TYPE_CHECKING:
+    from bundler.format.bundle import Bundle, Keep
+    from bundler.format.entries import Kernel
+    from bundler.format.manifest import Observation
+    from bundler.lifecycle.compiled_once import Turn
+    from bundler.lifecycle.lifecycle_reports import RestoreReport
+    from bundler.lifecycle.machine_store import Store
+    from bundler.lifecycle.restore_options import Trust
+    from bundler.store.kernel_records import KernelRecords
 
 # A compile whose time nobody recorded is taken for as long as this: others wait for three times that.
 TYPICAL_COMPILE_S = 5.0
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A kernel that need not be compiled.
 
     Attributes:
@@ -41,19 +41,18 @@ class Found:
     place: str
 
     @property
-    def seen(self) -> Observation:
-        """What was observed when it was recorded."""
-        return self.bundle.observed.kernels.get(self.kernel.key, Observation())
+    def seen(self) -> Observation | None:
+        """What was observed when it was recorded, None where nothing was."""
+        return self.bundle.observed.kernels.get(self.kernel.key)
 
     @property
     def seconds(self) -> float:
-        """How long its compile took."""
-        return seconds_of(self.seen)
+        """How long its compile took, 0 when that is not known."""
+        return _seconds_of(self.seen)
 
 
-def seconds_of(seen: Observation) -> float:
-    """Return how long the compile of an observed kernel took, 0 when that is not known."""
-    return sum(us for _, us in seen.times_us) / 1e6
+def _seconds_of(seen: Observation | None) -> float:
+    return sum([us for _, us in seen.times_us]) / 1e6 if seen is not None else 0.0
 
 
 class Shelf:
@@ -62,6 +61,7 @@ class Shelf:
     def __init__(self, bundle: Bundle, place: str) -> None:
         self.bundle, self._place = bundle, place
         self._kernels = {kernel.key: kernel for kernel in bundle.kernels}
+        self._seen = bundle.observed.kernels
 
     def __contains__(self, key: str) -> bool:
         return key in self._kernels
@@ -70,6 +70,10 @@ class Shelf:
         """Return a kernel."""
         kernel = self._kernels.get(key)
         return Found(kernel, self.bundle, self._place) if kernel is not None else None
+
+    def seconds(self, key: str) -> float | None:
+        """Return how long the compile of a kernel took, 0 when that is not known; None for a kernel that is not here."""
+        return _seconds_of(self._seen.get(key)) if key in self._kernels else None
 
 
 class Registered:
@@ -110,6 +114,10 @@ class Registered:
         self._lock = threading.Lock()
 
     def _opened(self, failed: Callable[[BundlerError, str], None]) -> list[Shelf]:
+        if not self._shelves:
+            return []
+        from bundler.format.bundle import Bundle
+
         with self._lock:
             for path in [path for path, shelf in self._shelves.items() if shelf is None]:
                 try:
@@ -152,11 +160,21 @@ class Shelves:
             bundle = self._store.pull(tag)
         except NotFound:
             return None
+        from bundler.lifecycle.restoration import restore
+
         self.tag = Shelf(bundle, "tag")
         return restore(bundle, cache_dir, self._keep, trust=trust, allow_empty=True)
 
+    def find_in_tag(self, key: str) -> Found | None:
+        """Return a kernel of the tag."""
+        return self.tag.find(key) if self.tag is not None else None
+
+    def tag_seconds(self, key: str) -> float | None:
+        """Return how long the compile of a kernel of the tag took, 0 when that is not known; None for another kernel."""
+        return self.tag.seconds(key) if self.tag is not None else None
+
     def find(self, key: str, *, turn: bool) -> Found | Turn | None:
-        """Return a kernel, or the turn to compile it for everyone, or None.
+        """Return a kernel that is not in the tag, or the turn to compile it for everyone, or None.
 
         Args:
             key: its key.
@@ -165,14 +183,13 @@ class Shelves:
         Raises:
             BundlerError: the store cannot be read.
         """
-        found = self.tag.find(key) if self.tag is not None else None
-        if found is not None:
-            return found
         prebuilt = self._registered.find(key, self._excuse) if self._registered else None
         if self.records is not None and (prebuilt is not None or not turn):
             looked_up = self.records.look_up([key], self._keep).bundle
             return _of_store(looked_up) if looked_up.kernels else prebuilt
         if self.records is not None:
+            from bundler.lifecycle.compiled_once import AlreadyThere, Turns
+
             answer = Turns(self.records).begin(key, TYPICAL_COMPILE_S)
             return _of_store(answer.bundle) if isinstance(answer, AlreadyThere) else answer
         return prebuilt

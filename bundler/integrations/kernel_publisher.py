@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 # Kernels that are compiled within this time travel together; what is seen by nobody yet may wait as long.
@@ -20,14 +19,14 @@ _PF_FORKNOEXEC = 0x40
 _FLAGS_AFTER_NAME = 6
 
 
-@dataclass
 class _State(Generic[T]):
     """What the thread and those who wait for it share; made anew in a forked child."""
 
-    changed: threading.Condition
-    queue: list[T]
-    sending: int = 0
-    thread: threading.Thread | None = None
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.queue: list[T] = []
+        self.sending = 0
+        self.thread: threading.Thread | None = None
 
 
 class Publisher(Generic[T]):
@@ -43,11 +42,11 @@ class Publisher(Generic[T]):
     def __init__(self, send: Callable[[list[T]], None]) -> None:
         self._send = send
         self._forked = was_forked()
-        self._state: _State[T] = _State(threading.Condition(), [])
+        self._state = _State[T]()
 
     def hand_over(self, job: T) -> None:
         """Send a job soon, or at once in a child process."""
-        if self._forked or multiprocessing.parent_process() is not None:
+        if self._forked or _started_by_multiprocessing():
             self._send([job])
             return
         state = self._state
@@ -72,7 +71,7 @@ class Publisher(Generic[T]):
     def reset_after_fork(self) -> None:
         """Leave to the parent what is its to send; for the child only."""
         self._forked = True
-        self._state = _State(threading.Condition(), [])
+        self._state = _State[T]()
 
     def _run(self, state: _State[T]) -> None:
         while True:
@@ -89,6 +88,11 @@ class Publisher(Generic[T]):
                 with state.changed:
                     state.sending = 0
                     state.changed.notify_all()
+
+
+def _started_by_multiprocessing() -> bool:
+    process: Any = sys.modules.get("multiprocessing.process")  # which its children import before anything of ours
+    return process is not None and process.parent_process() is not None
 
 
 def was_forked() -> bool:

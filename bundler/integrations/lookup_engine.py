@@ -7,49 +7,45 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from bundler.config import Mode, Strict
 from bundler.errors import AccessDenied, BundlerError
-from bundler.format.bundle import Keep
-from bundler.format.summary import count, plural
+from bundler.format import names
 from bundler.integrations.failure_policy import Troubles
 from bundler.integrations.kernel_lookup import Found, Registered, Shelves
 from bundler.integrations.kernel_publisher import Publisher
-from bundler.integrations.key_comparison import Keyed, keyed
 from bundler.integrations.miss_notes import Notes
 from bundler.integrations.publish_queue import Job, MadeFile, MadeKernel, Over, bundle_of, file_known_by
-from bundler.integrations.session_counters import Tally
-from bundler.integrations.session_usage import Used
-from bundler.integrations.strict_mode import Guard, asked_of
+from bundler.integrations.session_tally import MANY_HITS, Tally
+from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
+from bundler.integrations.strict_mode import Guard
 from bundler.integrations.user_directories import Homes, LocalDirectory
-from bundler.lifecycle.cache_directory import CacheDirectory
-from bundler.lifecycle.compiled_once import Turn
-from bundler.lifecycle.kernel_directory import Rejected
-from bundler.lifecycle.kernel_placement import place_kernel
-from bundler.lifecycle.machine_store import Store
-from bundler.lifecycle.restore_options import Trust
-from bundler.store.bundle_store import PushMode
-from bundler.store.references import did_you_mean
-from bundler.toolchain import directories, instances
-from bundler.toolchain.helper_libraries import LIBRARY_SUFFIXES
-from bundler.toolchain.spool_records import SpooledEvent
+from bundler.toolchain import compile_frames, directories, instances
+from bundler.toolchain.keeper import CacheCall, Group, Keeper
 
 if TYPE_CHECKING:
-    from bundler.toolchain.cache_manager import CacheCall
+    from bundler.config import Mode, Strict
+    from bundler.format.bundle import Keep
+    from bundler.integrations.key_comparison import Keyed
+    from bundler.integrations.session_usage import Used
+    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.compiled_once import Turn
+    from bundler.lifecycle.machine_store import Store
+    from bundler.lifecycle.restore_options import Trust
+    from bundler.store.bundle_store import PushMode
+    from bundler.toolchain.spool_records import SpooledEvent
 
 # Recorded kernels that are compared for "what is nearest": the newest ones.
 MOST_COMPARED = 10_000
 MOST_REMEMBERED = 1000
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What a session was told.
 
     Attributes:
@@ -79,8 +75,8 @@ class Options:
         return self.mode != "read"
 
 
-class Engine:
-    """The keeper of one session (`bundler.toolchain.cache_manager.Keeper`); its methods are called by any thread.
+class Engine(Keeper):
+    """The keeper of one session; its methods are called by any thread.
 
     Guarantees: no failure of a cache leaves it but in strict mode; what it places is verified and appears whole.
     A forked child goes on with it: it publishes for itself and counts from nought.
@@ -104,9 +100,9 @@ class Engine:
         self._turns: dict[str, tuple[int, Turn]] = {}
         # By path.  A directory is listed, and swept, once a session, not for each kernel.
         self._directories: dict[str, CacheDirectory] = {}
+        # Keys that were restored at the start, from the tag.
         self._prefetched: frozenset[str] = frozenset()
         self.used: Used | None = None
-        self.closed = False
 
     def start(self) -> None:
         """Fetch the tag, if there is one, and begin to keep account of what it will get."""
@@ -120,6 +116,8 @@ class Engine:
             with self.troubles.excused("a tag was not looked for", heard=False):
                 self._mention_missing(self.options.tag)
         if self.options.writes and self.options.push is not None:
+            from bundler.integrations.session_usage import Used
+
             self.used = Used()
 
     def _fetch_tag(self, tag: str) -> None:
@@ -137,6 +135,8 @@ class Engine:
         near = self.store.near_tags(tag) if self.store is not None else ()
         if self.store is None or tag in near:  # the tag is set, and what it names is missing
             return
+        from bundler.store.references import did_you_mean
+
         makes = self.options.writes and self.options.push is not None
         then = "this session makes it at its end" if makes else "nothing is fetched"
         hint = f"; {did_you_mean(near)}" if near else ""
@@ -148,45 +148,46 @@ class Engine:
         """Return where to write what belongs into `root`."""
         return self._homes.home(root)
 
-    def found(self, call: CacheCall) -> None:
+    def found(self, call: CacheCall, group: Group) -> None:
         """Count a kernel that was in Triton's directory."""
-        instances.note_from_now_on()  # torch may have been imported since
-        self._note(call)
-        tag = self._shelves.tag
-        recorded = tag.find(call.key) if tag is not None else None
-        place = "tag" if call.key in self._prefetched else "triton"
-        self.tally.hit(place, recorded.seconds if recorded is not None else 0.0)
-        if self.used is not None and recorded is None and call.key not in self.used:
+        self._note()
+        seconds = self._shelves.tag_seconds(call.key)
+        self._count_hit("tag" if call.key in self._prefetched else "triton", seconds or 0.0, 0)
+        if self.used is not None and seconds is None and call.key not in self.used:
             with self.troubles.excused(f"{call.name} was not recorded"):
                 self.used.add(call.record(cache_hit=True))
 
-    def fetch(self, call: CacheCall) -> bool:
-        """Place a kernel; False when it has to be compiled."""
-        instances.note_from_now_on()  # as in `found`
-        self._note(call)
+    def fetch(self, call: CacheCall) -> Group | None:
+        """Place a kernel; None when it has to be compiled."""
+        self._note()
         with self.troubles.excused(f"looking up {call.name}"):
-            if self._fetch(call):
-                return True
+            group = self._fetch(call)
+            if group is not None:
+                return group
         self.tally.add("misses")
         try:
             self._strictly(call)
         except BaseException:
             self.abandoned(call)
             raise
-        return False
+        return None
 
     def _strictly(self, call: CacheCall, why: str = "") -> None:
         with self.troubles.excused(f"strict mode cannot tell what {call.name} is"):
             self.guard.miss(lambda: call.record(cache_hit=False), why)
 
-    def _fetch(self, call: CacheCall) -> bool:
+    def _fetch(self, call: CacheCall) -> Group | None:
         if not self.options.reads:
-            return False
-        answer = self._shelves.find(call.key, turn=self._may_take_turn(call.key))
-        if isinstance(answer, Turn):
-            self._turns[call.key] = (threading.get_ident(), answer)
-            return False
-        return answer is not None and self._place(call, answer)
+            return None
+        found = self._shelves.find_in_tag(call.key)
+        if found is None:
+            answer = self._shelves.find(call.key, turn=self._may_take_turn(call.key))
+            if not isinstance(answer, Found):
+                if answer is not None:
+                    self._turns[call.key] = (threading.get_ident(), answer)
+                return None
+            found = answer
+        return self._place(call, found)
 
     def _may_take_turn(self, key: str) -> bool:
         held = self._turns.get(key)
@@ -194,32 +195,46 @@ class Engine:
         mine = held is not None and held[0] == threading.get_ident()
         return self.options.writes and self.guard.mode != "error" and not mine
 
-    def _place(self, call: CacheCall, found: Found) -> bool:
-        placed = place_kernel(
-            found.bundle, found.kernel, self._directory(call.root), keep=self.options.keep, trust=self.options.trust
-        )
+    def _place(self, call: CacheCall, found: Found) -> Group | None:
+        from bundler.lifecycle.kernel_directory import Rejected
+        from bundler.lifecycle.kernel_placement import place_kernel
+
+        directory = self._directory(call.root)
+        placed = place_kernel(found.bundle, found.kernel, directory, keep=self.options.keep, trust=self.options.trust)
         if isinstance(placed, Rejected):
             message = f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"
             self.troubles.noticed("rejected", message)
             self._shelves.reject(found)
-            return False
-        self.tally.hit(found.place, found.seconds, placed.size_bytes)
+            return None
+        self._count_hit(found.place, found.seconds, placed.size_bytes)
         if self.used is not None and found.place != "tag":
             self.used.add(_event_of(found, call))
-        return True
+        if placed.files is not None:
+            return placed.files
+        from bundler.toolchain.cache_manager import read_group
+
+        return read_group(os.path.join(directory.path, call.key), call.filename)
+
+    def _count_hit(self, place: str, seconds: float, size_bytes: int) -> None:
+        hits = self.tally.hits
+        hits.append((place, seconds, size_bytes))
+        if len(hits) >= MANY_HITS:
+            self.tally.fold()
 
     def _directory(self, root: str) -> CacheDirectory:
         path = os.path.abspath(root)  # a program may have a relative one and change its working directory
         if path not in self._directories:
+            from bundler.lifecycle.cache_directory import CacheDirectory
+
             self._directories[path] = CacheDirectory(path)
         return self._directories[path]
 
     def forced(self, call: CacheCall) -> None:
         """Hear that Triton was told to compile a kernel whether it is there or not."""
-        self._note(call)
+        self._note()
         self._strictly(call, "TRITON_ALWAYS_COMPILE is set")
 
-    def compiled(self, call: CacheCall, group: Mapping[str, str]) -> None:
+    def compiled(self, call: CacheCall, group: Group) -> None:
         """Count a compile, and publish what it made."""
         record = None
         try:
@@ -246,7 +261,7 @@ class Engine:
 
     def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
         """Return a tuning file, or with trust a helper library."""
-        library = filename.endswith(LIBRARY_SUFFIXES)
+        library = filename.endswith(names.LIBRARY_SUFFIXES)
         if self.store is None or not self.options.reads or (library and self.options.trust != "code"):
             return None
         with self.troubles.excused(f"looking up {filename}"):
@@ -256,8 +271,9 @@ class Engine:
             return data
         return None
 
-    def made_file(self, key: str, filename: str, data: bytes, origin: str | None) -> None:
+    def made_file(self, key: str, path: str, data: bytes, origin: str | None) -> None:
         """Publish a single file."""
+        filename = os.path.basename(path)
         self.publisher.hand_over(MadeFile(file_known_by(key, filename, origin), filename, data))
 
     # Publishing --------------------------------------------------------------------------------------------------------
@@ -267,10 +283,8 @@ class Engine:
         kernels = [job for job in jobs if isinstance(job, MadeKernel)]
         self._attempt(partial(self._notes.write, [made.event for made in kernels]), "a note of a miss was not written")
         if kernels:
-            self._attempt(
-                lambda: self._publish_kernels(kernels),
-                f"{count(len(kernels), 'kernel')} {plural(len(kernels), 'was')} not published",
-            )
+            many = f"{len(kernels):,} kernels were" if len(kernels) > 1 else "1 kernel was"
+            self._attempt(partial(self._publish_kernels, kernels), f"{many} not published")
         for job in jobs:
             if isinstance(job, MadeFile):
                 self._attempt(partial(self._publish_file, job), f"{job.filename} was not published")
@@ -337,14 +351,22 @@ class Engine:
         if self.used is not None:
             self.used.reset_after_fork()
 
-    def _note(self, call: CacheCall) -> None:
-        """Note this process and the kernel's source, for who asks `explain`."""
-        self._attempt(self._notes.begin, "a note of this process was not written")
-        self._attempt(lambda: self._notes.keep_source(call.source()), "the source of a kernel was not noted")
+    def _note(self) -> None:
+        """Note this process and the kernel's source, for who asks `explain`, and the instances of what was imported since."""
+        if not sys.modules.keys().isdisjoint(instances.awaited):
+            instances.note_from_now_on()
+        if not self._notes.begun:
+            self._attempt(self._notes.begin, "a note of this process was not written")
+        source, used = compile_frames.find_source(), self._notes.used_sources
+        if source is not None and len(used) < KEPT_SOURCES:
+            used.add(source)
 
     # Telling -----------------------------------------------------------------------------------------------------------
 
     def _recorded(self) -> Iterator[Keyed]:
+        from bundler.integrations.key_comparison import keyed
+        from bundler.integrations.strict_mode import asked_of
+
         # What was compiled a moment ago may still be on its way to the store.
         yield from filter(None, map(asked_of, list(self._compiled)))
         yield from keyed(self._shelves.recorded(MOST_COMPARED))
@@ -361,9 +383,12 @@ class Engine:
 
 def _event_of(found: Found, call: CacheCall) -> SpooledEvent:
     """Return what is known of a kernel that was fetched, as if a compile here had told it."""
+    from bundler.toolchain.spool_records import SpooledEvent
+
     kernel, seen = found.kernel, found.seen
-    device = seen.devices[0] if seen.devices else None
+    device = seen.devices[0] if seen is not None and seen.devices else None
+    times = seen.times_us if seen is not None else ()
     return SpooledEvent(
-        kernel.key, "", f"{call.root}/{call.key}", kernel.name, kernel.target, device, seen.times_us, True,
+        kernel.key, "", f"{call.root}/{call.key}", kernel.name, kernel.target, device, times, True,
         kernel.facts_bytes, kernel.parts_bytes, kernel.toolchain, 0,
     )  # fmt: skip

@@ -6,28 +6,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from bundler.config import PREFIX
-from bundler.integrations.lookup_engine import Options
-from bundler.lifecycle.machine_store import Store
 from bundler.toolchain.child_recording import hidden_package_parent
+from bundler.toolchain.keeper import KeeperSource
 from bundler.toolchain.manager_environment import Active
 
 if TYPE_CHECKING:
-    from bundler.toolchain.cache_manager import Keeper
+    from bundler.integrations.lookup_engine import Options
+    from bundler.lifecycle.machine_store import Store
 
 
-def activity_of(store: Store, options: Options, keeper: Callable[[], Keeper]) -> Active:
+def activity_of(store: Store, options: Options, source: KeeperSource) -> Active:
     """Return what makes Triton use a session's store: here, and in children where they can open it by its URLs.
 
     Args:
         store, options: of the session.
-        keeper: returns what looks after the managers of this process, for each kernel.
+        source: says who looks after the managers of this process.
     """
-    in_front = partial(_in_front_of, keeper)
+    in_front = partial(_in_front_of, source)
     if not store.urls:
         from bundler.toolchain import cache_manager  # noqa: F401  # imports Triton, whose settings in Python are changed
 
@@ -35,9 +35,9 @@ def activity_of(store: Store, options: Options, keeper: Callable[[], Keeper]) ->
     return Active(session=_for_children(store.urls, options), path=hidden_package_parent(), in_code=in_front)
 
 
-def activity_of_bundle(path: str, keeper: Callable[[], Keeper]) -> Active:
-    """Return what makes Triton use a registered bundle, here and in children; `keeper` as for `activity_of`."""
-    return Active(bundle=path, path=hidden_package_parent(), in_code=partial(_in_front_of, keeper))
+def activity_of_bundle(path: str, source: KeeperSource) -> Active:
+    """Return what makes Triton use a registered bundle, here and in children; `source` as for `activity_of`."""
+    return Active(bundle=path, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
 
 
 def _for_children(urls: tuple[str, ...], options: Options) -> Mapping[str, str]:
@@ -47,11 +47,11 @@ def _for_children(urls: tuple[str, ...], options: Options) -> Mapping[str, str]:
     return {PREFIX + name: value for name, value in chosen.items()}
 
 
-def _in_front_of(keeper: Callable[[], Keeper], theirs: type | None) -> type | None:
+def _in_front_of(source: KeeperSource, theirs: type | None) -> type | None:
     """Return our manager in front of the one that the program set in Python, or of what the environment names; None for what is ours."""
     from bundler.toolchain import cache_manager
 
     behind = theirs if theirs is not None else cache_manager.named_by_environment()
-    if issubclass(behind, cache_manager.KeptCacheManager):
+    if cache_manager.has_keeper(behind, source):
         return None
-    return cache_manager.manager_before(keeper, cast(Any, behind))
+    return cache_manager.manager_before(source, behind)

@@ -13,25 +13,23 @@ import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from bundler.errors import FormatError
-from bundler.format.bundle_file import read_regular
-from bundler.format.limits import DEFAULT_LIMITS
 from bundler.integrations.process_notes import ProcessNote, ended, sweep_processes, this_process
 from bundler.integrations.source_texts import SourceTexts
 from bundler.integrations.user_directories import LocalDirectory
-from bundler.toolchain import spool_records
-from bundler.toolchain.spool_records import SpooledEvent
+
+if TYPE_CHECKING:
+    from bundler.toolchain.spool_records import SpooledEvent
 
 # The notes of a few runs; each is a few kilobytes.
 KEPT = 2000
-_DIRECTORY = "misses"
+_DIRECTORY, _SUFFIX = "misses", ".record"
 _NS = 1_000_000_000
 
 
-@dataclass(frozen=True)
-class NotedMiss:
+class NotedMiss(NamedTuple):
     """A kernel that was compiled: what is known of it, when the process began that compiled it, when it was done, and which it was."""
 
     event: SpooledEvent
@@ -50,9 +48,16 @@ class Notes:
 
     Args:
         local: our directory.
+
+    Attributes:
+        begun: whether this process was noted.
+        used_sources: sources of kernels that were asked for, to be written with the next misses, or at the end.  Whoever is asked
+            for a kernel adds its source, up to `source_texts.KEPT`, which costs next to nothing while all are hits.
     """
 
     def __init__(self, local: LocalDirectory) -> None:
+        self.begun = False
+        self.used_sources: set[str] = set()
         self._local = local
         self._began_ns = time.time_ns()
         self._numbers = itertools.count()
@@ -66,15 +71,11 @@ class Notes:
         Raises:
             OSError: it cannot be written.
         """
-        if self._process is None:
+        if not self.begun:
+            self.begun = True
             self._process = this_process(self._began_ns)
             self._process.write(self._local)
             sweep_processes(self._local)
-
-    def keep_source(self, text: str | None) -> None:
-        """Remember the source of a kernel, to be written with the next misses, or at the end."""
-        if text is not None:
-            self._sources.add(text)
 
     def end(self, hits: int, compiled: int) -> None:
         """Note what came of this process, if it was noted at all.
@@ -84,11 +85,12 @@ class Notes:
         """
         if self._process is not None:
             ended(self._process, hits, compiled).write(self._local)
-            self._sources.write()
+            self._write_sources()
 
     def reset_after_fork(self) -> None:
         """Let the child note itself when it asks for a kernel; what was remembered is its parent's to write."""
-        self._process, self._sources = None, SourceTexts(self._local)
+        self.begun, self._process, self._sources = False, None, SourceTexts(self._local)
+        self.used_sources.clear()
 
     def write(self, events: Iterable[SpooledEvent]) -> None:
         """Note misses, and the sources that were remembered; does nothing where there is no place for them.
@@ -96,7 +98,9 @@ class Notes:
         Raises:
             OSError: one cannot be written.
         """
-        self._sources.write()
+        from bundler.toolchain import spool_records
+
+        self._write_sources()
         for event in events:
             directory = self._local.notes(_DIRECTORY, make=True)
             if directory is None:
@@ -107,9 +111,20 @@ class Notes:
             number = next(self._numbers)
             spool_records.write(directory, f"{self._began_ns:020d}-{time.time_ns():020d}-{os.getpid()}-{number}", event)
 
+    def _write_sources(self) -> None:
+        with contextlib.suppress(KeyError):  # none is left; another thread may add one at any time
+            while True:
+                self._sources.add(self.used_sources.pop())
+        self._sources.write()
+
 
 def read_misses(local: LocalDirectory) -> Iterator[NotedMiss]:
     """Yield the misses of this user on this host, the latest first; a note that cannot be read is left out."""
+    from bundler.format.bundle_file import read_regular
+    from bundler.format.limits import DEFAULT_LIMITS
+    from bundler.toolchain import spool_records
+    from bundler.toolchain.spool_records import SpooledEvent
+
     directory = local.notes(_DIRECTORY, make=False)
     if directory is None:
         return
@@ -123,7 +138,7 @@ def read_misses(local: LocalDirectory) -> Iterator[NotedMiss]:
 
 
 def _notes(directory: str) -> list[str]:
-    return [name for name in os.listdir(directory) if name.endswith(spool_records.SUFFIX) and name.count("-") == 3]  # noqa: PLR2004  # its parts
+    return [name for name in os.listdir(directory) if name.endswith(_SUFFIX) and name.count("-") == 3]  # noqa: PLR2004  # its parts
 
 
 def _time(name: str) -> str:

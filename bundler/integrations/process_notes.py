@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from bundler.integrations.user_directories import LocalDirectory
 
@@ -29,8 +27,7 @@ _NS = 1_000_000_000
 _PARENT, _START = 1, 19
 
 
-@dataclass(frozen=True)
-class ProcessNote:
+class ProcessNote(NamedTuple):
     """One process that asked the cache manager for a kernel.
 
     Attributes:
@@ -66,10 +63,10 @@ class ProcessNote:
         if directory is None:
             return
         path = os.path.join(directory, f"{self.began_ns:020d}-{self.pid}{_SUFFIX}")
-        temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+        temporary = f"{path}.{os.urandom(4).hex()}.tmp"
         try:
             with open(temporary, "x", encoding="utf-8") as file:
-                json.dump(asdict(self), file)
+                json.dump(self._asdict(), file)
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -138,7 +135,7 @@ def this_process(began_ns: int) -> ProcessNote:
 
 def ended(note: ProcessNote, hits: int, compiled: int) -> ProcessNote:
     """Return the note of a process as it ends."""
-    return replace(note, hits=hits, compiled=compiled)
+    return note._replace(hits=hits, compiled=compiled)
 
 
 def _lineage() -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import secrets
 from typing import Any
 
 from bundler.integrations.session_counters import Counters
@@ -48,7 +47,7 @@ def write_report(path: str, counters: Counters, store: Store | None) -> str:
         OSError: it cannot be written.
     """
     target = path.replace(PID, str(os.getpid()))
-    temporary = f"{target}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    temporary = f"{target}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         with open(temporary, "x", encoding="utf-8") as file:
             json.dump(report_of(counters, store), file, indent=2)

@@ -5,27 +5,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from bundler.format.bundle import Bundle, Keep
-from bundler.format.manifest import Observation
-from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
-from bundler.lifecycle.compiled_once import Turn
-from bundler.lifecycle.recorded_kernels import Sighting
-from bundler.toolchain import identity
-from bundler.toolchain.spool_records import SpooledEvent
+if TYPE_CHECKING:
+    from bundler.format.bundle import Bundle, Keep
+    from bundler.format.manifest import Observation
+    from bundler.lifecycle.bundle_builder import Builder
+    from bundler.lifecycle.compiled_once import Turn
+    from bundler.toolchain.spool_records import SpooledEvent
 
 
-@dataclass(frozen=True)
-class MadeKernel:
+class MadeKernel(NamedTuple):
     """A kernel that was compiled, and the turn that others may wait for."""
 
     event: SpooledEvent
     turn: Turn | None
 
 
-@dataclass(frozen=True)
-class MadeFile:
+class MadeFile(NamedTuple):
     """A tuning file or helper library that was made: what it is known by in the store, its name and its bytes."""
 
     known_by: str
@@ -33,8 +30,7 @@ class MadeFile:
     data: bytes
 
 
-@dataclass(frozen=True)
-class Over:
+class Over(NamedTuple):
     """A turn that ended without a kernel."""
 
     turn: Turn
@@ -53,6 +49,10 @@ def file_known_by(key: str, filename: str, origin: str | None) -> str:
 
 def bundle_of(kernels: Sequence[MadeKernel], keep: Keep) -> Bundle:
     """Return the compiled kernels as a bundle; `left_out` says which could not be read, and why."""
+    # A process that only finds kernels imports none of this.
+    from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
+    from bundler.toolchain import identity
+
     builders: dict[str, Builder] = {}
     for made in kernels:
         event = made.event
@@ -64,5 +64,7 @@ def bundle_of(kernels: Sequence[MadeKernel], keep: Keep) -> Bundle:
 
 
 def _observation(event: SpooledEvent) -> Observation:
+    from bundler.lifecycle.recorded_kernels import Sighting
+
     devices = set() if event.device is None else {event.device}
     return Sighting(event.directory, "", devices, times_us=event.stage_times_us).observation

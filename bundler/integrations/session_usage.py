@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
-from bundler.format.bundle import Bundle, Keep
-from bundler.lifecycle.collection import collect_sightings
-from bundler.lifecycle.recorded_kernels import JIT_CACHE, DirectoryWatch, Sightings
-from bundler.toolchain import inductor_tuners, loaded_kernels
-from bundler.toolchain.spool_records import SpooledEvent
+from bundler.lifecycle.directory_watch import DirectoryWatch
+
+if TYPE_CHECKING:
+    from bundler.format.bundle import Bundle, Keep
+    from bundler.toolchain.spool_records import SpooledEvent
 
 
 class Used:
@@ -36,6 +37,11 @@ class Used:
 
     def gather(self, keep: Keep) -> Bundle:
         """Return everything as a bundle; what could not be read is left out."""
+        # At the end of the session, when nobody waits for a kernel.
+        from bundler.lifecycle.collection import collect_sightings
+        from bundler.lifecycle.recorded_kernels import JIT_CACHE, Sightings
+        from bundler.toolchain import inductor_tuners, loaded_kernels
+
         with self._lock:
             events = list(self._events.values())
         sightings = Sightings()

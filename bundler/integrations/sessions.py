@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from bundler.config import Strict
-from bundler.integrations.lookup_engine import Engine
-from bundler.integrations.process_report import summary, write_report
-from bundler.integrations.session_counters import Counters
+if TYPE_CHECKING:
+    from bundler.config import Strict
+    from bundler.integrations.lookup_engine import Engine
+    from bundler.integrations.session_counters import Counters
 
 FLUSH_S = 2.0
 # At the end of a process nobody waits longer than this for a store.
@@ -92,6 +92,8 @@ class Session:
 
     def _tell(self, report: str) -> None:
         """Write the report, and its summary on standard error."""
+        from bundler.integrations.process_report import summary, write_report
+
         counters, engine = self.counters, self._engine
         try:
             path = write_report(report, counters, engine.store)

@@ -9,10 +9,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import os
-import secrets
 
 from bundler.integrations.user_directories import LocalDirectory
 
@@ -67,7 +65,7 @@ def _write(path: str, data: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.utime(path)
         return
-    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+    temporary = f"{path}.{os.urandom(4).hex()}.tmp"
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -104,6 +102,8 @@ def read_source(local: LocalDirectory, digest: str) -> str | None:
 
 def source_diff(name: str, recorded: str, asked: str) -> str:
     """Return a unified diff from the source that was recorded to the one that is here; lines count from the kernel's first."""
+    import difflib  # who asks for it waits for a person
+
     lines = difflib.unified_diff(
         recorded.splitlines(), asked.splitlines(), f"{name}, recorded", f"{name}, here", lineterm=""
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from bundler.config import Strict
 from bundler.errors import BundlerError, ConfigError, FormatError, StrictModeViolation
-from bundler.format.keyparts import KeyParts
-from bundler.integrations.key_comparison import Difference, Keyed, nearest
-from bundler.toolchain.spool_records import SpooledEvent
+
+# Keys are compared only for a kernel that nobody has.
+if TYPE_CHECKING:
+    from bundler.config import Strict
+    from bundler.integrations.key_comparison import Difference, Keyed
+    from bundler.toolchain.spool_records import SpooledEvent
 
 MODES = ("off", "warn", "error")
 
@@ -76,6 +79,8 @@ class Guard:
 
     def _compared(self, record: SpooledEvent) -> tuple[str, tuple[Keyed, tuple[Difference, ...]] | None]:
         """Return what was asked for and what is nearest to it, as the end of a sentence, and the nearest kernel."""
+        from bundler.integrations.key_comparison import nearest
+
         asked = asked_of(record)
         if asked is None:
             return "its key cannot be taken apart; record it in a warm-up", None
@@ -94,6 +99,9 @@ def asked_of(record: SpooledEvent) -> Keyed | None:
     """Return a kernel by its key parts; None when they are not known."""
     if record.parts_bytes is None:
         return None
+    from bundler.format.keyparts import KeyParts
+    from bundler.integrations.key_comparison import Keyed
+
     try:
         parts = KeyParts.from_bytes(record.parts_bytes)
     except FormatError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bundler.integrations._process import keeper
+from bundler.integrations._process import keeper_source
 from bundler.toolchain.cache_manager import manager_class
 
 if TYPE_CHECKING:
@@ -17,5 +17,5 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name == "BundlerCacheManager":
-            return manager_class(keeper)
+            return manager_class(keeper_source)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CacheDirectory`: puts kernels into a Triton cache directory, each whole or not at all.
 
-Restores use it, for many kernels, and `place_kernel` for one; `look` reads a kernel as Triton would, for `bundler.check`.
+`place_kernel` publishes one with it; a restore puts many into a `KernelBatch` each, by way of `PlacementQueue`.  `look` reads a kernel as
+Triton would, for `bundler.check`.
 
 ::
 
@@ -23,8 +24,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from bundler.errors import BundlerError, FormatError
 from bundler.format import names
@@ -33,9 +34,10 @@ from bundler.format.bundle_union import metadata_identity
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.lifecycle.bundle_builder import portable
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
+from bundler.lifecycle.kernel_writer import OCCUPIED, Buffer, NewKernel, remove_tree, write_file, write_kernels
 
 Outcome = Literal["restored", "present", "repaired"]
-Files = Mapping[str, bytes | memoryview]
+Files = Mapping[str, Buffer]
 
 TEMPORARY_PREFIX = "tmp.bundler."
 ASIDE_PREFIX = "tmp.bundler.old."
@@ -43,12 +45,30 @@ ASIDE_PREFIX = "tmp.bundler.old."
 STALE_AFTER_S = 24 * 3600
 ATTEMPTS = 4
 
-_READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
 _log = logging.getLogger("bundler.lifecycle")
+
+
+class ReadyKernel(NamedTuple):
+    """A kernel that only has to be written.
+
+    Attributes:
+        key: its kernel key, the name of the directory.
+        files: name -> bytes of every file but the group file, in Triton's order; already verified.
+        stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
+        rewritten: names of the files that hold a path of this machine.
+    """
+
+    key: str
+    files: Files
+    stored_metadata: bytes
+    rewritten: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files but the group file."""
+        return sum(map(len, self.files.values()))
 
 
 class CacheDirectory:
@@ -79,43 +99,63 @@ class CacheDirectory:
         with contextlib.suppress(OSError):
             self._sweep()
 
-    def publish(self, key: str, files: Files, stored_metadata: bytes) -> Outcome:
-        """Put a kernel in place.
-
-        Args:
-            key: its kernel key, the name of the directory.
-            files: name -> bytes of every file but the group file, in Triton's order; already verified.
-            stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
-        """
-        if key in self._present and self._usable(key, files, stored_metadata):
+    def publish(self, kernel: ReadyKernel) -> Outcome:
+        """Put a kernel in place."""
+        if self.has(kernel):
             return "present"
-        try:
-            return self._publish(key, files, stored_metadata)
-        except BundlerError:
-            raise
-        except OSError as error:
-            raise typed(error, self._prefix + key, "write") from error
+        batch = KernelBatch(self, [kernel])
 
-    def _publish(self, key: str, files: Files, stored_metadata: bytes) -> Outcome:
-        temporary = f"{self._prefix}{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}"
+        def write() -> Outcome:
+            batch.write(threads=1)
+            ((_, outcome),) = batch.settled()
+            return outcome
 
-        def write_and_rename() -> Outcome:
-            self._write(temporary, key, files)
-            outcome: Outcome = "restored"
-            for _ in range(ATTEMPTS):
-                if self._rename(temporary, key):
-                    return outcome
-                if self._usable(key, files, stored_metadata):
-                    return "present"
-                self._move_aside(key)
-                outcome = "repaired"
-            raise BundlerError(
-                f"{self._prefix}{key}: another process keeps writing a broken kernel there; "
-                "stop it, or remove the directory",
-                path=self._prefix + key,
-            )
+        return cleaned_up(write, batch.clear)
 
-        return cleaned_up(write_and_rename, lambda: _remove_tree(temporary))
+    def has(self, kernel: ReadyKernel) -> bool:
+        """Tell whether the kernel was there when the directory was listed, and is."""
+        return kernel.key in self._present and self._usable(kernel)
+
+    def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
+        """Return what has to be written for a kernel, under a name of its own."""
+        metadata_name = next(name for name in kernel.files if name.endswith(".json"))
+        group = (names.GROUP_PREFIX + metadata_name, self._group_file(kernel.key, kernel.files))
+        return f"{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}", kernel.key, (*kernel.files.items(), group)
+
+    def write(self, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+        """Write kernels; returns what `write_kernels` says of each.  Any thread may call it."""
+        codes = write_kernels(self.path, kernels, threads)
+        for _ in range(ATTEMPTS):
+            if errno.ENOENT not in codes:
+                break
+            # The program may have removed its whole cache since this object was made.
+            left = [number for number, code in enumerate(codes) if code in {errno.ENOENT, errno.ECANCELED}]
+            try:
+                os.makedirs(self.path, exist_ok=True)
+                again = write_kernels(self.path, tuple(kernels[number] for number in left), threads)
+            except OSError as error:
+                again = [error.errno or errno.EIO] * len(left)
+            for number, code in zip(left, again, strict=True):
+                codes[number] = code
+        return codes
+
+    def replace(self, temporary: str, kernel: ReadyKernel) -> Outcome:
+        """Put a kernel that is in a temporary directory in the place where something else is, unless that is this kernel."""
+        for _ in range(ATTEMPTS):
+            if self._usable(kernel):
+                return "present"
+            self._move_aside(kernel.key)
+            if self._rename(self._prefix + temporary, kernel.key):
+                return "repaired"
+        raise BundlerError(
+            f"{self.place_of(kernel.key)}: another process keeps writing a broken kernel there; "
+            "stop it, or remove the directory",
+            path=self.place_of(kernel.key),
+        )
+
+    def place_of(self, name: str) -> str:
+        """Return the path of a kernel, or of a temporary directory."""
+        return self._prefix + name
 
     def publish_file(self, path: str, data: bytes) -> bool | None:
         """Put a single file in place unless one is there.
@@ -132,7 +172,7 @@ class CacheDirectory:
             temporary = os.path.join(self.path, _temporary_name(TEMPORARY_PREFIX))
 
             def write_and_link() -> None:
-                _write_file(temporary, data)
+                write_file(temporary, data)
                 _create(temporary, target)
 
             try:
@@ -140,21 +180,6 @@ class CacheDirectory:
             except FileExistsError:
                 return False if _holds(target, data) else None
         return True
-
-    def _write(self, temporary: str, key: str, files: Files) -> None:
-        try:
-            os.mkdir(temporary)
-        except FileNotFoundError:
-            # The program may have removed its whole cache since this object was made.
-            os.makedirs(temporary)
-        folder = os.open(temporary, _READ_DIRECTORY)
-        try:
-            for name, data in files.items():
-                _write_file(name, data, folder)
-            metadata_name = next(name for name in files if name.endswith(".json"))
-            _write_file(names.GROUP_PREFIX + metadata_name, self._group_file(key, files), folder)
-        finally:
-            os.close(folder)
 
     def _group_file(self, key: str, files: Iterable[str]) -> bytes:
         # As json.dumps writes it; key and names are of characters that JSON leaves alone, so only our path needs it.
@@ -165,20 +190,20 @@ class CacheDirectory:
         try:
             os.rename(temporary, self._prefix + key)
         except OSError as error:
-            if error.errno in _OCCUPIED:
+            if error.errno in OCCUPIED:
                 return False
             raise
         return True
 
-    def _usable(self, key: str, files: Files, stored_metadata: bytes) -> bool:
+    def _usable(self, kernel: ReadyKernel) -> bool:
         """Tell whether the directory holds this kernel, in our bytes or in those of another complete build."""
-        found = look(self.path, key)
+        found = look(self.path, kernel.key)
         if isinstance(found, Rejected):
             if not found.missing:
-                _log.info("%s is broken: %s", os.path.join(self.path, key), found.reason)
+                _log.info("%s is broken: %s", self.place_of(kernel.key), found.reason)
             return False
-        return all(found.files.get(name) == data for name, data in files.items()) or same_launch(
-            self.path, found, stored_metadata
+        return all(found.files.get(name) == data for name, data in kernel.files.items()) or same_launch(
+            self.path, found, kernel.stored_metadata
         )
 
     def _move_aside(self, key: str) -> None:
@@ -197,12 +222,65 @@ class CacheDirectory:
             # The file system's own clock: the local one may differ from a server's by hours.
             return os.stat(probe).st_mtime
 
-        now = cleaned_up(make_and_look, lambda: _remove_tree(probe))
+        now = cleaned_up(make_and_look, lambda: remove_tree(probe))
         for name in leftovers:
             path = os.path.join(self.path, name)
             with contextlib.suppress(FileNotFoundError):
                 if now - os.lstat(path).st_ctime > STALE_AFTER_S:
                     _remove(path)
+
+
+class KernelBatch:
+    """Kernels that are written into one cache directory together.
+
+    `write` may run in a thread of its own.  After it `settled` says what became of the kernels, and in the end `clear` removes what is
+    left, however they ended.
+    """
+
+    def __init__(self, directory: CacheDirectory, kernels: Sequence[ReadyKernel]) -> None:
+        self._directory, self._kernels = directory, kernels
+        self._new = tuple(map(directory.new_kernel, kernels))
+        self._codes: list[int] | None = None
+
+    def write(self, threads: int) -> None:
+        """Write them; trouble with the file system shows when they are settled."""
+        self._codes = self._directory.write(self._new, threads)
+
+    def settled(self) -> Iterator[tuple[ReadyKernel, Outcome]]:
+        """Yield what became of each kernel that is in place now, then raise what the first of the others met.
+
+        Nothing became of any of them when they were not written to the end.
+        """
+        if self._codes is None:
+            return
+        failure: BundlerError | OSError | None = None
+        failed = ""
+        for kernel, (temporary, *_), code in zip(self._kernels, self._new, self._codes, strict=True):
+            if code == errno.ECANCELED:
+                continue
+            try:
+                yield kernel, self._outcome(kernel, temporary, code)
+            except (OSError, BundlerError) as error:
+                failure, failed = (failure or error), (failed or kernel.key)
+        if isinstance(failure, OSError):
+            raise typed(failure, self._directory.place_of(failed), "write") from failure
+        if failure is not None:
+            raise failure
+
+    def _outcome(self, kernel: ReadyKernel, temporary: str, code: int) -> Outcome:
+        if code == 0:
+            return "restored"
+        if -code in OCCUPIED:
+            return self._directory.replace(temporary, kernel)
+        raise OSError(abs(code), os.strerror(abs(code)))
+
+    def clear(self) -> None:
+        """Remove temporary directories that are still there; calling it twice is fine."""
+        if self._codes is not None and not any(self._codes):
+            return
+        for number, (temporary, *_) in enumerate(self._new):
+            if self._codes is None or self._codes[number] < 0:
+                remove_tree(self._directory.place_of(temporary))
 
 
 def look(directory: str, key: str) -> KernelFiles | Rejected:
@@ -257,12 +335,6 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _remove_tree(path: str) -> None:
-    """Remove a temporary directory unless it was renamed, as it is nearly always."""
-    if os.path.lexists(path):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -282,16 +354,6 @@ def _leads_here(path: str, directory: str, name: str) -> bool:
         return os.path.samefile(path, os.path.join(directory, name))
     except OSError:
         return False
-
-
-def _write_file(path: str, data: bytes | memoryview, folder: int | None = None) -> None:
-    fd = os.open(path, _CREATE_FILE, 0o666, dir_fd=folder)
-    try:
-        done = os.write(fd, data) if data else 0
-        while done < len(data):
-            done += os.write(fd, memoryview(data)[done:])
-    finally:
-        os.close(fd)
 
 
 def _temporary_name(prefix: str) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads one kernel directory as Triton left it: `read_kernel` returns `KernelFiles`, complete and from one compile, or `Rejected`.
 
-Collecting and packing read directories with it; restores read what is in place already, and ask `check_kernel_files` before they
-write whether Triton could read the result.
+Collecting and packing read directories with it; restores read what is in place already, and ask `why_unreadable` before they write
+whether Triton could read the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bundler.errors import UnsafeName
 from bundler.format import names
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, Limits
-from bundler.format.metadata import METADATA_BYTES, parse_metadata
+from bundler.format.metadata import METADATA_BYTES, parse_metadata, read_head
 from bundler.format.summary import count
 from bundler.lifecycle import elf
 
@@ -239,6 +239,29 @@ def check_kernel_files(
     if unusable is not None:
         return Rejected(f"{binaries[0]} is {unusable}")
     return kernel
+
+
+def why_unreadable(key: str, binary: tuple[str, bytes | memoryview], metadata: tuple[str, bytes]) -> str | None:
+    """Return why Triton could not read a kernel, as `check_kernel_files` says; None when it could.
+
+    Args:
+        key: the kernel key.
+        binary, metadata: name and bytes of the two files that a hit needs.
+    """
+    head = read_head(metadata[1])
+    if head is not None and _is_hash_of(key, head.hash):
+        expected = names.BINARY_KIND_OF_BACKEND.get(head.target.backend)
+        if (expected is None or binary[0].endswith(f".{expected}")) and elf.why_unusable(binary[1]) is None:
+            return None
+    checked = check_kernel_files(key, {binary[0]: bytes(binary[1]), metadata[0]: metadata[1]})
+    return checked.reason if isinstance(checked, Rejected) else None
+
+
+def _is_hash_of(key: str, text: str) -> bool:
+    try:
+        return names.is_key_of(key, bytes.fromhex(text))
+    except ValueError:
+        return False
 
 
 def _shown(value: object) -> str:

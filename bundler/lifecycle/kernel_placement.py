@@ -7,91 +7,131 @@ Triton's cache manager (`bundler/integrations/lookup_engine.py`), which waits fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import names, sentinel
 from bundler.format.bundle import Bundle, Keep
-from bundler.format.digest import digest_raw
+from bundler.format.digest import check_digest, digest_raw
 from bundler.format.entries import Artifact, Kernel
-from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome
-from bundler.lifecycle.kernel_directory import Rejected, check_kernel_files
+from bundler.format.metadata import check_metadata_size
+from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome, ReadyKernel
+from bundler.lifecycle.kernel_directory import Rejected, why_unreadable
+from bundler.lifecycle.kernel_writer import Buffer
 from bundler.lifecycle.restore_options import Trust
 from bundler.toolchain import identity
 
+_BINARY_ENDINGS = tuple(f".{kind}" for kind in sorted(names.BINARY_KINDS))
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 
 
-@dataclass(frozen=True)
+class WantedKernel(NamedTuple):
+    """What is read of a kernel; the digests can be fetched beforehand.
+
+    Attributes:
+        kernel: which.
+        artifacts: those of its files that are wanted, in Triton's order.
+        digests: the raw digest of each.
+    """
+
+    kernel: Kernel
+    artifacts: Sequence[Artifact]
+    digests: Sequence[bytes]
+
+    @classmethod
+    def of(cls, kernel: Kernel, keep: Keep) -> WantedKernel:
+        """Return what `keep` asks for."""
+        artifacts = sorted(kernel.launch_set if keep == "launch" else kernel.artifacts, key=_triton_order)
+        return cls(kernel, artifacts, [digest_raw(artifact.digest) for artifact in artifacts])
+
+
 class StoredKernel:
     """A kernel with its verified bytes, as the bundle stores them: paths are sentinels.
 
     Attributes:
+        kernel: which.
         files: name -> bytes, in Triton's order.
         with_paths: those of the files that hold a path.
+        metadata: the metadata as the bundle stores it.
     """
 
-    kernel: Kernel
-    files: Mapping[str, bytes | memoryview]
-    with_paths: tuple[Artifact, ...]
+    __slots__ = ("_binary_name", "_checked", "_metadata_name", "files", "kernel", "metadata", "with_paths")
+
+    def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer]) -> None:
+        self.kernel = wanted.kernel
+        self.files: dict[str, Buffer] = {}
+        with_paths = []
+        for artifact, data in zip(wanted.artifacts, blobs, strict=True):
+            name = artifact.filename
+            self.files[name] = data
+            if artifact.spans:
+                with_paths.append(artifact)
+            if name.endswith(".json"):
+                self._metadata_name = name
+            elif name.endswith(_BINARY_ENDINGS):
+                self._binary_name = name
+        self.with_paths = tuple(with_paths)
+        self.metadata = bytes(self.files[self._metadata_name])
+        self._checked = False
 
     @classmethod
-    def read(cls, bundle: Bundle, kernel: Kernel, keep: Keep) -> StoredKernel:
+    def read(cls, bundle: Bundle, wanted: WantedKernel) -> StoredKernel:
         """Read and verify a kernel's files.
 
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
-        files: dict[str, bytes | memoryview] = {}
-        artifacts = sorted(_kept(kernel, keep), key=lambda artifact: names.artifact_order(artifact.filename))
-        for artifact in artifacts:
-            data = bundle.view_blob(digest_raw(artifact.digest), artifact.filename)
-            # What is looked into is small; IR, which is only written, is not copied.
-            files[artifact.filename] = bytes(data) if artifact.kind in names.LAUNCH_KINDS else data
-        return cls(kernel, files, tuple(artifact for artifact in artifacts if artifact.spans))
+        blobs = bundle.blobs.view_blobs(wanted.digests)
+        if not bundle.blobs.verified:
+            for artifact, digest, data in zip(*wanted[1:], blobs, strict=True):
+                check_digest(data, digest, artifact.filename)
+        return cls(wanted, blobs)
 
-    @property
-    def metadata(self) -> bytes:
-        """The metadata as the bundle stores it."""
-        return bytes(self.files[self.kernel.metadata.filename])
-
-    def files_for(self, directory: str, triton_dir: str | None) -> Files:
-        """Return the files as they are written below a cache directory.
+    def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
+        """Return what is written below a cache directory.
 
         Args:
             directory: the cache directory.
             triton_dir: where Triton is installed, None when it is not.
 
         Raises:
-            FormatError: Triton could not read them there.
+            FormatError: Triton could not read it there.
         """
-        localized = {
-            artifact.filename: localize(artifact, bytes(self.files[artifact.filename]), directory, triton_dir)
-            for artifact in self.with_paths
-        }
-        files = {**self.files, **localized}
-        launch = {artifact.filename: bytes(files[artifact.filename]) for artifact in self.kernel.launch_set}
-        checked = check_kernel_files(self.kernel.key, launch)
-        if isinstance(checked, Rejected):
-            raise FormatError(checked.reason, key=self.kernel.key)
-        return files
+        files: Files = self.files
+        if self.with_paths:
+            files = dict(files)
+            for artifact in self.with_paths:
+                files[artifact.filename] = localize(artifact, bytes(files[artifact.filename]), directory, triton_dir)
+        self._check(files)
+        return ReadyKernel(
+            self.kernel.key, files, self.metadata, tuple([artifact.filename for artifact in self.with_paths])
+        )
+
+    def _check(self, files: Files) -> None:
+        """Raise `FormatError` when Triton could not read these files, which differ in paths alone from those for other directories."""
+        metadata = bytes(files[self._metadata_name])
+        check_metadata_size(len(metadata), self._metadata_name)
+        if not self._checked:
+            reason = why_unreadable(
+                self.kernel.key, (self._binary_name, files[self._binary_name]), (self._metadata_name, metadata)
+            )
+            if reason is not None:
+                raise FormatError(reason, key=self.kernel.key)
+            self._checked = True
 
 
-def kept_digests(kernel: Kernel, keep: Keep) -> list[bytes]:
-    """Return the raw digests of the files that `StoredKernel.read` reads, to fetch them beforehand."""
-    return [digest_raw(artifact.digest) for artifact in _kept(kernel, keep)]
-
-
-def _kept(kernel: Kernel, keep: Keep) -> tuple[Artifact, ...]:
-    return kernel.launch_set if keep == "launch" else kernel.artifacts
+def _triton_order(artifact: Artifact) -> tuple[int, str]:
+    return names.artifact_order(artifact.filename)
 
 
 def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
     """Return why a kernel needs more trust than it is given, None when it does not."""
     # Triton loads a library from the directory of its own key, and any bundle can call that directory a kernel.
-    holds_code = keep == "all" and any(artifact.kind == "so" for artifact in kernel.artifacts)
-    return NEEDS_TRUST if holds_code and trust != "code" else None
+    if keep == "launch" or trust == "code":
+        return None
+    return NEEDS_TRUST if any(artifact.filename.endswith(".so") for artifact in kernel.artifacts) else None
 
 
 def localize(artifact: Artifact, data: bytes, directory: str, triton_dir: str | None) -> bytes:
@@ -111,10 +151,12 @@ class Placed:
     Attributes:
         outcome: how it came there.
         size_bytes: what was written.
+        files: the paths of its files by name, which Triton is told; None where the directory may hold another build of it.
     """
 
     outcome: Outcome
     size_bytes: int
+    files: Mapping[str, str] | None
 
 
 def place_kernel(
@@ -142,11 +184,14 @@ def place_kernel(
     untrusted = why_not_trusted(kernel, keep, trust)
     if untrusted is not None:
         return Rejected(untrusted)
-    bundle.blobs.prefetch(kept_digests(kernel, keep))
+    wanted = WantedKernel.of(kernel, keep)
+    bundle.blobs.prefetch(wanted.digests)
     try:
-        stored = StoredKernel.read(bundle, kernel, keep)
-        files = stored.files_for(directory.path, identity.triton_dir() if stored.with_paths else None)
+        stored = StoredKernel.read(bundle, wanted)
+        ready = stored.ready_for(directory.path, identity.triton_dir() if stored.with_paths else None)
     except (DigestMismatch, FormatError, NotFound) as error:
         return Rejected(error.message)
-    outcome = directory.publish(kernel.key, files, stored.metadata)
-    return Placed(outcome, 0 if outcome == "present" else sum(map(len, files.values())))
+    outcome = directory.publish(ready)
+    if outcome == "present":
+        return Placed(outcome, 0, None)
+    return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})

@@ -16,8 +16,9 @@ from bundler.format.candidate_timings import Tuning
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.summary import count
 from bundler.lifecycle.collection import add_spool, collect_sightings, merge_reasons
+from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
-from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, DirectoryWatch, Sightings
+from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, Sightings
 from bundler.lifecycle.tuning_directory import tuning_listeners, with_tunings
 from bundler.toolchain import inductor_tuners, instances, loaded_kernels
 from bundler.toolchain.child_recording import ChildSpool

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`restore`: bundle -> cache directory, where the next process finds its kernels without compiling.
 
-`Restoration` is one restore: it follows a `RestorePlan`, and publishes through a `CacheDirectory` for each directory.  Called by users,
+`Restoration` is one restore: it follows a `RestorePlan`, and publishes through a `PlacementQueue`, into a `CacheDirectory` each.  Called by users,
 by `Store.restore`, by the build service and, for a tag at the start of a session, by `bundler/integrations/kernel_lookup.py`.
 """
 
@@ -16,19 +16,21 @@ from dataclasses import dataclass, field
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
+from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary, Kernel
 from bundler.lifecycle import rekeyed_kernels as rekeying
-from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome
-from bundler.lifecycle.kernel_placement import StoredKernel, kept_digests
+from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, ReadyKernel
+from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.tuning_directory import place_tunings
 from bundler.toolchain import directories, helper_libraries
 
 # From a store far away one thread fetches a run while this one writes another; what was fetched and not yet written is in
-# memory, which this bounds.  Otherwise one thread does all: decoding, hashing and writing are thousands of short calls, and threads lose
-# more by handing the interpreter lock over between them than a second core gains.
+# memory, which this bounds.  Otherwise one thread reads and verifies: those are thousands of short calls, and threads lose more by
+# handing the interpreter lock over between them than a second core gains.
 RUNS_AHEAD = 1
 
 
@@ -106,22 +108,23 @@ class _Tally:
         self.skipped.append((name, error.message))
         self.damaged.append(name)
 
-    def placed(self, stored: StoredKernel, files: Files, outcome: Outcome) -> None:
-        key = stored.kernel.key
-        self.outcomes[key] = _worst(self.outcomes.get(key), outcome)
+    def placed(self, kernel: ReadyKernel, outcome: Outcome) -> None:
+        key = kernel.key
+        self.outcomes[key] = _worst(self.outcomes[key], outcome) if key in self.outcomes else outcome
         if outcome != "present":
-            self.wrote(len(files) + 1, sum(map(len, files.values())))
-            self.rewritten |= {f"{key}/{artifact.filename}" for artifact in stored.with_paths}
+            self.files += len(kernel.files) + 1
+            self.bytes += kernel.size_bytes
+            self.rewritten.update([f"{key}/{name}" for name in kernel.rewritten])
 
     def wrote(self, files: int, size: int) -> None:
         self.files += files
         self.bytes += size
 
 
-def _worst(one: Outcome | None, two: Outcome) -> Outcome:
+def _worst(one: Outcome, two: Outcome) -> Outcome:
     """A kernel that goes to several directories counts as repaired, else restored, if it was that anywhere."""
     order: tuple[Outcome, ...] = ("present", "restored", "repaired")
-    return two if one is None else max(one, two, key=order.index)
+    return max(one, two, key=order.index)
 
 
 class Restoration(RestorePlan):
@@ -149,20 +152,28 @@ class Restoration(RestorePlan):
         return report
 
     def _kernels(self) -> None:
-        wanted = self._wanted_kernels()
-        for root in {root for kernel in wanted for root in self._roots(kernel)}:
+        kernels = self._wanted_kernels()
+        for root in {root for kernel in kernels for root in self._roots(kernel)}:
             self._place(root)
-        runs = self._runs(wanted)
-        for run in self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs):
-            self._publish_all(run)
+        runs = self._runs(kernels)
+        queue = PlacementQueue(self.tally.placed)
 
-    def _fetched(self, run: list[Kernel]) -> list[Kernel]:
-        self.bundle.blobs.prefetch([digest for kernel in run for digest in kept_digests(kernel, self.options.keep)])
-        return run
+        def place_all() -> None:
+            for run in self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs):
+                for wanted in run:
+                    self._enqueue(wanted, queue)
+            queue.finish()
 
-    def _fetched_ahead(self, runs: Iterable[list[Kernel]]) -> Iterator[list[Kernel]]:
+        cleaned_up(place_all, queue.close)
+
+    def _fetched(self, run: list[Kernel]) -> list[WantedKernel]:
+        wanted = [WantedKernel.of(kernel, self.options.keep) for kernel in run]
+        self.bundle.blobs.prefetch([digest for one in wanted for digest in one.digests])
+        return wanted
+
+    def _fetched_ahead(self, runs: Iterable[list[Kernel]]) -> Iterator[list[WantedKernel]]:
         """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next ones."""
-        ready: deque[Future[list[Kernel]]] = deque()
+        ready: deque[Future[list[WantedKernel]]] = deque()
         with ThreadPoolExecutor(1) as reader:
             try:
                 for run in runs:
@@ -174,18 +185,17 @@ class Restoration(RestorePlan):
             finally:
                 reader.shutdown(wait=False, cancel_futures=True)
 
-    def _publish_all(self, run: list[Kernel]) -> None:
-        for kernel in run:
-            try:
-                stored = StoredKernel.read(self.bundle, kernel, self.options.keep)
-                # For every directory before any is written: a kernel that Triton could not read in one goes to none.
-                placed = {root: stored.files_for(root, self.triton_dir) for root in self._roots(kernel)}
-            except (DigestMismatch, FormatError, NotFound) as error:
-                self.tally.spoiled(kernel.key, error)
-                continue
-            for root, files in placed.items():
-                outcome = self.places[root].publish(kernel.key, files, stored.metadata)
-                self.tally.placed(stored, files, outcome)
+    def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
+        roots = self._roots(wanted.kernel)
+        try:
+            stored = StoredKernel.read(self.bundle, wanted)
+            # For every directory before any is written: a kernel that Triton could not read in one goes to none.
+            ready = [stored.ready_for(root, self.triton_dir) for root in roots]
+        except (DigestMismatch, FormatError, NotFound) as error:
+            self.tally.spoiled(wanted.kernel.key, error)
+            return
+        for root, one in zip(roots, ready, strict=True):
+            queue.add(self.places[root], one)
 
     def _companions(self) -> None:
         for entry in self._fetched_companions():

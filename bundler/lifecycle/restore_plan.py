@@ -37,6 +37,7 @@ NOTHING_TO_RESTORE = "nothing can be restored from it; with --allow-empty, or al
 DEVICES = 128
 # Anything else that calls itself a tuning file could be a program.
 _TUNED = (names.AUTOTUNE_SUFFIX, names.BEST_CONFIG_SUFFIX)
+_NOTHING_SEEN = Observation()
 _OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
 
 
@@ -77,6 +78,7 @@ class RestorePlan:
         self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
+        self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
 
     def _wanted_kernels(self) -> list[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
@@ -143,7 +145,13 @@ class RestorePlan:
 
     def _roots(self, kernel: Kernel) -> list[str]:
         """Cache directories that this kernel goes to."""
-        seen = self.bundle.observed.kernels.get(kernel.key, Observation())
+        seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
+        places = (seen.devices, seen.layouts)
+        if places not in self._known_roots:
+            self._known_roots[places] = self._roots_of(seen)
+        return self._known_roots[places]
+
+    def _roots_of(self, seen: Observation) -> list[str]:
         if self.base is not None:
             return self._device_roots(seen.devices) if self.inductor else [self.base]
         roots = self._device_roots(seen.devices) if "inductor" in seen.layouts else []

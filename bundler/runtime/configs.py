@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Config`: one candidate of a kernel, as a value whose identity is everything that reaches the compiler."""
+"""`Config`: one candidate of a kernel, as a value whose identity is everything that reaches the compiler.
+
+Rules and users make them; the tuner compiles, measures and records them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from bundler.toolchain.encoding import encode_value
 DEFAULT_WARPS, DEFAULT_STAGES, DEFAULT_CTAS = 4, 3, 1
 _LEAST = {"num_warps": 1, "num_stages": 0, "num_ctas": 1, "maxnreg": 1}
 _FIELDS = frozenset(_LEAST)
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +205,7 @@ class Config:
 
 
 def unique(configs: Iterable[Config]) -> list[Config]:
-    """Return the configs in their order, each once; the first of equal ones stays."""
+    """Return the configs in their order, each once; of equal ones the first."""
     return list(dict.fromkeys(configs))
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grid as the caller writes it, as three numbers within what a device can launch."""
+"""`checked`: a grid as the caller writes it, as three numbers within what a device can launch.
+
+Every launch goes through it: of a `StaticKernel`, a `Handle`, a tuned kernel and a heuristic's grid.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many bytes an object of each kind may have as it is stored.
 
-Who reads a store asks for no more than that, so that a damaged or hostile store cannot fill the memory.  Called wherever the store
-reads objects.
+Readers ask for no more than that, so that a damaged or hostile store cannot fill the memory.  Every module of this room that reads
+objects calls it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bundler.backends.port import OBJECT_LIMIT
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.store import store_layout
 
-# Bounds what a reader keeps of one dictionary; a larger unit is compressed alone, and is in none.
+# The largest dictionary that a reader keeps; a unit that is larger is compressed alone and becomes part of no dictionary.
 DICTIONARY_BYTES = MIB
 
 
@@ -30,7 +30,7 @@ def of_key(key: str, limits: Limits = DEFAULT_LIMITS) -> int:
         return store_layout.sealed_bytes(DICTIONARY_BYTES)
     if key.startswith(f"{store_layout.RECORDS}/"):
         return store_layout.RECORD_BYTES
-    # Never less than others may have, who have higher limits.
+    # At least `OBJECT_LIMIT`, since the writer may have had higher limits than this reader.
     return max(OBJECT_LIMIT, store_layout.sealed_bytes(limits.manifest_bytes))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`BundleStore`: push and pull bundles, and give them tags.
 
-`bundler.lifecycle.machine_store.Store`, which users open, inherits from it; listing, checking and pruning are done by `Maintenance`.
+`bundler/lifecycle/machine_store.py` derives `Store` from it, which users open; listing, checking and pruning are done by `Maintenance`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bundler.store.store_reports import PruneReport, PushReport, StoreStats, Tag
 
 PushMode = Literal["merge", "replace", "create"]
 MODES = ("merge", "replace", "create")
-# Each lost race means that another push succeeded; so many in a row for one tag is no race any more.
+# Each lost race means that another push succeeded; so many in a row for one tag mean that something is wrong with the store.
 SWAP_ATTEMPTS = 100
 _log = logging.getLogger("bundler.store")
 
@@ -93,7 +93,7 @@ class BundleStore:
         Raises:
             ConfigError: not a tag, or another mode.
             EmptyBundle: there is nothing in the bundle; nothing is sent, and the tag names what it named.
-            FormatError: what the tag says is damaged or of a newer version; `replace` does not mind.
+            FormatError: what the tag says is damaged or of a newer version; not with `replace`.
             UnsupportedVersion: the bundle has features that we can read but not write.
             MergeConflict: with `create`, the tag is set; with `merge`, one key stands for two kernels.
             StoreFull, AccessDenied, StoreUnavailable: it could not be stored; push again.  The tag names what it named
@@ -241,7 +241,7 @@ class BundleStore:
         except (NotFound, DigestMismatch) as error:
             with store_errors(self.name):
                 if self._backend.exists([current]):
-                    raise  # it came damaged, and may yet come whole
+                    raise  # the manifest is there: it may have been damaged on its way here, and arrive whole the next time
             # A tag without its manifest names nothing that could be merged; the push repairs it.
             _log.warning("%s: tag %s is dangling and is set anew: %s", self.name, tag, error)
             return bundle
@@ -287,7 +287,7 @@ class BundleStore:
 
     def _look(self, units: Mapping[str, store_layout.Unit], others: list[str], sent: _Sent) -> set[str]:
         """Return which of these objects are there, marked as in use; asked in batches."""
-        if self._backend.reads_are_cheap:  # and are read, so that a batch is one of bytes
+        if self._backend.reads_are_cheap:  # then `_present` reads the objects, so batches are bounded by bytes
             asked = [others, *([unit.key for unit in batch] for batch in unit_batches(units.values()))]
         else:
             asked = list(batches([*others, *units], store_layout.BATCH_KEYS))
@@ -312,11 +312,11 @@ class BundleStore:
             try:
                 yield unit.key, packing.seal(unit, _payload(bundle, unit))
             except NotFound as error:
-                # Merged from a tag whose unit is gone: readers skip that kernel until somebody who has it pushes again.
+                # The tag that was merged names a unit that is gone.  Readers skip its kernel until a process that has it pushes again.
                 _log.warning("%s: %s is dangling: %s", self.name, unit.key, error)
 
     def _put(self, values: dict[str, bytes], units: Mapping[str, store_layout.Unit]) -> None:
-        """Store objects, and where that is cheap read them back: no tag is to name what did not arrive whole."""
+        """Store objects, and read them back where that is cheap, so that no tag names an object that did not arrive whole."""
         with store_errors(self.name):
             self._backend.put(values)
         if self._backend.reads_are_cheap:
@@ -329,7 +329,7 @@ class BundleStore:
         with store_errors(self.name):
             if not self._backend.reads_are_cheap:
                 return self._backend.claim(keys)
-            # Before we look: a prune that runs now removes nothing that we then find.
+            # Touched before they are read: a prune that runs meanwhile then removes none of them.
             self._backend.touch(keys)
             known = [units[key] for key in keys if key in units]
             found = self._backend.get_within(bounds.of_keys(keys, self._limits) | bounds.of_units(known))
@@ -388,7 +388,7 @@ def _payload(bundle: Bundle, unit: store_layout.Unit) -> bytes:
 
 
 def _without(held: Bundle, bundle: Bundle) -> Bundle:
-    """Return what a tag held but for the entries that a bundle brings."""
+    """Return the content of a tag without the entries that a bundle has too."""
     brought = {entry_name(entry) for entry in bundle.content.entries}
     kept = [entry for entry in held.content.entries if entry_name(entry) not in brought]
     return Bundle(Content.of(kept, held.tuning_records), held.observed, held.blobs)

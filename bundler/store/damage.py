@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the store does about a damaged object: it asks once more, then removes the object, so that the next push sends it again.
 
-`checked` does this around any check; `quarantine` removes.  Called wherever the store reads objects.
+`checked` does this around any check; `quarantine` removes.  Every module of this room that reads objects calls them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def checked(
         backend, name: the store.
         key, value: the object as the store gave it.
         check: raises `DigestMismatch` or `FormatError` for a damaged value.
-        removable: for which of these it is removed; what is over a limit of ours stays.
+        removable: the errors for which the object is removed; one that is only over a limit of this reader stays.
     """
     try:
         return check(value)

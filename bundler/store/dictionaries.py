@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dictionaries: bytes that many units have in common, stored once.
+"""`Packing`, `Dictionaries`: dictionaries are bytes that many units have in common, stored once.
 
 A unit that is compressed alone is ten times as large as its share of a bundle file: within one kernel little repeats, but two
 kernels have much in common.  So a push to a store that is far away looks at the units that it sends of one family (the launch
@@ -29,15 +29,15 @@ from bundler.store.damage import DAMAGED, checked
 from bundler.store.error_translation import store_errors
 
 _KEY = re.compile(store_layout.DICTIONARIES + r"/[0-9a-f]{64}")
-# So many units of a family are looked at, evenly spaced; fewer than the least are not worth one.
+# So many units of a family are sampled, evenly spaced; a family of fewer than the least gets no dictionary.
 SAMPLES, LEAST_SAMPLES = 64, 4
 SAMPLED_BYTES = 16 * MIB
-# A sample that is still so much of its size alone is something new, and belongs into the dictionary.
+# A sample that the dictionary so far makes no smaller than this part of its own compressed size has content that is new: it is added.
 NEW = 0.5
-# All samples together have to shrink to this, and by so much; measured in docs/cluster.md.
+# A dictionary is worth while when all samples together shrink to this part, and by so many bytes; measured in docs/cluster.md.
 WORTH = 0.8
 LEAST_SAVED_BYTES = 16 * KIB
-# For the choice alone: the sizes at this level rise and fall with those of `store_layout.ZSTD_LEVEL`.
+# The level for comparing sizes, faster than `store_layout.ZSTD_LEVEL`; sizes at the two levels rise and fall together.
 _TRIAL_LEVEL = 3
 KEPT = 16
 
@@ -67,7 +67,7 @@ class Dictionary:
     def serves(self, samples: Sequence[bytes]) -> bool:
         """Tell whether these payloads get enough smaller with it."""
         alone, shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL), self.compressor(_TRIAL_LEVEL)
-        # It is there already, so what it saves need not be much.
+        # The dictionary is stored already, so it costs nothing, and no least saving in bytes is asked for.
         return sum(len(shared.compress(s)) for s in samples) <= WORTH * sum(len(alone.compress(s)) for s in samples)
 
     @staticmethod
@@ -121,7 +121,7 @@ class Dictionaries:
                 self.take(self._backend.get_within(bounds.of_keys(map(store_layout.dictionary_key, wanted))))
 
     def take(self, values: Mapping[str, bytes]) -> None:
-        """Take what the store gave for keys of dictionaries; who needs a damaged one finds it missing."""
+        """Keep dictionaries that the store gave; a damaged one counts as missing."""
         removable = () if self._read_only else DAMAGED
         for key, value in values.items():
             try:
@@ -200,7 +200,7 @@ class Packing:
         return store_layout.seal_with(chosen.digest, self._compressors[unit.family].compress(payload))
 
     def hints(self, families: Collection[str]) -> tuple[store_layout.Hint, ...]:
-        """Return what the tag is to name: the dictionaries of these families, the latest first."""
+        """Return the dictionaries of these families for the tag to name, the latest first."""
         return tuple(hint for hint in self._hints if hint[0] in families)[: store_layout.HINTS]
 
 

@@ -15,7 +15,7 @@ from bundler.backends import backend_errors as theirs
 from bundler.errors import AccessDenied, BundlerError, ConfigError, StoreFull, StoreUnavailable
 from bundler.project import page
 
-# How messages of byte stores that are servers begin, and what joins the names of tiers.
+# The beginning of a message of a byte store that is a server, and the text between the names of tiers.
 _URL = re.compile(r"[a-z+]+://\S*?: ")
 _TIERS = " + "
 _MEANING: dict[type[theirs.BackendError], type[BundlerError]] = {

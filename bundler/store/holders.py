@@ -14,7 +14,7 @@ from bundler.backends.port import Stat
 from bundler.errors import ConfigError
 from bundler.store.store_reports import Held
 
-# Another process may have found an object present and be about to name it in a manifest.
+# For so long nothing is removed: another process may have found an object present, and be about to name it in a manifest.
 GRACE_S = 24 * 3600.0
 TAGS, UNREAD_TAGS, GRACE, AGE, ROOM, USE = "tags", "unread tags", "grace", "older_than", "max_bytes", "use"
 
@@ -40,7 +40,7 @@ class PruneChoice:
     held: tuple[tuple[str, Sequence[Stat]], ...]
 
     def told(self, gone: Collection[str]) -> tuple[Held, ...]:
-        """Return what held what, once it is known what really went: what is left was used in the very moment."""
+        """Return what holds each object that stayed; an object that was to go and is still there was used while the prune ran."""
         used = [stat for stat in self.removed if stat.key not in gone]
         groups = [*self.held, (USE, used)]
         return tuple(Held(by, len(stats), sum(s.size_bytes for s in stats)) for by, stats in groups if stats)
@@ -55,15 +55,15 @@ def choose(
     *,
     blind: bool,
 ) -> PruneChoice:
-    """Return what goes.
+    """Return what is to be removed.
 
     Args:
-        reached: what tags reach.
-        loose: the rest, in the order in which it is to go.
+        reached: objects that tags reach.
+        loose: the others, in the order in which they are to be removed.
         used_s: when each of these was used last.
         now_s: the time, on the same clock.
         wish: what was asked for.
-        blind: a tag cannot be read, so that nothing is known to be loose.
+        blind: a tag cannot be read, so no object is known to be unreached.
     """
     if blind:
         return PruneChoice((), ((TAGS, reached), (UNREAD_TAGS, loose)))

@@ -28,6 +28,7 @@ from bundler.store.holders import GRACE, UNREAD_TAGS, Wish, choose
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
 from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
 
+# Objects read in one call: the larger, the more memory; the smaller, the more round trips.
 READ_AT_ONCE = 64
 # Every kind of object; manifests and records, which name units, come before the units, and so do dictionaries.
 KINDS = (store_layout.MANIFESTS, RECORDS, FILES, store_layout.DICTIONARIES, store_layout.UNITS)
@@ -49,7 +50,7 @@ class Maintenance:
         wanted = {manifest for _, manifest, _ in tagged if manifest is not None}
         with store_errors(self._name):
             stats = [stat for stat in self._backend.list(store_layout.MANIFESTS) if stat.key in wanted]
-        # A tier may have what the listing, which asks the truth, does not know.
+        # The listing asks the farthest tier; a nearer one may have a manifest that was written while that tier was down.
         stats += [Stat(key, store_layout.BATCH_BYTES, 0.0) for key in sorted(wanted - {stat.key for stat in stats})]
         infos = {key: self._tag_info(key, value) for key, value in self._read(stats)}
         for tag, manifest, why in tagged:
@@ -84,7 +85,7 @@ class Maintenance:
 
     def verify(self, *, repair: bool) -> VerifyReport:
         """Read every object, and check that manifests and tags lack nothing."""
-        # Before the objects: what is pushed meanwhile is complete, and none of our business.
+        # Tags are read before objects: a bundle that is pushed meanwhile is complete, and need not be checked.
         tagged = list(self._tagged())
         damaged: dict[str, str] = {}
         sound: set[str] = set()
@@ -151,7 +152,7 @@ class Maintenance:
         )  # fmt: skip
 
     def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float) -> set[str]:
-        """Remove what was not touched meanwhile, each before what it needs; returns what was removed."""
+        """Remove objects that were not touched meanwhile, each before the objects that it needs; returns the keys that were removed."""
         gone: set[str] = set()
         still_needed: set[str] = set()
         for rank in range(_RANKS):
@@ -168,7 +169,7 @@ class Maintenance:
         return gone
 
     def _needed_by(self, stats: list[Stat]) -> dict[str, list[str]]:
-        """Return the units that each of these manifests and records names; one that cannot be read needs none."""
+        """Return the units that each manifest and record names; one that cannot be read counts as needing none."""
         needed = {}
         for key, value in self._read(stats):
             with contextlib.suppress(*DAMAGED):
@@ -176,7 +177,7 @@ class Maintenance:
         return needed
 
     def _dictionaries_needed(self, stats: list[Stat]) -> dict[str, str]:
-        """Return the dictionary that each unit needs; only the units know, so where there are any, all are read."""
+        """Return the dictionary that each unit needs, as the head of the unit says; reads none where there are no dictionaries."""
         if not any(_rank(stat.key) == _DICTIONARY for stat in stats):
             return {}
         heads = (
@@ -186,7 +187,7 @@ class Maintenance:
         return {key: store_layout.dictionary_key(digest) for key, digest in heads if digest is not None}
 
     def _read(self, stats: list[Stat], *, whole: bool = True) -> Iterator[tuple[str, bytes]]:
-        """Yield what is there of these objects, a few at a time, each up to what its kind may have; or the heads of them alone."""
+        """Yield those of these objects that are there, a few at a time, each up to the limit of its kind, or only their heads."""
         limits = bounds.of_keys([stat.key for stat in stats], self._limits)
 
         def expected(stat: Stat) -> int:
@@ -206,7 +207,7 @@ class Maintenance:
         return checked(self._backend, self._name, key, value, check, removable)
 
     def _reached(self) -> tuple[set[str], tuple[tuple[str, str], ...]]:
-        """Return every key that a tag reaches, and of which tags that is not known, and why."""
+        """Return every key that a tag reaches, and (tag, reason) of tags of which it is not known what they reach."""
         reached: set[str] = set()
         unfollowed: list[tuple[str, str]] = []
         for tag, manifest, why, hinted in self._tagged_and_hinted():
@@ -250,7 +251,7 @@ class Maintenance:
         yield from self._read(stats)
 
     def _check(self, key: str, known: dict[str, store_layout.Unit], needed: dict[str, list[str]], value: bytes) -> None:
-        """Check one object; what names units comes first and says what is in them, so that those are checked blob by blob."""
+        """Check one object; manifests and records come before units and say what is in them, so units are checked blob by blob."""
         if _names_units(key):
             units = {unit.key: unit for unit in self._units(key, value)}
             known.update(units)
@@ -291,18 +292,18 @@ class Maintenance:
     ) -> Iterator[tuple[str, str]]:
         bad = self._still_bad({manifest for _, manifest, _ in tagged if manifest is not None} - sound, damaged)
         unsound = [entry for entry in tagged if entry[1] is None or entry[1] in bad]
-        # A tag may have moved on since, and what it named before been pruned.
+        # The tag may have been set anew meanwhile, and the bundle that it named before been pruned.
         still = set(self._tagged()) if unsound else set()
         for tag, manifest, why in unsound:
             if (tag, manifest, why) in still:
                 yield tag, why if manifest is None else f"its manifest {manifest} is missing or damaged"
 
     def _without_units(self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]) -> dict[str, str]:
-        """Return what the manifests and records lack that lack something."""
+        """Return the manifests and records whose units are missing or damaged, each with how many."""
         bad = self._still_bad({unit for units in needed.values() for unit in units} - sound, damaged)
         lacking = {manifest: [unit for unit in units if unit in bad] for manifest, units in needed.items()}
         with store_errors(self._name):
-            # A prune may have removed a manifest, and then its units, since we listed them.
+            # A prune may have removed a manifest and its units since they were listed; then nothing is missing.
             there = self._backend.exists([manifest for manifest, missing in lacking.items() if missing])
         return {
             key: f"{len(lacking[key])} of {count(len(needed[key]), 'unit')} missing or damaged, such as {lacking[key][0]}"
@@ -310,13 +311,13 @@ class Maintenance:
         }
 
     def _still_bad(self, keys: set[str], damaged: Collection[str]) -> set[str]:
-        """Return which of these are damaged or missing; one that we did not find may have been pushed since."""
+        """Return which of these are damaged or still missing: an object that was not found may have been pushed meanwhile."""
         with store_errors(self._name):
             return keys.intersection(damaged) | (keys - self._backend.exists(keys) if keys else set())
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:
-    """Return when each object was used last: a unit as late as any manifest that names it, so that it goes after that."""
+    """Return when each object was used last; a unit not before any manifest that names it, so that the manifest is removed first."""
     used_s = {stat.key: stat.modified_s for stat in stats}
     for manifest, units in needed.items():
         for unit in units:
@@ -334,20 +335,13 @@ def _names_units(key: str) -> bool:
 
 
 def _rank(key: str) -> int:
-    """Return when an object goes among those that were used last at the same time: before what it needs."""
-    if _names_units(key):
-        return 0
-    return (
-        _DICTIONARY
-        if key.startswith(f"{store_layout.DICTIONARIES}/")
-        else _UNIT
-        if key.startswith(f"{store_layout.UNITS}/")
-        else 0
-    )
+    """Return the order of removal among objects that were last used at the same time: each before the objects that it needs."""
+    prefix = "/".join(key.split("/", 2)[:2])
+    return {store_layout.DICTIONARIES: _DICTIONARY, store_layout.UNITS: _UNIT}.get(prefix, 0)
 
 
 def _called(key: str) -> str:
-    """Return what a person calls a manifest or record."""
+    """Return the name of a manifest or record in messages: the digest of its bundle, or the kernel key."""
     return key.removeprefix(f"{RECORDS}/") if _is_record(key) else store_layout.digest_of_manifest(key)
 
 

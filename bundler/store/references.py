@@ -17,10 +17,10 @@ from bundler.store import store_layout
 from bundler.store.error_translation import store_errors
 from bundler.store.store_layout import Hint
 
-#: Of a digest that is not given whole; of ten thousand bundles two share so many with a chance of one in eighty.
+#: The fewest digits of a shortened digest: of ten thousand bundles two begin with the same eight with a chance of one in eighty.
 SHORTEST_DIGEST = 8
 _WHOLE_DIGEST = 64
-# Who gives more digits than this meant to give all.
+# More digits than this are meant as a whole digest, of which some were lost.
 _MOSTLY = 40
 _NEAR_TAGS = 3
 _SHOWN_CANDIDATES = 10
@@ -41,7 +41,7 @@ class References:
     def manifest(self, name: str) -> tuple[str, Sequence[Hint]]:
         """Return the key of the manifest that a tag or digest names, and the dictionaries that a tag names with it.
 
-        A tag wins over the digest that begins as it is called.  Raises as `BundleStore.pull`.
+        A tag wins over a digest that begins with the same characters.  Raises as `BundleStore.pull`.
         """
         if name.startswith(_PREFIX):
             return self._by_digest(name), ()
@@ -57,7 +57,7 @@ class References:
                     f"{self._name}: no tag {name!r}, and no bundle whose digest begins so", tag=name
                 ) from None
         near: tuple[str, ...] = ()
-        with contextlib.suppress(BundlerError):  # that there is no such tag is what counts
+        with contextlib.suppress(BundlerError):  # without suggestions the error still says that there is no such tag
             near = self.near_tags(name)
         raise unknown_tag(self._name, name, near)
 

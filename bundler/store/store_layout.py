@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store holds and under which keys.
+"""`Unit`, `seal`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how each value is encoded.
 
 ::
 
@@ -14,6 +14,8 @@
 Keys begin with the major version of this layout, so that two versions of the library share a store without reading each
 other's objects.  Units are named by the digests of what is in them, however they are compressed: bundles that share kernels
 share units.
+
+Every module of this room reads and writes objects and refs through it.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _MANIFEST = re.compile(MANIFESTS + r"/[0-9a-f]{64}/[0-9a-f]{16}")
 _ALONE, _WITH_DICTIONARY = b"TBV1", b"TBD1"
 _HEAD_BYTES = len(_ALONE) + DIGEST_BYTES
 _FRAME_BYTES = 1024
-#: For which units a dictionary is good, and its digest.
+#: A family of units, and the digest of a dictionary that was good for it lately.
 Hint = tuple[str, bytes]
 HINTS = 16
 # A tag is a few hundred bytes, the last failure of a compile a few thousand.
@@ -111,7 +113,7 @@ def seal_with(dictionary: bytes, frame: bytes) -> bytes:
 
 
 def sealed_bytes(size: int) -> int:
-    """Return the most that a stored value may have whose payload has `size` bytes: zstd adds little to what nothing makes smaller."""
+    """Return the most that a stored value may have whose payload has `size` bytes: zstd adds little to data that it cannot compress."""
     return _HEAD_BYTES + DIGEST_BYTES + size + size // 256 + _FRAME_BYTES
 
 
@@ -126,7 +128,7 @@ def check_seal(value: bytes, key: str, size: int | None = None, *, verified: boo
 
     Raises:
         DigestMismatch: it is damaged.
-        LimitExceeded: it is whole for all we know, but larger than what we read.
+        LimitExceeded: it may be whole, but is larger than this reader takes.
     """
     view = memoryview(value)
     start = _HEAD_BYTES + (DIGEST_BYTES if value.startswith(_WITH_DICTIONARY) else 0)
@@ -201,7 +203,7 @@ def decompress(
         if declared == zstandard.CONTENTSIZE_UNKNOWN:
             raise FormatError(f"{key}: does not say its size", key=key)
         if most_bytes is not None and declared > most_bytes:
-            # No limit that somebody could raise: it is damaged, and is to be removed.
+            # Not a limit that a user could raise: such a value is damaged, and may be removed.
             raise FormatError(f"{key}: declares {declared} bytes, expected {most_bytes} at most", key=key)
         if size is None:
             limits.check("manifest_bytes", declared, key)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of the store's operations, as values: `PushReport`, `VerifyReport`, `PruneReport`, `StoreStats`, `TagInfo`."""
+"""The results of the store's operations, as values: `PushReport`, `VerifyReport`, `PruneReport`, `StoreStats`, `TagInfo`.
+
+`BundleStore` and `Maintenance` return them; the commands `push`, `tags`, `stats`, `verify` and `prune` print them.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ class Held(Summarized):
     """Objects that a prune left, and by what they are held.
 
     Attributes:
-        by: `tags` that reach them; `unread tags` of which nobody knows what they reach; `grace`, used too recently;
+        by: `tags` that reach them; `unread tags`, of which it is not known what they reach; `grace`, used too recently;
             `older_than`, younger than was asked for; `max_bytes`, the store is small enough; `use`, used while the prune ran.
         objects, size_bytes: how many, and their stored bytes.
     """

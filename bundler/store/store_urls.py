@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the byte store that URLs name, as one store or as tiers.
 
-`open_backend` is called by `bundler.open_store`; the commands use the other functions to complete and show URLs.  Only
-`bundler.backends.redis` reads what is particular to a Redis URL.
+`bundler.open_store` calls `open_backend`; the commands use the other functions to complete and show URLs.  Only
+`bundler.backends.redis` reads the parts that only a Redis URL has.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _open_one(url: str, how: Opening, *, alone: bool) -> Backend:
         backend = MemoryBackend()
     else:
         backend = _open_directory(url, parts, how)
-        # As a tier, a directory of an image or of a mount that is only read needs no word about it.
+        # Among tiers, a directory that cannot be written (of an image, a mount) is opened for reading without being asked.
         read_only = read_only or (not alone and _is_fixed(_path(parts)))
     return ReadOnly(backend) if read_only or how.read_only else backend
 
@@ -132,7 +132,7 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
         if timeout_s is None:
             return LocalBackend(path, _MODES[mode])
         backend = bounded(lambda: LocalBackend(path, _MODES[mode]), timeout_s)
-    # As servers have it: a network file system whose server is gone makes whoever asks wait for ever.
+    # Guarded as a server is: a network file system whose server is gone makes every call wait for ever.
     unhurried_s = max(LEAST_UNHURRIED_S, UNHURRIED * timeout_s)
     return Guarded(
         backend, Patience(timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s)
@@ -167,7 +167,7 @@ def _is_sound(key: str, value: bytes) -> bool:
     try:
         check_seal(value, key)
     except LimitExceeded:
-        return True  # whole, and larger than we read: that is for the reader to say
+        return True  # it may be whole, but larger than the reader's limit, which the reader reports
     except (DigestMismatch, FormatError):
         return False
     return True
@@ -243,7 +243,7 @@ def local_directory(url: str) -> str | None:
 
 
 def _split(url: str) -> SplitResult:
-    # The parser drops line breaks, and then means another directory.
+    # `urlsplit` drops line breaks, so the result would be another directory.
     if not url.isprintable():
         raise ConfigError(f"not a store: {url!r:.80} has characters that do not print; expected {_SCHEMES}")
     try:

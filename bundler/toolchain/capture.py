@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the live objects of one compile to data: launch facts, named key parts, toolchain.
+"""`launch_facts`, `key_parts`, `toolchain_of`: from the live objects of one compile to data.
 
-These functions read; a compile that Triton finished, and recomputing its key, are the only code of others that they run.  They
+These functions only read; the one thing that they run of others' code is Triton's own computing of the key.  They
 can be called later than the compile and from another thread, as long as the kernel's source was not edited in between.
+
+Recordings and spooled records are made with them; the tuner and key comparisons use single ones.
 """
 
 from __future__ import annotations

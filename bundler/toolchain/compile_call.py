@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls Triton's compiler for one specialized kernel, given as data, and returns Triton's event of that compile."""
+"""`compile_function`, `compile_ir`: call Triton's compiler for one specialized kernel, given as data, and return its event.
+
+Compile jobs call them; `decode_value` and `type_of`, which make Triton's objects from data, serve whoever reads such data.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
-from bundler.errors import CompileFailed
+from bundler.errors import BundlerError, CompileFailed
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, Path
@@ -34,7 +36,7 @@ def compile_function(
     *,
     helpers_first: bool | None = None,
 ) -> CompileEvent:
-    """Compile a JIT function, or find it in `cache_dir`; what is given is what `specialise` returned.
+    """Compile a JIT function, or find it in `cache_dir`; what is given is what `specialize` returned.
 
     Raises:
         CompileFailed: with the compiler's message, and the line of the source where it says one.
@@ -69,27 +71,16 @@ def compile_ir(text: bytes, name: str, options: Named, target: Target, cache_dir
 def _compile(source: Any, target: Target, options: Named) -> CompileEvent:
     import triton
 
-    thread, heard = threading.get_ident(), list[CompileEvent]()
-
-    def hear(event: CompileEvent) -> None:
-        if event.thread_id == thread:
-            heard.append(event)
-
-    listening.attach(hear)
-    try:
-        chosen = {name: decode_value(value) for name, value in options}
-        triton.compile(source, target=triton_target(target), options=chosen)
-    finally:
-        listening.detach(hear)
-    return heard[-1]
+    chosen = {name: decode_value(value) for name, value in options}
+    return listening.heard(lambda: triton.compile(source, target=triton_target(target), options=chosen))
 
 
 @contextlib.contextmanager
 def _cache(directory: str) -> Iterator[None]:
     """Let Triton keep kernels in a directory, and nowhere else, while the block runs.
 
-    Not by assignment, nor in a scope of Triton's: the first writes TRITON_CACHE_DIR, the second puts TRITON_CACHE_MANAGER back, which
-    another thread may have given back meanwhile.
+    The setting's dictionary is changed, not the setting: an assignment would write TRITON_CACHE_DIR, and a scope of Triton's would
+    restore TRITON_CACHE_MANAGER, which another thread may have changed meanwhile.
     """
     from triton import knobs
 
@@ -107,9 +98,9 @@ def _cache(directory: str) -> Iterator[None]:
 def _told(name: str, line_of: Callable[[Exception], tuple[str, int] | None]) -> Iterator[None]:
     try:
         yield
-    except CompileFailed:
+    except BundlerError:
         raise
-    except Exception as error:  # the compiler raises whatever it likes
+    except Exception as error:  # the compiler may raise anything
         file, line = line_of(error) or (None, None)
         reason = reason_of(error)
         at = f" ({file}:{line})" if file else ""

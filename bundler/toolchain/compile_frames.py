@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's running `compile` call holds in its local variables, read from the call stack.
+"""`find_compile`: what Triton's running `compile` call holds in its local variables, read from the call stack.
 
 Neither the listener nor the cache manager is told the options and environment that the key was made from, and the metadata they
 are told is no substitute: compiler passes overwrite options in it.
+
+The listener and both cache managers call it while Triton compiles.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 _COMPILE = ("compile", "triton.compiler.compiler")
 _DO_COMPILE = ("_do_compile", "triton.runtime.jit")
-# A few wrappers of other people's may stand between `compile` and us; a longer walk would cost every compile.
+# A few wrappers of other programs may stand between `compile` and the listener; a longer walk would cost every compile.
 _MAX_FRAMES = 8
 _MAX_FRAMES_TO_JIT = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CompileFrame:
+class CompileFrame(NamedTuple):
     """Local variables of one `compile` call.
 
     `stages_key` is what a stage inspection hook added to the key, empty without one; `device` is known when the JIT made the call
@@ -39,12 +39,27 @@ class CompileFrame:
 
 def find_compile() -> CompileFrame | None:
     """Return the innermost `compile` call of Triton on this thread's stack; None when none of the nearest frames is one."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the only way to an own caller's frame without a trace
+    frame = _nearest_compile(sys._getframe(1))  # noqa: SLF001  # the only way to an own caller's frame without a trace
+    return _read(frame) if frame is not None else None
+
+
+def find_source() -> str | None:
+    """Return the text whose digest is a part of the key of the kernel that Triton's `compile` has in hand; None when it is not known."""
+    frame = _nearest_compile(sys._getframe(1))  # noqa: SLF001  # as in `find_compile`
+    source = frame.f_locals.get("src") if frame is not None else None
+    return source_text(source) if source is not None else None
+
+
+def source_text(src: Any) -> str | None:
+    """Return the text that the part `source.text` is the digest of; None when there is none."""
+    text = getattr(src.fn, "src", None) if hasattr(src, "fn") else getattr(src, "src", None)
+    return text if isinstance(text, str) else None
+
+
+def _nearest_compile(frame: FrameType | None) -> FrameType | None:
     for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return None
-        if _is(frame, _COMPILE):
-            return _read(frame)
+        if frame is None or _is(frame, _COMPILE):
+            return frame
         frame = frame.f_back
     return None
 
@@ -67,7 +82,7 @@ def _read(frame: FrameType) -> CompileFrame | None:
             device=_device_of_jit(frame.f_back),
         )
     except KeyError:
-        # A Triton whose `compile` names its variables otherwise: better nothing than half.
+        # A Triton whose `compile` has other variables; half of the facts would be worse than none.
         return None
 
 

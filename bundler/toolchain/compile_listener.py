@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listener that Triton calls at each compile and each hit of this process; another program's listener is called too.
+"""`listening`: the listener that Triton calls at each compile and each hit of this process; another program's listener is called too.
 
 ::
 
-    knobs.compilation.listener ──▶ our link ──▶ whoever listened before us
+    knobs.compilation.listener ──▶ our link ──▶ the listener that was there before
                                       └─▶ callbacks (guarded)
+
+Recordings attach callbacks; compile jobs and the tuner run one compile with `heard`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Callback = Callable[[CompileEvent], None]
 class _Link:
     """The object that stands in `knobs.compilation.listener`.
 
-    A link that was cut (`owner` is None) stays wherever somebody else keeps it, and passes on what it hears.
+    Another program may keep a link that was cut (`owner` is None); such a link only passes on what it hears.
     """
 
     __slots__ = ("owner", "previous")
@@ -96,6 +98,30 @@ class Listening:
             self._callbacks = tuple(self._counts)
             if not self._counts:
                 self._cut()
+
+    def heard(self, compile_now: Callable[[], object]) -> CompileEvent:
+        """Run something that compiles or finds a kernel, in this thread, and return the last event of it.
+
+        Raises:
+            RecordingError: nothing was heard: another program replaced the listener and does not call ours.
+        """
+        thread, events = threading.get_ident(), list[CompileEvent]()
+
+        def hear(event: CompileEvent) -> None:
+            if event.thread_id == thread:
+                events.append(event)
+
+        self.attach(hear)
+        try:
+            compile_now()
+        finally:
+            self.detach(hear)
+        if not events:
+            raise RecordingError(
+                "Triton compiled, and its listener was not called: another program put its own in knobs.compilation.listener; "
+                "have that one call the listener that was there before"
+            )
+        return events[-1]
 
     def reset_after_fork(self) -> None:
         """Drop everything that was attached in the parent; for the child only, where no other thread runs."""

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver that declares one target, so that Triton specializes and compiles for a GPU that is not here."""
+"""`declared`: a driver that declares one target, so that Triton specializes and compiles for a GPU that is not here.
+
+Used around every compile and every import of kernels for a given target; `active_driver` says which driver Triton uses in this
+thread.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from bundler.errors import RecordingError
 from bundler.format.entries import Target
 from bundler.project import install
 
-# Triton has one active driver a process, so who declares another takes turns.
+# Triton has one active driver a process, so threads that declare another one take turns.
 declaring = threading.RLock()
 _DEVICE = 0
 _GFX = re.compile(r"gfx(\d+)([0-9a-f])[0-9a-f]")
@@ -30,7 +34,7 @@ class DeclaredDriver:
     Stands where Triton's driver object stands; a plain Triton without a GPU raises "0 active drivers" there.
 
     Attributes:
-        refused: what it was asked for and does not know, in order; who asked may have gone on with a guess.
+        refused: names that it was asked for and does not know, in order; the module that asked may have gone on with a guess.
     """
 
     def __init__(self, target: Target) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds, in all that a compiler printed, the one line that says why it refused."""
+"""`telling_line`, `reason_of`: find, in all that a compiler printed, the one line that says why it refused.
+
+Errors of compiles, in this process and in workers, take their reason from it.
+"""
 
 from __future__ import annotations
 

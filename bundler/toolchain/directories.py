@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Triton and Inductor look for compiled kernels at this moment.
+"""`triton_cache_dir`, `inductor_cache_dir`: where Triton and Inductor look for compiled kernels at this moment.
 
-Their own rules, without importing them, creating a directory or writing the environment.  Everything is read at each call: both
-programs do so too, and users change these settings while a process runs.
+The rules are Triton's and Inductor's, applied without importing them, making a directory or writing the environment.  Everything is
+read at each call, as both do, since users change these settings while a process runs.
+
+Restores, recordings, sessions, the tuner and the compile service ask it where kernels are or go.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine code of a device binary as text, by the disassembler that Triton or the GPU's vendor installed."""
+"""`disassemble`: the machine code of a device binary as text, by the disassembler that Triton or the GPU's vendor installed.
+
+The command `show` of the command line calls it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from bundler.format.entries import Target
 from bundler.format.summary import printable
 from bundler.toolchain.ptxas import candidates
 
-# A large kernel takes seconds.  The binary is whoever's who made the bundle: a tool that hangs on it must not hang us.
+# A large kernel takes seconds.  The binary may come from anybody: a tool that hangs on it must not hang this process.
 _TIMEOUT_S = 120
 _SAID_CHARACTERS = 300
 # Triton's wheel for NVIDIA brings both.  The first prints code alone; the second finds the first beside itself.
@@ -80,7 +83,7 @@ def _run(command: list[str], binary: bytes) -> tuple[str, str]:
             return "", f"{name}: {error}"
         said = done.stderr.decode("utf-8", "replace").replace(file.name, "the binary").strip().splitlines()
     if done.returncode or not done.stdout.strip():
-        # Warnings come before what ends it, and the frames of a crash after.
+        # The line with the error: warnings come before it, and the frames of a crash after it.
         worst = next((line for line in said if any(word in line.lower() for word in ("error", "fatal"))), "")
         return "", f"{name}: {printable(worst or (said or ['it printed nothing'])[0])[:_SAID_CHARACTERS]}"
     return done.stdout.decode("utf-8", "replace"), ""

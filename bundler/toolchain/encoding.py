@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of Triton's own types as tagged data, and as the text that stands in a key part."""
+"""`encode_value`, `render`: values of Triton's own types as tagged data, and as the text that stands in a key part.
+
+Whatever records a compile or a config encodes its values here; `portable_value` replaces Triton's install directory in them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from bundler.format.sentinel import PLACEHOLDERS, TRITON_DIR
 from bundler.toolchain.identity import triton_dir
 
 TRITON_DIR_TEXT = PLACEHOLDERS[TRITON_DIR].decode()
-# Launch facts hold a value inside three arrays, and what is inside its innermost array counts as a level too.
+# Launch facts hold a value inside three arrays, and the content of its innermost array counts as a level too.
 _VALUE_DEPTH = DEFAULT_LIMITS.depth - 4
-# Of an object without an encoding; a text with a memory address is another one in each process.
+# The text of an object without an encoding may hold a memory address, which differs in each process.
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
@@ -103,7 +106,7 @@ def render(value: Value, obj: Any = None) -> str:
     match value.tag:
         case "jit":
             name, key = value.payload
-            return f"{name.partition(':')[2]}#{key}"  # not the module: a script is `__main__`, imported it is not
+            return f"{name.partition(':')[2]}#{key}"  # without the module: the same file is `__main__` when run and has its name when imported
         case "float":
             return repr(struct.unpack(">d", value.payload)[0])
         case "tuple" | "list" | "dict" | "constexpr":

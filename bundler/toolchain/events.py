@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CompileEvent`: one kernel that was compiled or found, as the listener and the search of loaded kernels report it."""
+"""`CompileEvent`: one kernel that was compiled or found, as the listener and the search of loaded kernels report it.
+
+Recordings and compile jobs turn it into data with `capture.py`; `kernel_key` and `kernel_hash` convert between the two forms of a
+key.
+"""
 
 from __future__ import annotations
 

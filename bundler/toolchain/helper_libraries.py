@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a helper library is built of, whatever key this release and this machine give it.
+"""`origin_here`, `other_keys`: what a helper library is built of, and under which keys this machine's Triton may ask for it.
 
 Triton builds `cuda_utils` and launchers with the C compiler.  Their keys differ by release, and since 3.9 they hold absolute include
 and library directories: the same source has another key where Triton is installed elsewhere.
+
+The cache managers note the origin when a library is built; restores and sessions place a recorded library under its other keys
+too.
 """
 
 from __future__ import annotations
@@ -17,11 +20,10 @@ from types import FrameType
 from bundler.toolchain.events import kernel_key
 from bundler.toolchain.identity import extension_suffix, installed_triton, triton_dir
 
-LIBRARY_SUFFIXES = (".so", ".pyd")
 _BUILD_MODULE = "triton.runtime.build"
 _BUILDERS = frozenset({"compile_module_from_src", "_compile_so"})
 _MAX_FRAMES = 8
-# What `platform.architecture()` says of how a program is linked on Linux: with the program `file`, and without.
+# What `platform.architecture()` says of linkage on Linux: where the program `file` is installed, and where it is not.
 _LINKAGES = ("ELF", "")
 
 
@@ -47,7 +49,7 @@ def _origin(frame: FrameType) -> str | None:
         return None
     digest = hashlib.sha256(source.encode() if isinstance(source, str) else source)
     built_with = [name, *(repr(local.get(argument)) for argument in ("language", "libraries", "ccflags"))]
-    # Not all of `platform.architecture()`: it asks the program `file`, where there is one.
+    # Only the first value of `platform.architecture()`: the second depends on whether the program `file` is installed.
     for text in (*built_with, platform.machine(), platform.system(), platform.architecture()[0], extension_suffix()):
         digest.update(b"\0" + text.encode())
     return digest.hexdigest()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who compiles here: Triton's release and binary, its ptxas, and the facts about this machine that are written down beside a bundle."""
+"""`installed_triton`, `environment`: who compiles here: Triton's release and binary, and facts about this machine to note beside a bundle.
+
+Whatever makes a bundle or compares a kernel with this machine asks it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of a call that is only imagined: what a build file says of them, and objects that stand in for them.
+"""`stand_in`: arguments of a call that nobody makes: a build file describes them, and objects stand in for them.
 
 ====================================  ==================================================================================
 spec                                  stands for
@@ -17,6 +17,9 @@ spec                                  stands for
 ====================================  ==================================================================================
 
 A tuple of specs stands for a tuple.  What a call with such arguments is specialized on, only Triton says.
+
+Declarations and build plans check specs with it, `jit_specialization` calls the JIT with the objects, and retargeting turns
+recorded calls back into specs.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ _BITS = {
     "i16": 16,
     "u16": 16,
 }
-# Python numbers that Triton takes for each type: neither 1 nor a multiple of 16, and a multiple of 16.
+# Python numbers for which Triton chooses each type: one that is neither 1 nor a multiple of 16, and a multiple of 16.
 _NARROW = (17, 16)
 _WIDE = {"i64": ((1 << 40) + 1, 1 << 40), "u64": ((1 << 63) + 1, 1 << 63)}
 _UNALIGNED, _ALIGNED = 8, 16
@@ -132,7 +135,7 @@ def _descriptor(element: str, block: list[int]) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     base = StandInTensor(element, aligned=True, large=False)
-    # Shape and strides are no part of what is specialized on; these are legal for each block and element.
+    # Triton does not specialize on shape and strides; these are legal for every block and element.
     strides = [1 << 10 * (len(block) - 1 - axis) for axis in range(len(block))]
     return TensorDescriptor(base, [1 << 10] * len(block), strides, block)
 
@@ -145,7 +148,7 @@ def expected_type(spec: Spec) -> Any:
 
 
 def same_type(found: Any, spec: Spec) -> bool:
-    """Whether the type that Triton found is the one of a spec; what it made a constant has no type any more."""
+    """Whether the type that Triton found is the one of a spec; an argument that it made a constant has no type any more."""
     if isinstance(spec, tuple):
         return isinstance(found, tuple) and len(found) == len(spec) and all(map(same_type, found, spec))
     if found == "constexpr":
@@ -188,7 +191,7 @@ def _recorded_spec(
         )
     text = str(kind.payload)
     if text == "constexpr":
-        # Not declared as one: Triton made a constant of None, or of a number that is 1.
+        # The kernel does not declare it constexpr: Triton makes constants of None and of 1.
         value = constants[path]
         if value.tag not in {"none", "int"}:
             raise ConfigError(f"a {value.tag} inside a tuple argument cannot be passed again", got=value.tag)

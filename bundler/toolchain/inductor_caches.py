@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.compile made or took from its caches in this process, and where it keeps such files.
+"""`recorded`: the entries of Inductor's caches that torch made or read in this process, and where it keeps such files.
 
-torch notes every entry that it writes or reads, for its own `save_cache_artifacts`; this reads the same list.  The names used are
+torch notes every entry that it writes or reads, for its own `save_cache_artifacts`; this module reads the same list.  The names used are
 torch's own and may change: `missing` tells which of them this torch does not have.
+
+`bundler.integrations.inductor` saves them; the other `inductor_*` modules find torch's objects through `find`.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ def recorded() -> tuple[list[CacheEntry], list[tuple[str, str]]]:
         if path is None:
             left_out.append((f"{kind} {key}", "torch's cache entries of this kind are not carried"))
         else:
-            # Later states of a tuning result stand later in the list.
+            # The list has every state of a tuning result, the newest last, and the newest counts.
             entries[path] = CacheEntry(kind, key, path, content)
     return list(entries.values()), left_out
 

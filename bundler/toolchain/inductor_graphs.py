@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrites torch's graph entries: without the kernels that torch embeds in each, and with every tuned kernel cut down to its winner.
+"""`rewrite`: torch's graph entries without the kernels that torch embeds, and with every tuned kernel cut down to its winner.
 
 As torch stores it, an entry holds all files of all candidates, and tuners that know the cache directory of this machine; elsewhere
 they find no result there and tune again.  What is unpickled here is only what torch pickled or unpickled in this very process.
+
+`bundler.integrations.inductor.save` calls it for each entry.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps torch from tuning a kernel again whose tuning result it has just read."""
+"""`keep_winners`: keeps torch from tuning a kernel again whose tuning result it has just read.
+
+`bundler.integrations.inductor.load` calls it once a process.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from bundler.toolchain import inductor_caches, instances
 from bundler.toolchain.inductor_tuners import DESCENDED, DESCENT
 
-# The last step of building a kernel in the process that launches it; also where a worker compiled it.
+# The last step of building a kernel, in the process that launches it, also where a worker compiled it.
 METHOD = inductor_caches.AUTOTUNER_TYPE + "._dynamic_scale_rblock"
 RESULTS = "torch._inductor.runtime.autotune_cache:AutotuneCache.create"
 READ = "torch._inductor.runtime.autotune_cache:AutotuneCache._read"

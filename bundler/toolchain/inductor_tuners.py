@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inductor's kernels that are loaded in this process: their candidates, and the configuration that tuning chose.
+"""`loaded_kernels`: Inductor's kernels that are loaded in this process: their candidates, and the configuration that tuning chose.
 
 torch stores a graph before it tunes the kernels in it, so the stored entry holds every candidate and no winner.  The winner is known
 to the live objects alone, once each kernel has run.
+
+Recordings and sessions find the directories of such kernels with it, and `save` of the Inductor integration their winners.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from bundler.toolchain.events import kernel_key
 
 # The setting, as it stands in each kernel, that its configuration is refined by coordinate descent; and the mark that it was.
 DESCENT, DESCENDED = "coordinate_descent_tuning", "found_by_coordesc"
-# Tuned by nobody after they were chosen, by the names of torch's HeuristicType.
+# Kinds that torch does not refine, by the names of its HeuristicType.
 _NOT_DESCENDED = {"TEMPLATE", "USER_AUTOTUNE", "FIXED"}
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's JIT functions and tuners, and Inductor's, that live in this process.
+"""`instances`: Triton's JIT functions and tuners, and Inductor's, that live in this process.
 
-    made after we came     noted by their constructor, by weak references
-    made before            looked for in module namespaces, and in the lists that Triton and torch keep
+    made since `note_from_now_on`   noted by their constructor, by weak references
+    made before                     looked for in module namespaces, and in the lists that Triton and torch keep
 
 Python's collector is not asked: it hands out references to what other threads are still building.
+
+Recordings and sessions call `note_from_now_on` when they begin; `loaded_kernels`, `inductor_tuners` and `tuners` ask for
+instances.
 """
 
 from __future__ import annotations
@@ -15,19 +18,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundler.fork_safety import after_fork
 from bundler.toolchain import namespaces
 
 _Notes = weakref.WeakValueDictionary[int, Any]
-# The notes hang on the wrapped constructor: they live as long as the class, and another copy of this module finds them.
+# The notes are an attribute of the wrapped constructor: they live as long as the class, and another copy of this module finds them.
 _NOTES = "_bundler_instances"
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A class of Triton's or torch's, by name, and its methods that make an instance out of nothing."""
 
     module: str
@@ -43,9 +44,11 @@ class Kind:
 INTERFACE = Kind("triton.runtime.jit", "KernelInterface")
 JIT_FUNCTION = Kind("triton.runtime.jit", "JITFunction")
 TUNER = Kind("triton.runtime.autotuner", "Autotuner")
-# From a compile worker and from a cache it comes as a pickle.
+# It may come from a compile worker or a cache as a pickle, which calls `__setstate__` and no constructor.
 INDUCTOR_TUNER = Kind("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", ("__init__", "__setstate__"))
 _NOTED = (JIT_FUNCTION, TUNER, INDUCTOR_TUNER)
+# Modules of the classes whose instances are not noted yet: while none is imported, `note_from_now_on` has nothing to do.
+awaited = {kind.module for kind in _NOTED}
 
 
 class _Lock:
@@ -71,10 +74,13 @@ def note_from_now_on() -> None:
     """
     for kind in _NOTED:
         found = kind.find()
-        if found is not None and _notes_of(found) is None:
+        if found is None:
+            continue
+        if _notes_of(found) is None:
             with _wrapping.lock:
                 if _notes_of(found) is None:
                     _wrap(found, kind.makers)
+        awaited.discard(kind.module)
 
 
 def instances(kind: Kind) -> list[Any]:
@@ -120,7 +126,7 @@ def _wrap(kind: type, makers: tuple[str, ...]) -> None:
     notes: _Notes = weakref.WeakValueDictionary()
     for name in makers:
         original = vars(kind).get(name)
-        # Whatever else a later release makes of its class, instances of it can then not be noted, and are looked for.
+        # Where a later release changes the class so that this does not hold, its instances are searched for instead.
         if callable(original) and kind.__weakrefoffset__:
             setattr(kind, name, _noting(original, notes))
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Triton's JIT what it would hand to its compiler for a call on a declared target.
+"""`specialize`: asks Triton's JIT what it would hand to its compiler for a call on a declared target.
 
 The JIT's own `run` is called with stand-ins for arguments and stopped where it would compile, so that types, attributes,
 constants and options, and with them the kernel's key, are its own on every release.
+
+Build plans use `specialize`, the tuner `specialize_call` and `stop_call` for calls with real arguments; `jit_function` finds the
+function inside decorators.
 """
 
 from __future__ import annotations
@@ -27,14 +30,14 @@ from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import kernel_key
 from bundler.toolchain.imagined_arguments import Spec, same_type, stand_in
 
-# Nobody stacks more decorators on one kernel.
+# More decorators than any kernel has.
 _WRAPPERS = 16
 _ABSENT: Any = object()
 _KNOWN_HASHES = "_bundler_hashes"
 
 
 @dataclass(frozen=True)
-class Specialised:
+class Specialized:
     """One compile that a call leads to, as data.
 
     `keys` are the kernel keys that a JIT may ask for, each with whether the functions that the kernel calls were hashed
@@ -72,7 +75,7 @@ def is_kernel(value: Any) -> bool:
     if "triton.runtime.jit" not in sys.modules or isinstance(value, type):
         return False
     kinds = (_jit_kind(), sys.modules["triton.runtime.jit"].KernelInterface)
-    # Our own tuner's kernels are no class of Triton's.
+    # Kernels of `bundler.autotune` belong to no class of Triton's.
     known = isinstance(value, kinds) or (hasattr(value, "fn") and hasattr(value, "configs"))
     return known and jit_function(value) is not None
 
@@ -81,9 +84,9 @@ def _jit_kind() -> Any:
     return sys.modules["triton.runtime.jit"].JITFunction
 
 
-def specialise(
+def specialize(
     kernel: Any, arguments: Mapping[str, Spec], keywords: Mapping[str, Any], target: Target
-) -> Iterator[Specialised]:
+) -> Iterator[Specialized]:
     """Yield what a call of `kernel` is compiled to: one compile, or one for each configuration of an autotuner.
 
     Args:
@@ -126,7 +129,7 @@ def _calls(kernel: Any, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
-    # A hook that sets the block shape of a descriptor changes what is compiled; others touch memory, which is not there.
+    # A hook that sets the block shape of a descriptor changes what is compiled, so it runs; other hooks touch memory, and do not.
     descriptors = {name: replace(value) for name, value in call.items() if hasattr(value, "block_shape")}
     if config.pre_hook is None or not descriptors:
         return call
@@ -138,7 +141,7 @@ def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
 def _stop(function: Any, call: dict[str, Any]) -> _Stopped:
     """Run the JIT up to where it would compile."""
     heard: list[_Stopped] = []
-    # A copy, since another thread may launch the function meanwhile: it would launch nothing, and not hear of it.
+    # A copy, since another thread may launch the function meanwhile, and its launch would silently do nothing.
     stand_in: Any = copy.copy(function)
 
     def instead_of_compiling(
@@ -149,7 +152,7 @@ def _stop(function: Any, call: dict[str, Any]) -> _Stopped:
 
     stand_in._do_compile = instead_of_compiling  # noqa: SLF001  # where the JIT's work ends and the compiler's begins
     stand_in.device_caches = defaultdict(stand_in.create_binder)
-    stand_in.pre_run_hooks = []  # they expect arguments that are really there
+    stand_in.pre_run_hooks = []  # hooks expect real arguments
     try:
         stand_in.run(grid=(1,), warmup=True, **call)
     except ModuleNotFoundError as error:
@@ -195,22 +198,22 @@ def _check_types(signature: Mapping[str, Any], arguments: Mapping[str, Spec]) ->
             )  # fmt: skip
 
 
-def _as_data(stopped: _Stopped) -> Specialised:
+def _as_data(stopped: _Stopped) -> Specialized:
     source = stopped.source
-    specialised = Specialised(
+    specialized = Specialized(
         tuple((name, _type_value(kind)) for name, kind in source.signature.items()),
         tuple((tuple(path), encode_value(value)) for path, value in source.constants.items()),
         tuple((tuple(path), encode_value(value)) for path, value in source.attrs.items()),
         tuple((name, encode_value(value)) for name, value in vars(stopped.options).items()),
         tuple(_keys(stopped)),
     )
-    for path, value in specialised.constants:
+    for path, value in specialized.constants:
         if not value.portable:
             name = source.fn.arg_names[path[0]]
             raise ConfigError(
                 f"argument {name}: a constant of type {value.payload} cannot be sent to a worker", name=name
             )
-    return specialised
+    return specialized
 
 
 def _type_value(kind: Any) -> Value:
@@ -315,7 +318,7 @@ def stop_call(function: Any, call: Mapping[str, Any]) -> tuple[Any, Any]:
     return stopped.source, stopped.options
 
 
-def specialise_call(function: Any, call: Mapping[str, Any]) -> Specialised:
+def specialize_call(function: Any, call: Mapping[str, Any]) -> Specialized:
     """Return what a call with real arguments is compiled to, as data; see `stop_call`.
 
     Raises:

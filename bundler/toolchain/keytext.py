@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that Triton hashes into a kernel's key: taken apart into named parts, and put together again to prove them."""
+"""`named_parts`, `recompute`: the text that Triton hashes into a kernel's key, taken apart into named parts, and hashed again to prove them.
+
+`capture` and `jit_specialization` compute keys with it, `rekeyed_key` those of another build.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bundler.format.limits import DEFAULT_LIMITS
+from bundler.toolchain.compile_frames import source_text
 from bundler.toolchain.encoding import encode_value, portable_text, portable_value, render
 from bundler.toolchain.identity import installed_triton, triton_dir
 
@@ -73,12 +77,6 @@ def _triton_parts(options: Any) -> Iterator[Part]:
 def location_text(directory: str) -> str:
     """Return what stands for an install directory in key parts: enough to tell two apart, and no path."""
     return _sha256(directory)[:16]
-
-
-def source_text(src: Any) -> str | None:
-    """Return the text that the part `source.text` is the digest of; None when there is none."""
-    text = getattr(src.fn, "src", None) if hasattr(src, "fn") else getattr(src, "src", None)
-    return text if isinstance(text, str) else None
 
 
 def _ast_parts(src: Any) -> Iterator[Part]:

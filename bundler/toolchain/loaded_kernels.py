@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that this process compiled or loaded before anybody listened, found in the JIT's own in-memory caches."""
+"""`loaded_kernels`: kernels that this process compiled or loaded before a recording began, found in the JIT's own in-memory caches.
+
+Recordings and sessions add them to what they heard.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def loaded_kernels() -> Iterator[CompileEvent]:
     them takes 0.1 s where torch is imported.
     """
     for function in instances.instances(instances.JIT_FUNCTION):
-        # Copied at once: a loop over the items makes objects, and so may let another thread in.
+        # Copied in one step: during a loop over the items another thread could change the dictionary.
         for device, cache in list(dict(getattr(function, "device_caches", {})).items()):
             for kernel in list(cache[0].values()):
                 event = _event_of(kernel, device)

@@ -18,7 +18,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bundler.config import INNER, REGISTERED, SPOOL_DIRECTORY, SPOOL_INNER
@@ -36,7 +35,6 @@ STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stand_in")
 Values = Mapping[str, str | None]
 
 
-@dataclass(frozen=True, eq=False)
 class Active:
     """A recording, a session or a registered bundle, while it is active; each one differs from all others.
 
@@ -50,12 +48,20 @@ class Active:
         here_only: whether `in_code` is needed also where the program set nothing in Python.
     """
 
-    spool: str | None = None
-    session: Mapping[str, str] | None = None
-    bundle: str | None = None
-    path: tuple[str, ...] = ()
-    in_code: Callable[[type | None], type | None] | None = None
-    here_only: bool = False
+    __slots__ = ("bundle", "here_only", "in_code", "path", "session", "spool")
+
+    def __init__(
+        self,
+        *,
+        spool: str | None = None,
+        session: Mapping[str, str] | None = None,
+        bundle: str | None = None,
+        path: tuple[str, ...] = (),
+        in_code: Callable[[type | None], type | None] | None = None,
+        here_only: bool = False,
+    ) -> None:
+        self.spool, self.session, self.bundle, self.path = spool, session, bundle, path
+        self.in_code, self.here_only = in_code, here_only
 
 
 def variables(before: Values, active: Sequence[Active]) -> dict[str, str | None]:

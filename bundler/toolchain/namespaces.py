@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the modules of this process hold, read without getting in the way of its threads.
+"""`reachable`, `pick`: what the modules of this process hold, read without getting in the way of its threads.
 
-A reference of ours to an object of the user's can break the user's program: `tuple(...)` fails while it is built, and
-`ndarray.resize` later, when somebody else holds the object.  So nothing here walks Python's collector, and of what a namespace
-holds nothing but what is looked for, and what may contain it, is ever held.
+Holding a reference to an object of the user's can break the user's program: `tuple(...)` fails when somebody else holds the tuple
+while it is built, and so does `ndarray.resize` later.  So nothing here walks Python's garbage collector, and of the members of a
+namespace only those that are searched for, or may contain them, are ever referenced.
+
+`instances` searches with it for JIT functions and tuners, `compile_call` for the functions that a kernel calls.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-# The plain getters: a module may load itself when it is asked for an attribute, and a class may answer what it likes.
+# The plain getters: a lazy module loads itself when an attribute is read, and a class may define its own `__getattribute__`.
 _namespace_of_module: Callable[[ModuleType], dict[str, Any] | None] = vars(ModuleType)["__dict__"].__get__
 _namespace_of_class: Callable[[type], Any] = vars(type)["__dict__"].__get__
 _contents = attrgetter("cell_contents")
 _closure = attrgetter("__closure__")
-# Another thread may change a dictionary between two steps of ours; each attempt takes microseconds.
+# Another thread may change a dictionary between two steps; each attempt takes microseconds.
 _ATTEMPTS = 100
 
 
 def module_namespaces() -> Iterator[dict[str, Any]]:
     """Yield the namespace of each imported module, as far as it was loaded; loads nothing."""
     for module in list(sys.modules.values()):
-        # Anything may stand in sys.modules.
+        # Programs put other objects than modules into sys.modules, too.
         if issubclass(type(module), ModuleType):
             namespace = _namespace_of_module(module)
             if namespace is not None:
@@ -49,8 +51,8 @@ def subtypes(*kinds: type) -> dict[int, type]:
 def pick(values: Collection[Any], wanted: Collection[int]) -> list[Any]:
     """Return the members of a collection whose class has one of the wanted ids.
 
-    All of it happens inside C functions that call no Python code, so that the lock of the interpreter stays ours: no other thread runs
-    before each of the other members has been let go again.  For a dictionary pass `dict.values(...)`.
+    All of it happens inside C functions that call no Python code, so this thread keeps the interpreter lock: no other thread runs
+    before the references to all other members are released.  For a dictionary pass `dict.values(...)`.
     """
     for _ in range(_ATTEMPTS):
         try:
@@ -81,7 +83,7 @@ class _Search:
         self._holders = frozenset({*self._wanted, *self._classes, *map(id, (dict, list, tuple))})
         self._wrapped = frozenset({*self._wanted, id(staticmethod)})
         self._functions = frozenset({id(FunctionType)})
-        # By id, and kept: the id of what is gone may come again.
+        # By id, with the object itself kept, since the id of a dead object may be used again.
         self._seen: dict[int, Any] = {}
         self._found: dict[int, Any] = {}
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options of a recorded compile somebody chose: those that differ from what its target has without being asked.
+"""`chosen_options`: which options of a recorded compile somebody chose: those that differ from the defaults of its target.
 
-The rest follows from the target, and another target has its own: architecture, libraries, lists of fp8 types.
+All other options follow from the target, and another target has its own: architecture, libraries, lists of fp8 types.
+
+Retargeting passes the chosen ones to the compile for another target.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _DERIVED = frozenset(
     }
 )
 
-# Nobody is surprised that another target has another value.
+# Options of the compiler whose value differs by target without a note to the user.
 _OF_THE_COMPILER = frozenset({"default_dot_input_precision"})
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs the drivers of this machine show to this process, found without making a context or initialising CUDA in it.
+"""`nvidia_targets`, `amd_targets`: which GPUs the drivers of this machine show to this process, found without initializing CUDA in it.
 
 `cuInit` in a process that forks later breaks CUDA in the child, so it is never called here.  NVML answers without it, but knows
 nothing of CUDA_VISIBLE_DEVICES, which is applied to its answer; where that is not exact (MIG slices, or ordinals on a
 machine with different GPUs, whose order only CUDA knows) a short-lived process asks CUDA itself.  AMD's kernel driver
 publishes its GPUs as files.
+
+`targets.py` asks it where torch has not been imported.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks that profilers hang on Triton's launches, for launches that are not Triton's."""
+"""`launch_hooks`: the hooks that profilers add to Triton's launches, for launches that do not go through Triton.
+
+`bundler/runtime/launch/launch_hooks.py` asks before each launch, so `are_present` is written for speed.
+"""
 
 from __future__ import annotations
 

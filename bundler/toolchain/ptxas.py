@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ptxas Triton runs for a target, and its version: part of the key of every CUDA kernel."""
+"""`ptxas_version`: which ptxas Triton runs for a target, and its version, which is part of the key of every CUDA kernel.
+
+Compile jobs, recordings and the comparison of a kernel with this machine ask it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from typing import Any
 from bundler.toolchain.identity import triton_dir
 
 _LOG = logging.getLogger("bundler.toolchain")
-# ptxas answers in milliseconds; a wrapper script that hangs must not hang us.
+# ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
 _TIMEOUT_S = 20
 _RELEASE = re.compile(r"release (\S+?), (V\S+)")
 

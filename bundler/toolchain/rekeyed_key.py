@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key that this machine's Triton will ask for, for a kernel that was compiled by another build of the same release.
+"""`key_here`: the key that this machine's Triton will ask for, for a kernel that was compiled by another build of the same release.
 
 Two things besides the kernel move its key: the hash of Triton's binary, which differs between Python versions of one release, and
 on AMD before Triton 3.9 the path where Triton is installed.  Where nothing else differs, the key is computed anew by Triton's
 own code, from the launch facts.
+
+`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from bundler.toolchain.jit_specialization import environment_in_keys
 
 _BINARY, _CODE = "triton.binary", "triton.code"
 _MAY_DIFFER = frozenset({_BINARY, _CODE, keytext.LOCATION_PART})
-# The hash of the source stands for the first two; the constants here come from the very facts, and a function among them is a
-# stand-in without a name.
+# Not compared: the hash of the source covers the first two, and the constants are made from the recorded facts themselves, where a
+# function is a stand-in without a name.
 _SOURCE_ONLY = frozenset({"source.text", "source.line", "source.constants"})
 
 
 class _Function:
-    """What Triton's source object asks of a function for its hash: nothing of it can be compiled."""
+    """A function as far as Triton's source object needs one for its hash; it cannot be compiled."""
 
     def __init__(self, facts: LaunchFacts, parts: dict[str, str]) -> None:
         self.__name__ = parts.get("source.name", "")
@@ -115,7 +117,7 @@ class _Remade:
             if _sha256(code) != theirs.get(_CODE):
                 raise ToolchainMismatch("other files of its Triton differ from this machine's too, not only the binary")
         if keytext.LOCATION_PART in theirs:
-            return  # the path is not known, only that it was another: the equal parts have to do
+            return  # the other machine's install path is not known, so that all other parts are equal has to be enough
         if _sha256(self._text.replace(self._code, code, 1)) != kernel_hash(key):
             raise ToolchainMismatch("its recorded key cannot be computed again from what is known of it")
 
@@ -152,7 +154,7 @@ def _localized(obj: Any) -> Any:
 
 def _constant(value: Value) -> Any:
     if value.tag != "jit" and any(item.tag == "jit" for item in value.walk()):
-        # Triton hashes the text of such a constant, in which a function is called by its module's name.
+        # Triton hashes the text of such a constant, which holds the name of the function's module.
         raise ToolchainMismatch("a tuple of functions is among its constants")
     return decode_value(value, lambda _, cache_key: _Constant(cache_key))
 

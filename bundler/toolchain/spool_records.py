@@ -8,8 +8,7 @@ import os
 import re
 import secrets
 import tempfile
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundler.errors import FormatError
 from bundler.format import wire
@@ -22,8 +21,7 @@ _MAYBE_TEXT = (str, type(None))
 _MAYBE_BYTES = (bytes, type(None))
 
 
-@dataclass(frozen=True)
-class SpooledEvent:
+class SpooledEvent(NamedTuple):
     """A kernel that a child process compiled or found; everything is data already.
 
     `name` is the entry point for a compile and the file's stem for a hit, since a hit is written down before Triton reads the
@@ -44,8 +42,7 @@ class SpooledEvent:
     pid: int
 
 
-@dataclass(frozen=True)
-class SpooledFile:
+class SpooledFile(NamedTuple):
     """A single file of the cache that a child process wrote or used: a helper library or a tuning file."""
 
     directory: str

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which targets this process can run kernels on, and for which device Triton would compile in the current thread."""
+"""`visible_targets`, `current_device`: which targets this process can run kernels on, and for which device the current thread compiles.
+
+Restores compare kernels with the targets; the listener and the spool note the device of each compile.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _LOG = logging.getLogger("bundler.toolchain")
 def visible_targets() -> tuple[Target, ...] | None:
     """Return the targets of all GPUs this process may use, sorted, each once; None when unknown, or when there is none.
 
-    Never raises, makes no context and does not initialise CUDA (see `probes`).  The answer is kept for each process and each
+    Never raises, makes no context and does not initialize CUDA (see `probes`).  The answer is kept for each process and each
     value of the variables that hide devices, so a forked child asks again.
     """
-    cuda = _initialised_cuda()
+    cuda = _initialized_cuda()
     hidden = tuple(os.environ.get(name) for name in probes.VISIBILITY_VARIABLES)
     try:
         return _from_torch(os.getpid()) if cuda is not None else _from_drivers(os.getpid(), hidden)
@@ -34,15 +37,15 @@ def visible_targets() -> tuple[Target, ...] | None:
 def current_device() -> int | None:
     """Return the index of the device that the current thread would compile for; None when unknown.
 
-    Only asks who is already there and initialised: torch, or the driver object that Triton uses.  Never raises.
+    Only asks who is already there and initialized: torch, or the driver object that Triton uses.  Never raises.
     """
-    cuda = _initialised_cuda()
+    cuda = _initialized_cuda()
     if cuda is not None:
         device: int = cuda.current_device()
         return device
     ask = getattr(active_driver(), "get_current_device", None)
     if ask is None or str(getattr(ask, "__module__", "")).startswith("torch"):
-        # The stock drivers ask torch, which would initialise CUDA here.
+        # The stock drivers ask torch, which would initialize CUDA here.
         return None
     try:
         index = ask()
@@ -52,7 +55,7 @@ def current_device() -> int | None:
     return index if type(index) is int else None
 
 
-def _initialised_cuda() -> Any | None:
+def _initialized_cuda() -> Any | None:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     is_initialized = getattr(cuda, "is_initialized", None)
     return cuda if is_initialized is not None and is_initialized() else None

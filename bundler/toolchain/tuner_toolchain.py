@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tuner asks of Triton and torch: a compile of one call, who compiles, what the device is called, Triton's own results."""
+"""What the tuner asks of Triton and torch: a compile of one call, who compiles, what the device is called, Triton's own results.
+
+The modules of `bundler/runtime/tuning` import it as `toolchain`, and reach neither Triton nor torch in another way.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bundler.errors import CompileFailed, LimitExceeded
+from bundler.errors import CompileFailed, LimitExceeded, RecordingError
 from bundler.format import wire
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.entries import Target
@@ -23,9 +25,9 @@ from bundler.toolchain.diagnostics import reason_of
 from bundler.toolchain.encoding import encode_value, render
 from bundler.toolchain.events import CompileEvent
 
-# A config that fails so is left out, and others go on; whatever else the compiler raises is a fault of the kernel.
+# With one of these errors a config is left out and the others go on; any other error of the compiler is a fault of the kernel.
 TOLERATED = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "IntelGPUError")
-# Of a result file; Triton writes a few hundred bytes for each config.
+# The largest result file that is read; Triton writes a few hundred bytes for each config.
 MAX_RESULT_BYTES = 16 << 20
 _WRAPPERS = 16
 _NAME_CHARACTERS = 150
@@ -49,7 +51,7 @@ def interpreted(kernel: Any) -> bool:
 def source_part(function: Any) -> str:
     """Return a hash of a JIT function's text, of those that it calls and of the globals that they use.
 
-    Names of modules, paths and line numbers do not count: a comment above a kernel changes none of its timings.
+    Names of modules, paths and line numbers are no part of it: a comment above a kernel does not change its timings.
     """
     _ = function.cache_key  # Triton finds out which globals are used when it hashes
     texts = []
@@ -102,26 +104,21 @@ def compile_call(function: Any, call: Mapping[str, Any], target: Target) -> Comp
     """
     import triton
 
-    thread, heard = threading.get_ident(), list[CompileEvent]()
-
-    def hear(event: CompileEvent) -> None:
-        if event.thread_id == thread:
-            heard.append(event)
+    def compile_now() -> None:
+        source, options = jit_specialization.stop_call(function, call)
+        triton.compile(source, target=triton_target(target), options=dict(vars(options)))
 
     with for_target(target):
-        listening.attach(hear)
         try:
-            source, options = jit_specialization.stop_call(function, call)
-            triton.compile(source, target=triton_target(target), options=dict(vars(options)))
+            return listening.heard(compile_now)
+        except RecordingError:
+            raise
         except Exception as error:
             reason = reason_of(error)
             raise CompileFailed(
                 f"{function.__name__} does not compile: {reason}",
                 name=function.__name__, reason=reason, words=str(error), kind=type(error).__name__,
             ) from error  # fmt: skip
-        finally:
-            listening.detach(hear)
-    return heard[-1]
 
 
 def tolerated(error: CompileFailed) -> bool:
@@ -189,7 +186,7 @@ def graph_benchmark(rep_ms: float) -> Any:
 
 
 def read_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str | None:
-    """Return the text of Triton's own result file, None where there is none; arguments as for `result_file`."""
+    """Return the text of Triton's own result file, None where there is none; arguments as for `_result_cache`."""
     with _result_cache(function, target, key, configs) as (manager, name):
         path = manager.get_file(name)
         if path is None:
@@ -201,6 +198,6 @@ def read_results(function: Any, target: Target, key: Sequence[Any], configs: Seq
 
 
 def write_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str], text: str) -> None:
-    """Keep a result file where Triton's own tuner looks; arguments as for `result_file`."""
+    """Keep a result file where Triton's own tuner looks; arguments as for `_result_cache`."""
     with _result_cache(function, target, key, configs) as (manager, name), os_errors(name, "write"):
         manager.put(text, name, binary=False)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuners of this process whose results Triton does not write down."""
+"""`tuners_not_saved`: tuners of this process whose results Triton does not write down.
+
+The report of a process (`bundler/integrations/process_report.py`) names them.
+"""
 
 from __future__ import annotations
 

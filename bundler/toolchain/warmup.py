@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does once what Triton does once in each process: its import, and the hash of its library that is part of every key.
+"""`warm`: does ahead what Triton does once in each process: its import, and the hash of its library that is part of every key.
 
-Worker processes call it before their first job.
+The server of the compile service calls it before it forks workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 def warm() -> None:
     """Import Triton and its compiler, and have its installation hashed; a process forked afterwards has all of it.
 
-    No driver is asked, no CUDA initialised and no thread started.
+    No driver is asked, no CUDA initialized and no thread started.
 
     Raises:
         ImportError: Triton is not installed.

@@ -125,6 +125,6 @@ def workers():
         process.communicate()
 
 
-# Errors by what they mean, for parametrised tests.
+# Errors by what they mean, for parametrized tests.
 FULL = [errno.ENOSPC, errno.EDQUOT]
 DENIED = [errno.EACCES, errno.EPERM, errno.EROFS]

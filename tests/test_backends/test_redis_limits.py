@@ -16,9 +16,8 @@ import redis_proxy
 import redis_server
 from redis.retry import Retry
 
-from bundler.backends import redis_socket
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendTimeout, BackendUnavailable
-from bundler.backends.redis import RedisBackend, reply_errors, server_exchange
+from bundler.backends.redis import RedisBackend, metered_socket, reply_errors, server_exchange
 from bundler.backends.redis.url_settings import parse
 from bundler.backends.testing.contract_hooks import in_threads
 
@@ -232,14 +231,14 @@ def test_a_slow_network_is_slow_and_no_error(proxied):
 
 def test_large_answers_have_more_time():
     """The limit grows with the bytes that came, and only with them."""
-    timed = redis_socket.Metered(_Slow(60_000, 0.004), 0.05)
+    timed = metered_socket.Metered(_Slow(60_000, 0.004), 0.05)
     started = time.monotonic()
     received = 0
     while received < 1_200_000:
         received += timed.recv_into(None)
     # Twenty times 4 ms is more than the 50 ms that nothing at all may take.
     assert time.monotonic() - started > 0.05
-    stuck = redis_socket.Metered(_Slow(1, 0.004), 0.05)
+    stuck = metered_socket.Metered(_Slow(1, 0.004), 0.05)
     with pytest.raises(TimeoutError):
         while True:
             stuck.recv_into(None)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from bundler.backends.backend_errors import BackendDenied, BackendFull, BackendTimeout, BackendUnavailable, InvalidKey
-from bundler.backends.host_fetch import FLIGHT_S, SLOTS, Flights, landing_order
+from bundler.backends.host_fetch import FETCH_S, SLOTS, SharedFetches, write_order
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
 from bundler.backends.read_only import ReadOnly
@@ -419,28 +419,28 @@ def test_threads_that_want_the_same_fetch_it_once():
     assert [len(keys) for keys in far.asked("get")] == [50]
 
 
-def test_who_comes_late_waits_for_the_same_flight():
-    """The key by which a flight is known lands last, so who finds half of the objects still waits for the others."""
+def test_a_late_process_waits_for_the_same_fetch():
+    """The key by which a fetch is known is written last, so a process that finds half of the objects still waits for the others."""
     keys = ["c", "a", "b"]
-    assert landing_order(keys)[-1] == min(keys)
+    assert write_order(keys)[-1] == min(keys)
     near = MemoryBackend()
-    flights = Flights(near)
-    with flights.joined(["a", "b", "c"]) as waited:
+    fetches = SharedFetches(near)
+    with fetches.joined(["a", "b", "c"]) as waited:
         assert not waited
         seen = []
-        late = threading.Thread(target=lambda: seen.append(_join(flights, ["a", "b"])))
+        late = threading.Thread(target=lambda: seen.append(_join(fetches, ["a", "b"])))
         late.start()
         near.put({"c": b"", "a": b""})
         late.join(30)
     assert seen == [True]
 
 
-def _join(flights, keys):
-    with flights.joined(keys) as waited:
+def _join(fetches, keys):
+    with fetches.joined(keys) as waited:
         return waited
 
 
-def test_a_flight_that_brings_nothing_ends_the_wait():
+def test_a_fetch_that_finds_nothing_ends_the_wait():
     """When the fetcher found nothing, those who waited ask for themselves, side by side."""
     near, far = MemoryBackend(), Far()
     assert tiers(near, far).get(["a"]) == {}
@@ -449,13 +449,13 @@ def test_a_flight_that_brings_nothing_ends_the_wait():
 
 
 def test_a_killed_fetcher_is_not_waited_for_for_ever(monkeypatch):
-    """A lease that nobody gives back costs the others the time of one flight, no more."""
-    monkeypatch.setattr("bundler.backends.host_fetch.FLIGHT_S", 0.2)
+    """A lease that nobody gives back costs the others the time of one fetch, no more."""
+    monkeypatch.setattr("bundler.backends.host_fetch.FETCH_S", 0.2)
     near, far = MemoryBackend(), Far(A)
     for slot in range(SLOTS):
-        assert near.lease(f"flight/{slot:02x}", 600)
+        assert near.lease(f"fetch/{slot:02x}", 600)
     assert tiers(near, far).get(["a"]) == A
-    assert FLIGHT_S < 10
+    assert FETCH_S < 10
 
 
 def test_without_leases_everybody_fetches(root):

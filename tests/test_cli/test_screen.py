@@ -208,7 +208,7 @@ def test_quiet_and_verbose_are_opposites(cli, tmp_path):
 
 
 @pytest.mark.toolchain
-def test_a_pipe_gets_no_bar_and_no_colour(command, packed, tmp_path):
+def test_a_pipe_gets_no_bar_and_no_color(command, packed, tmp_path):
     """In a pipe there are no escape sequences and no bar."""
     done = command("restore", packed, "--cache-dir", tmp_path / "c", "--only", "all")
     assert (done.returncode, done.stderr) == (0, "")
@@ -217,7 +217,7 @@ def test_a_pipe_gets_no_bar_and_no_colour(command, packed, tmp_path):
 
 @pytest.mark.toolchain
 def test_no_color_is_respected(tmp_path):
-    """With NO_COLOR a terminal gets no colours."""
+    """With NO_COLOR a terminal gets no colors."""
     line = (sys.executable, "-P", "-m", "bundler", "verify", str(tmp_path / "nothing"))
     assert "\x1b[1;31m" in in_terminal(*line)[1]
     assert "31m" not in in_terminal(*line, NO_COLOR="1")[1]

@@ -53,7 +53,7 @@ X = {"x": "*fp32", "y": "*fp32", "n": "i32"}
 
 
 def test_a_kernel_with_a_name_of_its_own_is_told_whole():
-    """Every constant, and the types with what divides them, equal neighbours once."""
+    """Every constant, and the types with what divides them, equal neighbors once."""
     (row,) = cells(bundle_of(facts(X, {"BLOCK": 64, "EPS": 1e-6}, aligned=("x", "y"))))
     assert (row.stages, row.constants, row.signature, row.other) == (
         "3", "BLOCK=64, EPS=1e-06", "*fp32:16 x2, i32", "",

@@ -122,6 +122,14 @@ def test_each_module_is_imported_as_for_its_target_and_told_when_it_cannot_be(pl
     assert "SystemExit" in told["cuda:75"].reason
 
 
+def test_a_fault_of_syntax_in_another_file_is_told_at_the_line_that_imports_it(plan, tmp_path):
+    """The line is one of the file that the error names, not of the file in which the fault is."""
+    (tmp_path / "helper_of_k.py").write_text("a = 1\nb = 2\nc = 3\nd = (\n")
+    (tmp_path / "k.py").write_text("import triton\nimport helper_of_k\n")
+    _, (failure,) = plan(tmp_path / "k.py", "cuda:90")
+    assert ("SyntaxError" in failure.reason, failure.file, failure.line) == (True, str(tmp_path / "k.py"), 2)
+
+
 def test_a_package_is_imported_as_for_its_target_too(plan, tmp_path, monkeypatch):
     """A module given by its dotted name: also the packages around it may ask what the target is, and are imported for each."""
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from service_work import HERE, is_alive, job, until
 
-import bundler
 from bundler.compile import worker_pool, worker_processes
 from bundler.errors import CompileFailed, CompileTimeout, WorkerDied
 
@@ -265,7 +264,7 @@ def test_an_interpreter_that_is_not_there_says_so(service, monkeypatch):
 
 def test_a_server_of_another_release_is_refused(service, monkeypatch):
     """When the package was replaced under a running program, jobs fail with that reason instead of nonsense."""
-    monkeypatch.setattr(bundler, "__version__", "0.0.0")
+    monkeypatch.setattr(worker_processes, "VERSION", "0.0.0")
     with pytest.raises(WorkerDied, match=r"expected 0\.0\.0 .*start it again"):
         said(service().submit(job("echo x")))
 

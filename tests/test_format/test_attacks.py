@@ -71,7 +71,7 @@ def opening(path):
 
 @pytest.fixture
 def target(tmp_path):
-    """An empty directory in a directory with neighbours, which are as they were afterwards."""
+    """An empty directory in a directory with neighbors, which are as they were afterwards."""
     guard = tmp_path / "guard"
     (guard / "a" / "target").mkdir(parents=True)
     for name in ("escape.json", "x.json", "a/escape.json", "a/x.json"):

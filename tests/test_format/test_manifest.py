@@ -534,7 +534,7 @@ def test_a_bundle_in_memory_verifies_what_it_reads_and_writes(build):
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_key_is_recognised_by_its_digest(seed):
+def test_a_key_is_recognized_by_its_digest(seed):
     """In base32 and in hex; one bit more or less, and it is the key of another kernel."""
     digest = hashlib.sha256(bytes([seed])).digest()
     base32 = base64.b32encode(digest).decode().rstrip("=")

@@ -13,31 +13,31 @@ import bundler
 from bundler.errors import BundlerError, CompileFailed
 
 
-def made(folder, behaviour, build, seed):
+def made(folder, behavior, build, seed):
     """Compile: leave a line, do what this worker is told, and return a build of its own."""
     with open(os.path.join(folder, "compiles"), "a", encoding="utf-8") as log:
         log.write(f"{os.getpid()}\n")
-    if behaviour == "hang":
+    if behavior == "hang":
         print("compiling", flush=True)
         time.sleep(600)
-    if behaviour == "freeze":
+    if behavior == "freeze":
         print("compiling", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
-    if behaviour == "pause":
+    if behavior == "pause":
         print("compiling", flush=True)
         sys.stdin.readline()
-    if behaviour == "fail":
+    if behavior == "fail":
         print("compiling", flush=True)
         sys.stdin.readline()
         raise ValueError("ptxas fatal: so it says")
-    if behaviour == "slow":
+    if behavior == "slow":
         time.sleep(0.3)
     return build.one(seed, source=f"{os.getpid()}.py")
 
 
 def main():
     """Say how the kernel came, a digest of its bytes, and what was warned of."""
-    folder, builders, behaviour, seed, lease_s, wait_s, *urls = sys.argv[1:]
+    folder, builders, behavior, seed, lease_s, wait_s, *urls = sys.argv[1:]
     sys.path.insert(0, builders)
     import builders as build
 
@@ -58,7 +58,7 @@ def main():
         sys.stdin.readline()
         try:
             got = bundler.compile_once(
-                store, build.key(seed), lambda: made(folder, behaviour, build, seed),
+                store, build.key(seed), lambda: made(folder, behavior, build, seed),
                 lease_s=float(lease_s), wait_s=float(wait_s),
             )  # fmt: skip
             files = build.read_all(got.bundle)

@@ -296,8 +296,8 @@ class Crew:
     def __init__(self, folder, *urls):
         self.folder, self.urls, self.started = folder, urls, []
 
-    def start(self, behaviour="slow", lease_s=30, wait_s=60):
-        line = [sys.executable, "-P", str(HERE / "once_worker.py"), str(self.folder), str(BUILDERS), behaviour, "A",
+    def start(self, behavior="slow", lease_s=30, wait_s=60):
+        line = [sys.executable, "-P", str(HERE / "once_worker.py"), str(self.folder), str(BUILDERS), behavior, "A",
                 str(lease_s), str(wait_s), *self.urls]  # fmt: skip
         process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.started.append(process)

@@ -34,7 +34,9 @@ def test_a_kernel_is_placed_as_triton_would_have_left_it(small, key, compiled, t
     placed = _place(small, there, keep=keep)
     directory = Path(there.path, key)
     files = [path for path in directory.iterdir() if not path.name.startswith(workshop.GROUP)]
-    assert placed == Placed("restored", sum(path.stat().st_size for path in files))
+    assert placed == Placed(
+        "restored", sum(path.stat().st_size for path in files), {path.name: str(path) for path in files}
+    )
     assert workshop.is_whole(directory)
     assert {(compiled.cache / key / path.name).read_bytes() == path.read_bytes() for path in files} == {True}
 
@@ -42,7 +44,7 @@ def test_a_kernel_is_placed_as_triton_would_have_left_it(small, key, compiled, t
 def test_what_is_there_stays(small, key, planted):
     """A kernel that Triton left there meanwhile is found, and nothing is written."""
     before = workshop.tree(planted)
-    assert _place(small, CacheDirectory(str(planted))) == Placed("present", 0)
+    assert _place(small, CacheDirectory(str(planted))) == Placed("present", 0, None)
     assert workshop.tree(planted) == before
 
 

@@ -153,17 +153,25 @@ def test_a_moved_cache_is_read_from_where_it_is(compiled, key, tmp_path):
         assert kernel == same
 
 
+@pytest.fixture(scope="module")
+def another_checkout(tmp_path_factory):
+    """A cache with the layer norm kernels of another checkout: keys as in `compiled`, other bytes."""
+    folder = tmp_path_factory.mktemp("another checkout")
+    shutil.copy(workshop.KERNELS, folder / "kernels.py")
+    workshop.ask(folder / "cache", "layer_norm", workshop.TARGETS, kernels=folder / "kernels.py")
+    return folder / "cache"
+
+
 @pytest.fixture
-def two_builds(compiled, tmp_path):
+def two_builds(compiled, another_checkout, tmp_path):
     """Return a function that gives two directories of one kernel, compiled from two checkouts: one key, other bytes."""
-    source = tmp_path / "another checkout" / "src"
-    source.mkdir(parents=True)
-    shutil.copy(workshop.KERNELS, source / "kernels.py")
 
     def builds(target):
         (key,) = compiled.keys_of("layer_norm_kernel", target)
-        workshop.ask(tmp_path / "theirs", "layer_norm", [target], kernels=source / "kernels.py")
-        return workshop.plant(compiled.cache, tmp_path / "ours", [key]) / key, tmp_path / "theirs" / key
+        return (
+            workshop.plant(compiled.cache, tmp_path / "ours", [key]) / key,
+            workshop.plant(another_checkout, tmp_path / "theirs", [key]) / key,
+        )
 
     return builds
 

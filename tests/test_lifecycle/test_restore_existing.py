@@ -178,6 +178,7 @@ def test_leftovers_in_a_read_only_cache_do_no_harm(small, planted, key, monkeypa
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "mkdir", read_only)
+    workshop.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "rename", read_only)
     assert restored(small, planted).present == (key,)
 
@@ -196,6 +197,7 @@ def test_losing_the_race_is_success(small, planted, key, tmp_path, monkeypatch, 
             workshop.name_group(there / key)
         return real(source, target)
 
+    workshop.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "rename", late)
     report = restored(small, there)
     assert late.won
@@ -215,6 +217,7 @@ def test_a_directory_that_is_broken_again_and_again_is_an_error(small, planted, 
             (there / key / "rubbish").write_text("")
         return real(source, target)
 
+    workshop.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "rename", hostile)
     with pytest.raises(bundler.BundlerError, match="another process keeps writing a broken kernel there") as caught:
         restored(small, there)

@@ -17,11 +17,12 @@ from bundler.format.bundle import MemoryBlobs
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.manifest import Content
 from bundler.format.sentinel import Span
-from bundler.lifecycle import restoration
+from bundler.lifecycle import cache_directory
 
 
 def failing(monkeypatch, name, number, code):
     """Let a function of os fail from its nth call on."""
+    workshop.write_in_python(monkeypatch)
     real, calls = getattr(os, name), itertools.count()
 
     def call(*args, **kwargs):
@@ -62,20 +63,20 @@ def test_a_quota_that_is_used_up_is_store_full_too(compiled, tmp_path, monkeypat
         bundler.restore(compiled.bundle, tmp_path / "there", only="all")
 
 
-def test_the_report_of_a_failure_has_what_every_thread_did(compiled, bundle, tmp_path, monkeypatch):
-    """Kernels that another thread published before and after one thread failed are in the error's report as well."""
+def test_the_report_of_a_failure_has_what_was_published_with_it(bundle, tmp_path, monkeypatch):
+    """Kernels that were written before one failed, and those of its batch, are in the error's report as well."""
     first = bundle.kernels[0].key
-    real = restoration.CacheDirectory.publish
+    real = cache_directory.write_kernels
 
-    def publish(self, key, *rest):
-        if key == first:
-            raise StoreFull("no room for the first")
-        return real(self, key, *rest)
+    def write(root, kernels, threads):
+        codes = real(root, tuple(kernel for kernel in kernels if kernel[1] != first), threads)
+        return [errno.ENOSPC if key == first else codes.pop(0) for _, key, _ in kernels]
 
-    monkeypatch.setattr(restoration.CacheDirectory, "publish", publish)
-    with pytest.raises(StoreFull, match="no room for the first") as caught:
+    monkeypatch.setattr(cache_directory, "write_kernels", write)
+    with pytest.raises(StoreFull, match=f"{first}: No space left on device") as caught:
         bundler.restore(bundle, tmp_path / "there", only="all")
     assert sorted(caught.value.report.restored) == sorted(os.listdir(tmp_path / "there"))
+    assert len(caught.value.report.restored) >= 15
 
 
 @pytest.mark.parametrize("call", ["write", "open", "mkdir", "rename"])
@@ -258,6 +259,7 @@ def test_an_interrupt_leaves_no_temporary(small, tmp_path, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
+    workshop.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bundler.restore(small, tmp_path / "there", only="all")

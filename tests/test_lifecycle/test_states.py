@@ -224,6 +224,7 @@ def bundler_hash(key):
     return base64.b32decode(key + "=" * (-len(key) % 8)).hex()
 
 
+@pytest.mark.slow
 def test_any_sequence_of_calls_agrees_with_the_table(kernels, cache, compiled, monkeypatch):
     """Whatever the order of begin, compile, collect and end, each bundle has what its pair heard; slow, for it compiles."""
     monkeypatch.setattr(Nesting, "kernels", kernels)

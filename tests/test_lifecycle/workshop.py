@@ -34,6 +34,13 @@ print(json.dumps(heard))
 """
 
 
+def write_in_python(monkeypatch):
+    """Let kernels be written by functions of `os`, which a test can replace, instead of by the extension."""
+    from bundler.lifecycle import kernel_writer
+
+    monkeypatch.setattr(kernel_writer, "compiled_writer", lambda: None)
+
+
 def load(path, name):
     """Import a file under a name of its own."""
     spec = importlib.util.spec_from_file_location(name, path)

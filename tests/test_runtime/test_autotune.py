@@ -488,7 +488,7 @@ def test_an_ahead_of_time_build_sees_every_config(triton, launch_kernels):
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64, 128))
     assert jit_specialization.is_kernel(kernel)
     arguments = {"x": "*fp32:16", "y": "*fp32:16", "out": "*fp32:16", "n": "i32:16"}
-    found = list(jit_specialization.specialise(kernel, arguments, {}, Target("cuda", "90")))
+    found = list(jit_specialization.specialize(kernel, arguments, {}, Target("cuda", "90")))
     assert [dict(one.constants)[4,].plain() for one in found] == [64, 128]
     assert {key for one in found for key, _ in one.keys} == set(kernel.warmup(X, Y, OUT, 1024))
 

@@ -8,7 +8,7 @@ import pytest
 
 from bundler.errors import ConfigError
 from bundler.runtime.tuning import benchmark
-from bundler.runtime.tuning.benchmark import GivenClock, Sample, Sandbox, WallClock, span_bytes, usable
+from bundler.runtime.tuning.benchmark import GivenClock, Sample, Sandbox, span_bytes, usable
 
 torch = pytest.importorskip("torch")
 
@@ -134,18 +134,6 @@ def test_a_given_benchmark_is_asked_as_triton_asks():
     assert GivenClock(lambda fn, quantiles: 4).sample(int, int) == Sample(4.0, 4.0, 4.0)
     with pytest.raises(ConfigError, match="milliseconds"):
         GivenClock(lambda fn, quantiles: []).sample(int, int)
-
-
-def test_the_wall_clock_counts_the_launch_and_not_the_reset(monkeypatch):
-    """With a clock that advances by a millisecond in a launch and by a second in a reset."""
-    now = [0.0]
-    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: now[0])
-
-    def advance(seconds):
-        return lambda: now.__setitem__(0, now[0] + seconds)
-
-    sample = WallClock(warmup_ms=5, rep_ms=10).sample(advance(0.001), advance(1.0))
-    assert sample.median_ms == pytest.approx(1.0, rel=1e-3)
 
 
 def test_on_a_gpu_events_enclose_the_launch_and_nothing_else(monkeypatch):

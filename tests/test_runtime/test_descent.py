@@ -7,7 +7,6 @@ import pytest
 
 from bundler.errors import ConfigError
 from bundler.runtime import Config, Descent, Space
-from bundler.runtime.tuning.descent import tune_number
 
 HINTS = {"x": 4096, "r0_": 512}
 SPACE = Space(HINTS, max_blocks={"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}, max_warps=32)
@@ -51,9 +50,9 @@ def bowl(**lowest):
         (config(XBLOCK=1, NUM_STAGES=3), "NUM_STAGES", 1, [4, 5, 2, 1]),
     ],
 )
-def test_the_neighbours_of_a_field_are_those_of_the_table(start, name, radius, expected):
+def test_the_neighbors_of_a_field_are_those_of_the_table(start, name, radius, expected):
     """Upward first, each direction until the first illegal value, never the value itself."""
-    assert SPACE.neighbours(start, name, radius) == expected
+    assert SPACE.neighbors(start, name, radius) == expected
 
 
 def test_the_search_takes_the_steps_of_the_table():
@@ -104,7 +103,7 @@ def test_fields_are_tried_in_order_and_only_those_there_are():
 
 
 def test_all_directions_find_what_single_steps_cannot():
-    """Where only two fields together help, the product of their neighbours is tried: 27 configs for three fields."""
+    """Where only two fields together help, the product of their neighbors is tried: 27 configs for three fields."""
     target = {"XBLOCK": 128, "R0_BLOCK": 16, "num_warps": 8}
 
     def cost(asked):
@@ -125,20 +124,20 @@ def test_all_directions_find_what_single_steps_cannot():
 def test_limits_of_special_kernels_hold():
     """A native matrix product has no block below 16 and a bounded tile; a mix-order block is at most its split."""
     native = Space({"x": 4096, "y": 4096, "r0_": 4096}, native_matmul=True)
-    assert native.neighbours(config(XBLOCK=16), "XBLOCK") == [32]
+    assert native.neighbors(config(XBLOCK=16), "XBLOCK") == [32]
     assert not native.valid(config(XBLOCK=256, YBLOCK=128, R0_BLOCK=64))
     assert native.valid(config(XBLOCK=128, YBLOCK=128, R0_BLOCK=64))
     mixed = Space(mix_order=True)
     assert not mixed.valid(config(XBLOCK=8, RSPLIT_SIZE=4))
     assert mixed.valid(config(XBLOCK=4, RSPLIT_SIZE=4))
     floors = Space(HINTS, min_blocks={"x": 32})
-    assert floors.neighbours(config(XBLOCK=32), "XBLOCK") == [64]
+    assert floors.neighbors(config(XBLOCK=32), "XBLOCK") == [64]
 
 
 def test_sizes_that_are_no_powers_of_two_bound_blocks_all_the_same():
     """A block doubles as long as it is within the size."""
     odd = Space({"x": 1000})
-    assert odd.neighbours(config(XBLOCK=256), "XBLOCK", 3) == [512, 128, 64, 32]
+    assert odd.neighbors(config(XBLOCK=256), "XBLOCK", 3) == [512, 128, 64, 32]
 
 
 def test_waves_have_a_default_that_follows_from_the_warps():
@@ -171,16 +170,3 @@ def test_what_cannot_be_searched_with_is_refused(wrong):
     """The error says which values are possible."""
     with pytest.raises(ConfigError, match="expected"):
         Descent(**wrong)
-
-
-def test_one_number_is_halved_and_doubled():
-    """It ends where neither is strictly faster, within its bounds."""
-    asked = []
-
-    def cost(number):
-        asked.append(number)
-        return abs(math.log2(number / 32))
-
-    assert tune_number(4, cost, most=64) == 32
-    assert tune_number(1, lambda number: -number, most=8) == 8
-    assert asked == [4, 2, 8, 4, 16, 8, 32, 16, 64]

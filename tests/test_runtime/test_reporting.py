@@ -78,10 +78,9 @@ def test_a_range_tells_what_inductors_tell(monkeypatch):
         profiler_ranges.sys.modules, "torch.autograd.profiler", SimpleNamespace(_is_profiler_enabled=True)
     )
     assert profiler_ranges.active()
-    with profiler_ranges.launch_range("add", (calls.X, 3), Config({"BLOCK": 64}, num_warps=8), stream=7):
+    with profiler_ranges.launch_range("add", (calls.X, 3), Config({"BLOCK": 64}, num_warps=8)):
         made.append("launch")
-    facts = {"kernel_name": "add", "kernel_backend": "triton", "num_warps": 8, "num_stages": 3, "kernel_kwargs": "BLOCK=64",
-             "stream": 7}  # fmt: skip
+    facts = {"kernel_name": "add", "kernel_backend": "triton", "num_warps": 8, "num_stages": 3, "kernel_kwargs": "BLOCK=64"}  # fmt: skip
     assert made == [("add", [calls.X], facts), "enter", "launch", "leave"]
 
 

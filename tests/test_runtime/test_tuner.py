@@ -204,7 +204,7 @@ def test_pointwise_kernels_are_measured_in_deterministic_mode_too():
 
 
 def test_what_fails_while_refining_is_only_no_improvement():
-    """A neighbour that does not compile is passed over, and its reason kept."""
+    """A neighbor that does not compile is passed over, and its reason kept."""
 
     class Picky(Shop):
         def build(self, configs):

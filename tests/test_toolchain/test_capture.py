@@ -24,7 +24,7 @@ TARGETS = ["cuda:90", "hip:gfx942"]
 CONSTANT = {"out": "*fp32", "VALUE": "constexpr"}
 
 
-class Colour(enum.IntEnum):
+class Color(enum.IntEnum):
     RED = 1
 
 
@@ -141,7 +141,7 @@ def test_a_jit_function_as_constant(kernels, compile_kernel, events, parts_of):
 
 @pytest.mark.parametrize(
     "value",
-    [Colour.RED, Point(1, 2), object(), {1: 2}, frozenset({1}), b"bytes", DEEP, "x" * 5000],
+    [Color.RED, Point(1, 2), object(), {1: 2}, frozenset({1}), b"bytes", DEEP, "x" * 5000],
     ids=lambda value: type(value).__name__,
 )
 def test_a_constant_without_encoding_is_not_portable(kernels, compile_kernel, events, value):
@@ -155,7 +155,7 @@ def test_a_constant_without_encoding_is_not_portable(kernels, compile_kernel, ev
 
 def test_parts_never_hold_an_address(kernels, compile_kernel, events, parts_of):
     """An object whose text has its address stands in the parts by its type; one with a stable text is told apart."""
-    for value in (object(), Colour.RED, Point(1, 2), Point(1, 3)):
+    for value in (object(), Color.RED, Point(1, 2), Point(1, 3)):
         compile_kernel(kernels.constant, CONSTANT, {"VALUE": value})
     texts = [parts_of(event)["source.constants"] for event in events]
     assert texts[0] == "VALUE=<builtins.object>"

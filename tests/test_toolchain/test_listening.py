@@ -307,3 +307,17 @@ def test_a_triton_without_listener_is_an_error(monkeypatch):
     monkeypatch.setattr(knobs, "compilation", object())
     with pytest.raises(RecordingError, match="no compilation listener"):
         Listening().attach(print)
+
+
+def test_a_compile_that_nobody_reports_is_an_error_that_says_who_stands_in_the_way(compile_add, knob):
+    """Where another program's listener took the place of ours and does not call it, `heard` names it instead of failing oddly."""
+    own = Listening()
+    own.attach(print)
+    try:
+        knob.listener = lambda **_facts: None
+        with pytest.raises(RecordingError, match=r"knobs\.compilation\.listener"):
+            own.heard(lambda: compile_add(target="cuda:90"))
+    finally:
+        own.detach(print)
+    knob.listener = None
+    assert own.heard(lambda: compile_add(target="cuda:90")).name == "add"

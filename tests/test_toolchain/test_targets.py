@@ -50,7 +50,7 @@ def test_hidden_devices_do_not_count(monkeypatch, devices, visible, order, expec
 
 
 def test_cuda_is_asked_in_another_process_where_nvml_does_not_know(monkeypatch):
-    """An unknown order leads to a short process that initialises CUDA, and its failure to an unknown answer."""
+    """An unknown order leads to a short process that initializes CUDA, and its failure to an unknown answer."""
     monkeypatch.setattr(probes, "_NVIDIA_DEVICES", (os.devnull,))
     monkeypatch.setattr(probes, "_nvml_devices", lambda: None)
     monkeypatch.setattr(probes, "_PROBE", "print('status', 0, 9, 0, 10, 3)")
@@ -130,10 +130,10 @@ def test_a_failing_driver_is_an_unknown_answer(monkeypatch):
     assert targets.visible_targets() is None
 
 
-def fake_torch(initialised=True, hip=None):
+def fake_torch(initialized=True, hip=None):
     properties = types.SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
     cuda = types.SimpleNamespace(
-        is_initialized=lambda: initialised,
+        is_initialized=lambda: initialized,
         current_device=lambda: 5,
         device_count=lambda: 2,
         get_device_capability=lambda device: (9, device),
@@ -143,8 +143,8 @@ def fake_torch(initialised=True, hip=None):
 
 
 @pytest.mark.parametrize(("hip", "expected"), [(None, ("cuda:90", "cuda:91")), ("6.4", ("hip:gfx942",))])
-def test_an_initialised_torch_is_believed(monkeypatch, hip, expected):
-    """A torch that has initialised CUDA or HIP knows its devices."""
+def test_an_initialized_torch_is_believed(monkeypatch, hip, expected):
+    """A torch that has initialized CUDA or HIP knows its devices."""
     monkeypatch.setitem(sys.modules, "torch", fake_torch(hip=hip))
     targets._from_torch.cache_clear()
     assert tuple(map(str, targets.visible_targets())) == expected
@@ -152,13 +152,13 @@ def test_an_initialised_torch_is_believed(monkeypatch, hip, expected):
     targets._from_torch.cache_clear()
 
 
-def test_current_device_initialises_nothing(monkeypatch, fake_driver):
-    """A driver that would ask an uninitialised torch is not asked; one that knows is, and may fail."""
-    monkeypatch.setitem(sys.modules, "torch", fake_torch(initialised=False))
+def test_current_device_initializes_nothing(monkeypatch, fake_driver):
+    """A driver that would ask an uninitialized torch is not asked; one that knows is, and may fail."""
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(initialized=False))
     assert targets.current_device() == 3
 
     def current_device():
-        raise AssertionError("this would initialise CUDA")
+        raise AssertionError("this would initialize CUDA")
 
     fake_driver.get_current_device = current_device
     assert targets.current_device() is None

@@ -195,7 +195,7 @@ def restore_steps(file: str, into: str) -> dict[str, float]:
     from bundler.format.bundle_file import FileSource
     from bundler.format.container import Container
     from bundler.format.digest import sha256
-    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.cache_directory import CacheDirectory, ReadyKernel
     from bundler.lifecycle.restore_options import RestoreOptions
     from bundler.lifecycle.restore_plan import RestorePlan
 
@@ -226,7 +226,7 @@ def restore_steps(file: str, into: str) -> dict[str, float]:
     place = CacheDirectory(into)
     watch.lap("")
     for kernel, files in kernels:
-        place.publish(kernel.key, files, files[kernel.metadata.filename])
+        place.publish(ReadyKernel(kernel.key, files, files[kernel.metadata.filename]))
     watch.lap("write: temporary directory, files, group file, rename")
     return {name: value for name, value in watch.seconds.items() if name}
 

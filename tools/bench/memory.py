@@ -17,11 +17,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tools.shared import measurement
 from tools.shared.measurement import row
 from tools.shared.processes import output
+
+if TYPE_CHECKING:
+    from bundler import Bundle
 
 TIMES = (1, 2, 4)
 PEAK_TARGET_MB = 150.0
@@ -59,14 +62,13 @@ def _peak_row(found: list[dict[str, float]]) -> dict[str, Any]:
     return row(work, peak, "MB", most=PEAK_TARGET_MB, samples=found)
 
 
-def make(cache: str, file: str, copies: int) -> None:
+def multiply(one: Bundle, file: str, copies: int) -> None:
     """Save a bundle of every kernel, and of further copies under keys of their own whose files all differ."""
-    from bundler import Bundle, pack
+    from bundler import Bundle
     from bundler.format.bundle import MemoryBlobs
     from bundler.format.digest import digest_text, sha256
     from bundler.format.manifest import Content, Observed
 
-    one = pack(cache)
     kernels, blobs = [], {}
     for number in range(copies):
         for kernel in one.kernels:
@@ -92,17 +94,18 @@ def _hash_of(key: str, number: int) -> bytes:
 
 def measure(file: str, into: str) -> None:
     """Restore everything and print what it took."""
-    before = _peak_bytes()
+    before = peak_bytes()
     from bundler import restore
 
     started = time.perf_counter()
     report = restore(file, into)
     seconds = time.perf_counter() - started
-    found = {"peak_bytes": _peak_bytes() - before, "seconds": seconds, "bytes": report.bytes}
+    found = {"peak_bytes": peak_bytes() - before, "seconds": seconds, "bytes": report.bytes}
     print(json.dumps({**found, "kernels": len(report.restored)}))
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """Return the most memory that this process ever had, in bytes."""
     # Not getrusage: its figure begins with the peak of the process that started this one.
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
@@ -112,6 +115,8 @@ def _peak_bytes() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "make":
-        make(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        from bundler import pack
+
+        multiply(pack(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     else:
         measure(sys.argv[2], sys.argv[3])

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.bench import remote_rows
+from tools.bench import remote_rows, scale
 from tools.shared import measurement
 from tools.shared.measurement import median, shown, target
 from tools.shared.processes import ROOT
@@ -118,12 +118,14 @@ def bundle(result: dict[str, Any]) -> str:
     rows = result["rows"]
     timed = [line for line in rows if "peer_ms" in line]
     sizes = [line for line in rows if "peer_bytes" in line or (line["unit"] == "MB" and "restore" not in line["work"])]
-    used = [line for line in rows if line not in timed and line not in sizes]
+    alone = [line for line in rows if line["unit"] == "ms" and line not in timed]
+    used = [line for line in rows if line not in timed and line not in sizes and line not in alone]
     return "\n".join([
         "## Bundle against peers", "", BUNDLE.format(**result),
         _table(["work", "ours", "peer", "ratio", "target"], [
             [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
         ]),
+        _table(["work", "figure", "target"], [[line["work"], _verdict(line), target(line)] for line in alone]),
         *(_steps(place, samples) for place, samples in result["places"].items()),
         "### What the time goes into", "",
         *(_profile(name, result["profile"][name]) for name in STEPS),
@@ -178,6 +180,7 @@ def _plain_rows(result: dict[str, Any]) -> str:
 SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-basics", basics),
     ("bench-bundle", bundle),
+    ("bench-scale", scale.section),
     ("bench-remote", remote_rows.section),
     ("bench-compile", compiles),
     ("gpu-check", gpu_check),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from tools.shared.measurement import median, row, shown
 
 Samples = dict[str, list[float]]
+MANY_CORES = 8
+PUSH_AGAIN_TARGET_MS = 60.0
 
 # Of the corpus, by file name: (everything, launch set), in MB.
 CORPUS_TARGETS_MB = {"inductor-transformer-h200": (0.95, 0.26)}
@@ -44,22 +47,28 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
     torch_saved = seconds("torch save: collect", "torch save: pickle", "torch save: write")
     return [
         ratio("restore everything, digests verified", everything, seconds("write all: write"),
-              "bare write loop of the same files", most=1.8),
+              "bare write loop of the same files", most=_restore_target()),
         ratio("restore the launch set", launch, seconds("write launch: write"),
               "bare write loop of the same files", most=1.6),
         ratio("load and restore everything: how much faster", loaded, torch,
               "torch's bundler unpickles and emits, unverified", least=2.0),
         ratio("load and restore the launch set: how much faster", loaded_launch, torch,
-              "torch's bundler unpickles and emits everything", least=4.0),
-        ratio("collect and save", saved, seconds("tar: tar"), "tar and zstd -3", most=2.0),
+              "torch's bundler unpickles and emits everything", least=5.0),
+        ratio("collect and save", saved, seconds("tar: tar"), "tar and zstd -3", most=2.5),
         ratio("push into an empty store in a directory", seconds("push: push"), seconds("tar: tar"), "tar and zstd -3"),
-        ratio("push again, when the store has everything", seconds("push: push again"), seconds("push: push"), "the first push"),
         ratio("pull and restore everything", seconds("pull all: pull and restore"), seconds("write all: write"),
               "bare write loop of the same files"),
         ratio("pull and restore the launch set", seconds("pull launch: pull and restore"), seconds("write launch: write"),
               "bare write loop of the same files"),
+        row(f"{place}: push again, when the store has everything", median(seconds("push: push again")) * 1e3, "ms",
+            most=PUSH_AGAIN_TARGET_MS if targets else None),
         _plain(f"{place}: collect and save, beside torch's bundler, which keeps everything uncompressed", saved, torch_saved),
     ]  # fmt: skip
+
+
+def _restore_target() -> float:
+    """Return how much longer than the bare loop a restore may take: the loop is one thread's work, a restore is not."""
+    return 1.1 if len(os.sched_getaffinity(0)) >= MANY_CORES else 1.7
 
 
 def _plain(work: str, ours: list[float], theirs: list[float]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT, MARGIN, HEAD = 330, 300, 52, 40
-COLOURS = ("#1f5fa8", "#c2571a", "#3a7d34", "#7a4a9c")
+COLORS = ("#1f5fa8", "#c2571a", "#3a7d34", "#7a4a9c")
 _HEADER = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" font-family="sans-serif" '
     'font-size="11">\n<rect width="{w}" height="{h}" fill="white"/>\n'
@@ -54,14 +54,14 @@ def _panel(panel: Panel) -> list[str]:
         y = up.place(value)
         parts += [_stroke(across.first, y, across.last, y, "#ddd"), _text(MARGIN - 6, y + 4, f"{value:,g}", "end")]
     for number, line in enumerate(panel.lines):
-        colour, dash = COLOURS[number % len(COLOURS)], ' stroke-dasharray="5 4"' if line.dashed else ""
+        color, dash = COLORS[number % len(COLORS)], ' stroke-dasharray="5 4"' if line.dashed else ""
         places = [(across.place(x), up.place(y)) for x, y in sorted(line.points)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
         if not line.dashed:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in places]
         y = HEAD - 4 + 15 * number
-        parts += [_stroke(MARGIN, y, MARGIN + 18, y, colour, dash), _text(MARGIN + 24, y + 4, line.name, "start")]
+        parts += [_stroke(MARGIN, y, MARGIN + 18, y, color, dash), _text(MARGIN + 24, y + 4, line.name, "start")]
     return parts
 
 
@@ -79,8 +79,8 @@ class _Axis:
         return self.first + share * (self.last - self.first)
 
 
-def _stroke(x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{more}/>'
+def _stroke(x1: float, y1: float, x2: float, y2: float, color: str, more: str = "") -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}"{more}/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", weight: str = "normal") -> str:

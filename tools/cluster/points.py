@@ -168,8 +168,7 @@ def _recorded(job: Job) -> list[tuple[str, int]]:
 
 def defaults() -> dict[str, Any]:
     """Return what holds unless somebody sets something else, of our server files and of our URLs."""
-    from bundler.backends import redis_socket
-    from bundler.backends.redis import url_settings
+    from bundler.backends.redis import metered_socket, url_settings
 
     with running() as store:
         # One by one: servers before 7.0 answer no more.
@@ -177,7 +176,7 @@ def defaults() -> dict[str, Any]:
         version = store.admin.info("server")["redis_version"]
     return {
         "maxclients": said["maxclients"], "maxmemory_bytes": said["maxmemory"], "tcp_backlog": said["tcp-backlog"],
-        "redis": version, "timeout_s": url_settings.DEFAULT_TIMEOUT_S, "bytes_per_s": redis_socket.BYTES_PER_S,
+        "redis": version, "timeout_s": url_settings.DEFAULT_TIMEOUT_S, "bytes_per_s": metered_socket.BYTES_PER_S,
     }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule may look at: `Device`, `Facts` about a kernel, `Policy`, the three of them as a `Setting`, and hints.
+"""The inputs of the rules: `Device`, `Facts` about a kernel, `Policy`, the three of them as a `Setting`, and hints.
 
-Rules see nothing of the process, so that each machine gets the candidates of the device that is declared.
+Every module of rules takes them; the decorators and Inductor's generated modules make them.  Rules see nothing of the process, so that
+each machine gets the candidates of the declared device.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Device:
         multiprocessors: how many it has.
         warp_size: threads of a warp.
         major: of the compute capability; None when unknown, as the three below.
-        regs_per_multiprocessor: 32-bit registers.
+        regs_per_multiprocessor: 32-bit registers; no rule looks at them, as at the next one.
         max_threads_per_multiprocessor, max_threads_per_block: threads.
     """
 
@@ -73,7 +74,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Facts:
-    """What whoever wrote a kernel knows of it; all of it may be left out.
+    """What the author of a kernel knows of it; each fact may be left out.
 
     Attributes:
         num_load, num_store, num_reduction: how often the kernel does each.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules take from a list of candidates, or change in it, after it was built.
+"""Filters that the rules apply to a list of candidates after it was built: they remove some, or change blocks.
 
-For example `one_for_determinism` keeps a single candidate, so that every run takes the same.
+For example `one_for_determinism` keeps a single candidate, so that every run takes the same.  The rules for pointwise kernels,
+reductions, persistent reductions and split kernels call them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates that somebody has already decided on: templates, fixed and user-written configs, lists of kernels (foreach).
+"""Candidates that need no rule, since their author decided on them: templates, fixed and user-written configs, lists of kernels (foreach).
 
-The decorators of the same names and Inductor's modules take them from here.
+The decorators of the same names and Inductor's generated modules call these functions.
 """
 
 from __future__ import annotations

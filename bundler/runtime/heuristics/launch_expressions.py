@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`evaluate`: the value of a size written as text: whole numbers, names and arithmetic; nothing is ever executed.
 
-Generated kernels give sizes of their grid so, and `launch_grids` evaluates them.
+Generated kernels give the sizes of their grids in this form, and `launch_grids` evaluates them.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ SequentialComboKernelGrid       the blocks of several kernels one after another
 SequentialFlattenComboKernelGrid  the same, each with blocks of its own, along x alone
 RoundRobinComboKernelGrid       the blocks of several kernels in turn
 ==============================  ==========================================================================
+
+The decorators and Inductor's generated modules get a grid from `open_grid`; `HeuristicKernel` asks `launch_grid` for each launch.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 """`persistent_reduction_configs`: candidates for reductions that hold a whole row at once.
 
 Among them are those of mixed order, which reduce rows and columns in one pass.
+
+The decorator `persistent_reduction`, combined kernels, split kernels and Inductor's generated modules call it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pointwise_configs`: candidates for kernels that compute each element by itself, over one to three axes."""
+"""`pointwise_configs`: candidates for kernels that compute each element by itself, over one to three axes.
+
+The decorator `pointwise`, combined kernels and Inductor's generated modules call it.
+"""
 
 from __future__ import annotations
 

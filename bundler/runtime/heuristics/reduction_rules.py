@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: PLR2004  # the numbers of a formula are its subject
-"""`reduction_configs`: candidates for reductions that loop over a row, block by block."""
+"""`reduction_configs`: candidates for reductions that loop over a row, block by block.
+
+The decorator `reduction`, combined kernels and Inductor's generated modules call it; persistent and split rules use its parts.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 """Candidates for kernels whose rows are shared by several programs.
 
 `cooperative_reduction_configs` is for reductions whose programs wait for each other, `split_scan_configs` for scans.
+
+The decorators of the same names and Inductor's generated modules call them.
 """
 
 from __future__ import annotations

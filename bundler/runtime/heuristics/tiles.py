@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a wanted tile to a candidate that fits the sizes: the builders that the rules for pointwise kernels and reductions use."""
+"""From a wanted tile to a candidate that fits the sizes: the builders that the rules for pointwise kernels and reductions use.
+
+`pointwise_tile`, `reduction_tile` and `tiled_reduction` each return one `Config`; `share_by_score` divides a tile among axes.
+"""
 
 from __future__ import annotations
 

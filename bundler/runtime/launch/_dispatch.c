@@ -25,7 +25,7 @@
 typedef struct {
   PyObject_HEAD
   vectorcallfunc vectorcall;
-  PyObject *driver, *present, *slow, *learn, *measure;
+  PyObject *driver, *present, *slow, *first, *measure;
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
   PyObject *known;     /* dict: key -> (launcher, how many values it takes, grids, bound, what the key points to), or None */
@@ -130,7 +130,7 @@ static int read_tensor(call_t *call, PyObject *tensor, int row) {
   return put(call, 'T', entry, sizeof(entry));
 }
 
-/* The classes of integers for which Triton compiles the same kernel, as in reading.py. */
+/* The classes of integers for which Triton compiles the same kernel, as in call_key.py. */
 static int read_integer(call_t *call, PyObject *value) {
   int overflow;
   unsigned char kind;
@@ -258,30 +258,30 @@ static PyObject *ask(PyObject *function, PyObject *first, PyObject *second, PyOb
 /* Lets Python launch, and keeps what it bound such calls to. */
 static PyObject *launch_and_learn(dispatcher_t *self, call_t *call, PyObject *key, PyObject *const *all, size_t flagged,
                                   PyObject *names) {
-  PyObject *device, *entry = NULL, *kept, *row, *result = PyObject_Vectorcall(self->slow, all, flagged, names);
-  if (result == NULL)
+  PyObject *kept, *row, *entry = PyObject_Vectorcall(self->first, all, flagged, names);
+  int done;
+  if (entry == NULL)
     return NULL;
-  device = PyLong_FromLong(call->device);
-  if (device != NULL)
-    entry = ask(self->learn, device, NULL, all + 1, PyVectorcall_NARGS(flagged) - 1, names);
-  Py_XDECREF(device);
   if (entry == Py_False) { /* nothing is known of such calls yet */
     Py_DECREF(entry);
-    return result;
+    Py_RETURN_NONE;
   }
-  if (entry != NULL && entry != Py_None) {
+  if (entry != Py_None) {
     /* The key holds addresses: what lies there must not go away. */
     kept = tuple_of(call->dtypes, call->count);
     row = kept == NULL ? NULL : Py_BuildValue("(OOO)", entry, kept, names == NULL ? Py_None : names);
     Py_XDECREF(kept);
     Py_SETREF(entry, row);
+    if (entry == NULL)
+      return NULL;
   }
-  if (entry != NULL && PyDict_Size(self->known) >= self->capacity)
+  if (PyDict_Size(self->known) >= self->capacity)
     PyDict_Clear(self->known);
-  if (entry == NULL || PyDict_SetItem(self->known, key, entry) < 0)
-    Py_CLEAR(result);
-  Py_XDECREF(entry);
-  return result;
+  done = PyDict_SetItem(self->known, key, entry);
+  Py_DECREF(entry);
+  if (done < 0)
+    return NULL;
+  Py_RETURN_NONE;
 }
 
 /* Returns (x, y, z) for a grid, a new reference. */
@@ -392,11 +392,11 @@ static PyObject *dispatch(PyObject *object, PyObject *const *all, size_t flagged
 /* --------------------------------------------------------------------------------------------------------- the type */
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"driver", "present", "slow", "learn", "measure", "positions", "names", "capacity", NULL};
-  PyObject *driver, *present, *slow, *learn, *measure, *positions, *names;
+  static char *words[] = {"driver", "present", "slow", "first", "measure", "positions", "names", "capacity", NULL};
+  PyObject *driver, *present, *slow, *first, *measure, *positions, *names;
   Py_ssize_t capacity;
   dispatcher_t *self;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOOO!O!n", words, &driver, &present, &slow, &learn, &measure,
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOOO!O!n", words, &driver, &present, &slow, &first, &measure,
                                    &PyBytes_Type, &positions, &PyDict_Type, &names, &capacity))
     return NULL;
   self = (dispatcher_t *)type->tp_alloc(type, 0);
@@ -406,7 +406,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *ke
   self->driver = Py_NewRef(driver);
   self->present = Py_NewRef(present);
   self->slow = Py_NewRef(slow);
-  self->learn = Py_NewRef(learn);
+  self->first = Py_NewRef(first);
   self->measure = Py_NewRef(measure);
   self->positions = Py_NewRef(positions);
   self->names = Py_NewRef(names);
@@ -422,7 +422,7 @@ static int dispatcher_traverse(dispatcher_t *self, visitproc visit, void *arg) {
   Py_VISIT(self->driver);
   Py_VISIT(self->present);
   Py_VISIT(self->slow);
-  Py_VISIT(self->learn);
+  Py_VISIT(self->first);
   Py_VISIT(self->measure);
   Py_VISIT(self->names);
   Py_VISIT(self->known);
@@ -433,7 +433,7 @@ static int dispatcher_clear(dispatcher_t *self) {
   Py_CLEAR(self->driver);
   Py_CLEAR(self->present);
   Py_CLEAR(self->slow);
-  Py_CLEAR(self->learn);
+  Py_CLEAR(self->first);
   Py_CLEAR(self->measure);
   Py_CLEAR(self->positions);
   Py_CLEAR(self->names);

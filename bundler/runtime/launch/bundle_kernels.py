@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -70,36 +71,33 @@ class Kernels(Mapping[str, StaticKernel]):
         self._loader, self._hooks = Loader(driver), Hooks()
         self._compiled: list[Bundle] = []
         self._refused: dict[str, tuple[str, str]] = {}
+        self._fallback, self._debug, self._lock = fallback, debug, threading.Lock()
         self._loader.add_source(bundle)
-        by_name = self._specializations(bundle)
-        for name in fallback:
-            by_name.setdefault(name, [])
-        self._kernels = {
-            name: StaticKernel(
-                name, found, self._loader, self._hooks, debug=debug,
-                fallback=JitFallback(fallback[name], self._adopt) if name in fallback else None,
-            )
-            for name, found in sorted(by_name.items())
-        }  # fmt: skip
+        found = self._specializations(bundle)
+        self._found = {name: found.get(name, []) for name in sorted(found.keys() | fallback.keys())}
+        # Made when first asked for, since that decodes what was recorded of a kernel's specializations: a process uses few.
+        self._kernels: dict[str, StaticKernel] = {}
 
     def __getitem__(self, name: str) -> StaticKernel:
         kernel = self._kernels.get(name)
         if kernel is not None:
             return kernel
+        if name in self._found:
+            return self._make(name)
         refused = [f"{key}: {reason}" for key, (other, reason) in self._refused.items() if other == name]
         if refused:
             raise NotFound(f"no kernel {name!r} can be launched: {'; '.join(refused[:8])}", name=name)
         raise NotFound(
-            f"no kernel {name!r} for {self._driver.backend}; there are {', '.join(self._kernels) or 'none'} "
+            f"no kernel {name!r} for {self._driver.backend}; there are {', '.join(self._found) or 'none'} "
             f"(the bundle is for {', '.join(sorted(self._targets)) or 'nothing'})",
             name=name,
         )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kernels)
+        return iter(self._found)
 
     def __len__(self) -> int:
-        return len(self._kernels)
+        return len(self._found)
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +130,9 @@ class Kernels(Mapping[str, StaticKernel]):
 
     def unload(self) -> None:
         """Take all kernels off their devices, after the launches that use them ended; the next launch loads again."""
-        for kernel in self._kernels.values():
+        with self._lock:
+            made = list(self._kernels.values())
+        for kernel in made:
             kernel.forget()
         self._loader.unload()
 
@@ -142,12 +142,23 @@ class Kernels(Mapping[str, StaticKernel]):
         if self._owned is not None:
             self._owned.close()
 
+    def _make(self, name: str) -> StaticKernel:
+        function = self._fallback.get(name)
+        with self._lock:
+            kernel = self._kernels.get(name)
+            if kernel is None:
+                kernel = self._kernels[name] = StaticKernel(
+                    name, self._found[name], self._loader, self._hooks, debug=self._debug,
+                    fallback=None if function is None else JitFallback(function, self._adopt),
+                )  # fmt: skip
+            return kernel
+
     def _adopt(self, bundle: Bundle) -> None:
         self._compiled.append(bundle)
         self._loader.add_source(bundle)
         for name, found in self._specializations(bundle).items():
-            if name in self._kernels:
-                self._kernels[name].add(found)
+            if name in self._found:
+                self[name].add(found)
 
     def _specializations(self, bundle: Bundle) -> dict[str, list[Specialization]]:
         by_name: dict[str, list[Specialization]] = {}
@@ -163,7 +174,6 @@ class Kernels(Mapping[str, StaticKernel]):
 
 
 def _unknown(kernel: Kernel) -> str | None:
-    # Facts are decoded when a kernel is first asked for, not here: a bundle may have thousands.
     if kernel.facts_bytes is None:
         return "its argument types are not known, since it came by pack; record the compile instead"
     return None

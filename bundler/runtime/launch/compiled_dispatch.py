@@ -25,8 +25,8 @@ def dispatcher_type() -> Any | None:
 def compiled_dispatcher(
     driver: Driver,
     hooks: Hooks,
-    slow: Callable[..., None],
-    learn: Callable[..., Any],
+    slow: Callable[..., Any],
+    first: Callable[..., Any],
     measure: Callable[..., Any],
     positions: tuple[bool, ...],
     by_name: Mapping[str, bool],
@@ -37,10 +37,10 @@ def compiled_dispatcher(
     Args:
         driver: its `device` and `stream` are asked for at each launch.
         hooks: with any of them present, `slow` launches.
-        slow: launches any call; gets those that are new or not common.
-        learn: gets (device, arguments, keywords) of a call that `slow` launched; returns (launcher, number of values, grids,
-            what `measure` needs), None when such calls are always for `slow`, False when nothing is known of them yet.
-        measure: gets (what `learn` returned for it, arguments, keywords, grid), returns three sizes.
+        slow: launches any call; gets those that are not common.
+        first: launches any call; gets the first of a kind, and returns (launcher, number of values, grids, what `measure` needs),
+            None when such calls are always for `slow`, False when nothing is known of them yet.
+        measure: gets (what `first` returned for it, arguments, keywords, grid), returns three sizes.
         positions: of each parameter, whether it counts by its value.
         by_name: the same by name; a name that is missing does.
         capacity: kinds of calls to remember.
@@ -50,7 +50,7 @@ def compiled_dispatcher(
     if kind is None:
         return None
     made: Callable[..., None] = kind(
-        driver=driver, present=hooks.present, slow=slow, learn=learn, measure=measure, positions=bytes(positions),
+        driver=driver, present=hooks.present, slow=slow, first=first, measure=measure, positions=bytes(positions),
         names=dict(by_name), capacity=capacity,
     )  # fmt: skip
     return made

@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CudaDriver`: kernels on NVIDIA GPUs, through the driver API alone; `drivers.py` opens it."""
+"""`CudaDriver`: kernels on NVIDIA GPUs, through the driver API alone; `drivers.py` opens it.
+
+What it shares with HIP is in `native_driver.py`: here are contexts, pointers, limits of functions, and launch attributes.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
-from bundler.errors import DriverError, DriverUnavailable, ToolchainMismatch
+from bundler.errors import DriverUnavailable, ToolchainMismatch
 from bundler.runtime.launch import cuda_api as api
 from bundler.runtime.launch.driver import DeviceProperties
 from bundler.runtime.launch.launchers import Binding, Leave
-from bundler.runtime.launch.native_driver import Library, NativeDriver, NativeModule
+from bundler.runtime.launch.native_driver import Calls, Library, NativeDriver, NativeModule
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
-from bundler.runtime.launch.scratch import ScratchPool, TorchPool, scratch_for
+from bundler.runtime.launch.scratch import scratch_for
 from bundler.runtime.launch.tensor_maps import encode_tensor_map
 
+_CALLS = Calls(
+    device_count="cuDeviceGetCount",
+    device_attribute="cuDeviceGetAttribute",
+    module_load="cuModuleLoadData",
+    module_unload="cuModuleUnload",
+    module_function="cuModuleGetFunction",
+    function_attribute="cuFuncGetAttribute",
+    allocate="cuMemAllocAsync",
+    free="cuMemFreeAsync",
+)
 # A block gets this much shared memory, static and dynamic together, from any GPU.  The driver launches a kernel that needs
 # more only after its limit was raised with cuFuncSetAttribute.
 _SHARED_WITHOUT_ASKING_BYTES = 48 * 1024
@@ -33,6 +44,7 @@ class CudaDriver(NativeDriver):
     """
 
     backend = "cuda"
+    calls = _CALLS
     elsewhere: ClassVar[frozenset[int]] = frozenset({
         api.INVALID_CONTEXT, api.INVALID_HANDLE, api.CONTEXT_IS_DESTROYED
     })  # fmt: skip
@@ -40,13 +52,6 @@ class CudaDriver(NativeDriver):
     def __init__(self, library: str = api.LIBRARY, compiled: bool | None = None) -> None:
         self._retained: dict[int, int] = {}
         super().__init__(Library(library, api.SIGNATURES, self.backend), compiled)
-
-    def device_count(self) -> int:
-        """Return how many devices this process may use."""
-        self.check_alive()
-        count = ctypes.c_int()
-        self.check(self._library.cuDeviceGetCount(count), "cuDeviceGetCount")
-        return count.value
 
     def pointer_device(self, address: int) -> int | None:
         """Return the device that an address belongs to, None for memory that no device can read."""
@@ -67,11 +72,6 @@ class CudaDriver(NativeDriver):
         self.check_alive()
         encode = self._library.find("cuTensorMapEncodeTiled", api.OPTIONAL_SIGNATURES["cuTensorMapEncodeTiled"])
         return encode_tensor_map(encode, self._version(), plan, tensor_map, descriptor)
-
-    def unload(self, module: NativeModule) -> None:
-        """Unload a module's binary."""
-        with self._inside(module.place):
-            self.check(self._library.cuModuleUnload(module.handle), "cuModuleUnload", module.plan)
 
     def _start(self) -> None:
         status = self._library.cuInit(0)
@@ -112,7 +112,7 @@ class CudaDriver(NativeDriver):
         self.check(self._library.cuCtxGetCurrent(context), "cuCtxGetCurrent")
         return context.value or 0
 
-    def _context(self, device: int) -> int:
+    def _place(self, device: int) -> int:
         """Return the context for a device: the current one if it is on that device, else the primary one."""
         current = self._current_context()
         return current if current and self._current_device() == device else self._primary(device)
@@ -145,80 +145,37 @@ class CudaDriver(NativeDriver):
     def _leave(self) -> None:
         self.check(self._library.cuCtxPopCurrent_v2(ctypes.c_void_p()), "cuCtxPopCurrent")
 
-    @contextmanager
-    def _inside(self, context: int) -> Iterator[None]:
-        leave = self._enter(context)
-        try:
-            yield
-        finally:
-            leave()
-
     # Devices and modules ---------------------------------------------------------------------------------------------
 
     def _read_properties(self, device: int) -> DeviceProperties:
-        def ask(attribute: int) -> int:
-            value = ctypes.c_int()
-            self.check(
-                self._library.cuDeviceGetAttribute(value, attribute, device),
-                f"asking for properties of device {device}",
-            )
-            return value.value
-
         return DeviceProperties(
-            arch=str(ask(api.MAJOR) * 10 + ask(api.MINOR)),
-            max_threads_per_block=ask(api.MAX_THREADS_PER_BLOCK),
-            max_shared_optin_bytes=ask(api.MAX_SHARED_OPTIN),
-            warp_size=ask(api.WARP_SIZE),
-            multiprocessors=ask(api.MULTIPROCESSORS),
-            cooperative=bool(ask(api.COOPERATIVE_LAUNCH)),
+            arch=str(self._ask_device(api.MAJOR, device) * 10 + self._ask_device(api.MINOR, device)),
+            max_threads_per_block=self._ask_device(api.MAX_THREADS_PER_BLOCK, device),
+            max_shared_optin_bytes=self._ask_device(api.MAX_SHARED_OPTIN, device),
+            warp_size=self._ask_device(api.WARP_SIZE, device),
+            multiprocessors=self._ask_device(api.MULTIPROCESSORS, device),
+            cooperative=bool(self._ask_device(api.COOPERATIVE_LAUNCH, device)),
         )
 
-    def _load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
-        context = self._context(device)
-        with self._inside(context):
-            handle, function = ctypes.c_void_p(), ctypes.c_void_p()
-            status = self._library.cuModuleLoadData(handle, image)
-            if status == api.NO_BINARY_FOR_GPU:
-                raise ToolchainMismatch(
-                    f"{plan.kernel}: the binary holds no code for device {device} ({self._words(status)}); compile it for "
-                    f"cuda:{self.properties(device).arch}",
-                    kernel=plan.kernel, device=device, status=status,
-                )  # fmt: skip
-            self.check(status, "loading the binary", plan)
-            try:
-                self.check(
-                    self._library.cuModuleGetFunction(function, handle, plan.entry.encode()),
-                    f"looking for the entry {plan.entry!r}", plan,
-                )  # fmt: skip
-                self._allow(plan, function, device)
-            except DriverError:
-                self._library.cuModuleUnload(handle)
-                raise
-        return NativeModule(self, plan, device, context, handle.value or 0, function.value or 0)
+    def _refuse_image(self, plan: LaunchPlan, device: int, status: int) -> NoReturn:
+        if status == api.NO_BINARY_FOR_GPU:
+            raise ToolchainMismatch(
+                f"{plan.kernel}: the binary holds no code for device {device} ({self._words(status)}); compile it for "
+                f"cuda:{self.properties(device).arch}",
+                kernel=plan.kernel, device=device, status=status,
+            )  # fmt: skip
+        super()._refuse_image(plan, device, status)
 
     def _allow(self, plan: LaunchPlan, function: ctypes.c_void_p, device: int) -> None:
-        """Let the kernel have the shared memory and the cluster that it was compiled for."""
-        threads = self._ask_function(function, api.FUNCTION_MAX_THREADS, plan)
-        if plan.block_threads > threads:
-            raise DriverError(
-                f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device {device} runs "
-                f"at most {threads}",
-                kernel=plan.kernel, needed=plan.block_threads, limit=threads, device=device,
-            )  # fmt: skip
+        """Let the kernel have the shared memory and the cluster that it was compiled for, too."""
+        super()._allow(plan, function, device)
         if plan.shared_bytes:
             static = self._ask_function(function, api.FUNCTION_STATIC_SHARED, plan)
             if plan.shared_bytes + static > _SHARED_WITHOUT_ASKING_BYTES:
-                self.check(
-                    self._library.cuFuncSetCacheConfig(function, api.CACHE_PREFER_SHARED), "cuFuncSetCacheConfig"
-                )
+                self._do("cuFuncSetCacheConfig", function, api.CACHE_PREFER_SHARED)
                 self._set_function(function, api.FUNCTION_MAX_DYNAMIC_SHARED, plan.shared_bytes, plan)
         if plan.cluster > api.PORTABLE_CLUSTER:
             self._set_function(function, api.FUNCTION_NON_PORTABLE_CLUSTER, 1, plan)
-
-    def _ask_function(self, function: ctypes.c_void_p, attribute: int, plan: LaunchPlan) -> int:
-        value = ctypes.c_int()
-        self.check(self._library.cuFuncGetAttribute(value, attribute, function), "cuFuncGetAttribute", plan)
-        return value.value
 
     def _set_function(self, function: ctypes.c_void_p, attribute: int, value: int, plan: LaunchPlan) -> None:
         self.check(
@@ -242,22 +199,6 @@ class CudaDriver(NativeDriver):
             scratch=scratch_for(module.plan, functools.partial(self._pool, module.device)),
             elsewhere=self.elsewhere,
         )
-
-    def _pool(self, device: int) -> ScratchPool:
-        return self if self._torch() is None else TorchPool(device)
-
-    def allocate(self, size_bytes: int, stream: int) -> int:
-        """Return the address of memory in the order of a stream; works while a graph is captured, too."""
-        address = ctypes.c_uint64()
-        self.check(
-            self._library.cuMemAllocAsync(address, size_bytes, stream),
-            f"allocating {size_bytes} bytes of scratch memory",
-        )
-        return address.value
-
-    def free(self, address: int, stream: int) -> None:
-        """Give memory back once the stream has come this far."""
-        self.check(self._library.cuMemFreeAsync(address, stream), "cuMemFreeAsync")
 
 
 def _stay() -> None:

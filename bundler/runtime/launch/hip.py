@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HipDriver`: kernels on AMD GPUs, through the HIP library alone; `drivers.py` opens it.
 
-Its calls mirror CUDA's, with a device where CUDA has a context.
+Its calls mirror CUDA's, with a device where CUDA has a context; what is the same is in `native_driver.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any, ClassVar
 
@@ -17,9 +15,9 @@ from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailabl
 from bundler.runtime.launch.cuda import launch_attributes
 from bundler.runtime.launch.driver import DeviceProperties
 from bundler.runtime.launch.launchers import Binding, Leave
-from bundler.runtime.launch.native_driver import Library, NativeDriver, NativeModule
+from bundler.runtime.launch.native_driver import Calls, Library, NativeDriver, NativeModule
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
-from bundler.runtime.launch.scratch import ScratchPool, TorchPool, scratch_for
+from bundler.runtime.launch.scratch import scratch_for
 
 LIBRARY = "libamdhip64.so"
 _OUT, _OUT_INT = POINTER(c_void_p), POINTER(c_int)
@@ -38,11 +36,20 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "hipMallocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
     "hipFreeAsync": (c_uint64, c_void_p),
 }
+_CALLS = Calls(
+    device_count="hipGetDeviceCount",
+    device_attribute="hipDeviceGetAttribute",
+    module_load="hipModuleLoadData",
+    module_unload="hipModuleUnload",
+    module_function="hipModuleGetFunction",
+    function_attribute="hipFuncGetAttribute",
+    allocate="hipMallocAsync",
+    free="hipFreeAsync",
+)
 _NOT_INITIALIZED = 3
 _INVALID_DEVICE, _INVALID_HANDLE, _INVALID_CONTEXT = 101, 400, 201
 # Device attributes
 _COOPERATIVE, _MAX_THREADS, _MULTIPROCESSORS, _MAX_SHARED, _WARP_SIZE = 10, 56, 63, 74, 87
-_FUNCTION_MAX_THREADS = 0
 # hipDeviceProp_tR0600, of which we read one string; room for what later releases add.
 _PROPERTIES_BYTES, _ARCH_AT, _ARCH_BYTES = 4096, 1160, 256
 _UNREGISTERED, _ON_DEVICE = 0, 2
@@ -62,17 +69,11 @@ class HipDriver(NativeDriver):
     """
 
     backend = "hip"
+    calls = _CALLS
     elsewhere: ClassVar[frozenset[int]] = frozenset({_INVALID_DEVICE, _INVALID_HANDLE, _INVALID_CONTEXT})
 
     def __init__(self, library: str = LIBRARY, compiled: bool | None = None) -> None:
         super().__init__(Library(library, _SIGNATURES, self.backend), compiled)
-
-    def device_count(self) -> int:
-        """Return how many devices this process may use."""
-        self.check_alive()
-        count = c_int()
-        self.check(self._library.hipGetDeviceCount(count), "hipGetDeviceCount")
-        return count.value
 
     def pointer_device(self, address: int) -> int | None:
         """Return the device that an address belongs to, None for memory that no device can read."""
@@ -86,24 +87,6 @@ class HipDriver(NativeDriver):
     def tensor_map(self, plan: LaunchPlan, tensor_map: TensorMap, descriptor: Any) -> bytes:
         """Refuse: AMD's GPUs have no such maps."""
         raise CannotLaunchStatically(f"{plan.kernel}: HIP has no tensor maps", kernel=plan.kernel)
-
-    def unload(self, module: NativeModule) -> None:
-        """Unload a module's binary."""
-        with self._inside(module.device):
-            self.check(self._library.hipModuleUnload(module.handle), "hipModuleUnload", module.plan)
-
-    def allocate(self, size_bytes: int, stream: int) -> int:
-        """Return the address of memory in the order of a stream."""
-        address = c_uint64()
-        self.check(
-            self._library.hipMallocAsync(address, size_bytes, stream),
-            f"allocating {size_bytes} bytes of scratch memory",
-        )
-        return address.value
-
-    def free(self, address: int, stream: int) -> None:
-        """Give memory back once the stream has come this far."""
-        self.check(self._library.hipFreeAsync(address, stream), "hipFreeAsync")
 
     def _start(self) -> None:
         status = self._library.hipInit(0)
@@ -127,6 +110,9 @@ class HipDriver(NativeDriver):
         self.check(self._library.hipGetDevice(device), "hipGetDevice")
         return device.value
 
+    def _place(self, device: int) -> int:
+        return device
+
     def _enter(self, device: int) -> Leave:
         before = self._current_device()
         if before != device:
@@ -136,23 +122,7 @@ class HipDriver(NativeDriver):
     def _go_to(self, device: int) -> None:
         self.check(self._library.hipSetDevice(device), f"hipSetDevice({device})")
 
-    @contextmanager
-    def _inside(self, device: int) -> Iterator[None]:
-        leave = self._enter(device)
-        try:
-            yield
-        finally:
-            leave()
-
     def _read_properties(self, device: int) -> DeviceProperties:
-        def ask(attribute: int) -> int:
-            value = c_int()
-            self.check(
-                self._library.hipDeviceGetAttribute(value, attribute, device),
-                f"asking for properties of device {device}",
-            )
-            return value.value
-
         memory = ctypes.create_string_buffer(_PROPERTIES_BYTES)
         self.check(
             self._library.hipGetDevicePropertiesR0600(memory, device), f"asking for properties of device {device}"
@@ -160,34 +130,12 @@ class HipDriver(NativeDriver):
         name = memory.raw[_ARCH_AT : _ARCH_AT + _ARCH_BYTES].partition(b"\0")[0].decode()
         return DeviceProperties(
             arch=name.partition(":")[0],  # the rest says which features are switched on
-            max_threads_per_block=ask(_MAX_THREADS),
-            max_shared_optin_bytes=ask(_MAX_SHARED),
-            warp_size=ask(_WARP_SIZE),
-            multiprocessors=ask(_MULTIPROCESSORS),
-            cooperative=bool(ask(_COOPERATIVE)),
+            max_threads_per_block=self._ask_device(_MAX_THREADS, device),
+            max_shared_optin_bytes=self._ask_device(_MAX_SHARED, device),
+            warp_size=self._ask_device(_WARP_SIZE, device),
+            multiprocessors=self._ask_device(_MULTIPROCESSORS, device),
+            cooperative=bool(self._ask_device(_COOPERATIVE, device)),
         )
-
-    def _load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
-        with self._inside(device):
-            handle, function, threads = c_void_p(), c_void_p(), c_int()
-            self.check(self._library.hipModuleLoadData(handle, image), "loading the binary", plan)
-            try:
-                self.check(
-                    self._library.hipModuleGetFunction(function, handle, plan.entry.encode()),
-                    f"looking for the entry {plan.entry!r}", plan,
-                )  # fmt: skip
-                asked = self._library.hipFuncGetAttribute(threads, _FUNCTION_MAX_THREADS, function)
-                self.check(asked, "hipFuncGetAttribute", plan)
-                if plan.block_threads > threads.value:
-                    raise DriverError(
-                        f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device "
-                        f"{device} runs at most {threads.value}",
-                        kernel=plan.kernel, needed=plan.block_threads, limit=threads.value, device=device,
-                    )  # fmt: skip
-            except DriverError:
-                self._library.hipModuleUnload(handle)
-                raise
-        return NativeModule(self, plan, device, device, handle.value or 0, function.value or 0)
 
     def _bind(self, module: NativeModule) -> Binding:
         plan, plain, extended = module.plan, "hipModuleLaunchKernel", None
@@ -215,6 +163,3 @@ class HipDriver(NativeDriver):
             scratch=scratch_for(plan, functools.partial(self._pool, module.device)),
             elsewhere=self.elsewhere,
         )
-
-    def _pool(self, device: int) -> ScratchPool:
-        return self if self._torch() is None else TorchPool(device)

@@ -11,8 +11,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
 from bundler.runtime.launch.parameter_buffer import Packer
@@ -30,8 +29,7 @@ Leave = Callable[[], None]
 Scratch = Callable[[int, int, int, int], tuple[int, int, Leave]]
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """A kernel on a device, ready to be launched by either path.
 
     A place is what a launch needs to be current in its thread: a context of CUDA, a device of HIP.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bundler.errors import DriverUnavailable
 from bundler.format.bundle import Bundle
@@ -19,8 +19,7 @@ from bundler.runtime.launch.plan import LaunchPlan
 from bundler.runtime.launch.plan_builder import build_plan
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A kernel on a device, ready to be launched."""
 
     plan: LaunchPlan

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`NativeDriver`: what the drivers of CUDA and HIP have in common.
 
-That is the shared library, the modules loaded through it, their launchers, following torch's current device and stream, and
-refusing to work after a fork.  `cuda.py` and `hip.py` fill in the calls.
+That is the shared library and the calls that both libraries have, the modules loaded through it, their launchers, following torch's
+current device and stream, and refusing to work after a fork.  `cuda.py` and `hip.py` inherit from it and fill in the rest.
 """
 
 from __future__ import annotations
@@ -14,19 +14,37 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
 from bundler.fork_safety import after_fork
 from bundler.runtime.launch import launchers
 from bundler.runtime.launch.driver import DeviceProperties, Launcher, Module, check_fits
 from bundler.runtime.launch.plan import LaunchPlan
+from bundler.runtime.launch.scratch import ScratchPool, TorchPool
+
+# The attribute of a function that says how many threads a block of it may have, in both libraries.
+_MAX_THREADS = 0
+
+
+class Calls(NamedTuple):
+    """The names of the functions that take the same arguments in both libraries: HIP's API mirrors CUDA's."""
+
+    device_count: str
+    device_attribute: str
+    module_load: str
+    module_unload: str
+    module_function: str
+    function_attribute: str
+    allocate: str
+    free: str
 
 
 class Library:
     """A driver's shared library: its functions as attributes, with their argument types."""
 
     def __init__(self, name: str, signatures: Mapping[str, tuple[object, ...]], backend: str) -> None:
+        self._found: dict[str, Any | None] = {}
         try:
             self._library = ctypes.CDLL(name)
             for function, types in signatures.items():
@@ -46,10 +64,12 @@ class Library:
 
     def find(self, name: str, types: tuple[object, ...] | None = None) -> Any | None:
         """Return a function that older libraries lack, None when this one does."""
-        function = getattr(self._library, name, None)
-        if function is not None:
-            function.argtypes = types
-        return function
+        if name not in self._found:
+            function = getattr(self._library, name, None)
+            if function is not None:
+                function.argtypes = types
+            self._found[name] = function
+        return self._found[name]
 
 
 @dataclass(eq=False)
@@ -92,6 +112,7 @@ class NativeDriver(ABC):
     """
 
     backend: ClassVar[str]
+    calls: ClassVar[Calls]
     # Statuses of a launch whose stream or function belongs elsewhere.
     elsewhere: ClassVar[frozenset[int]] = frozenset()
 
@@ -132,12 +153,42 @@ class NativeDriver(ABC):
             found = self._properties[device] = self._read_properties(device)
         return found
 
+    def device_count(self) -> int:
+        """Return how many devices this process may use."""
+        self.check_alive()
+        found = ctypes.c_int()
+        self._do(self.calls.device_count, found)
+        return found.value
+
     def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
         """Load verified bytes on a device."""
         check_fits(plan, self.properties(device), device)
-        module = self._load(plan, image, device)
+        place, handle, function = self._place(device), ctypes.c_void_p(), ctypes.c_void_p()
+        leave = self._enter(place)
+        try:
+            status = getattr(self._library, self.calls.module_load)(handle, image)
+            if status:
+                self._refuse_image(plan, device, status)
+            try:
+                find = getattr(self._library, self.calls.module_function)
+                self.check(find(function, handle, plan.entry.encode()), f"looking for the entry {plan.entry!r}", plan)
+                self._allow(plan, function, device)
+            except DriverError:
+                getattr(self._library, self.calls.module_unload)(handle)
+                raise
+        finally:
+            leave()
+        module = NativeModule(self, plan, device, place, handle.value or 0, function.value or 0)
         self._modules.add(module)
         return module
+
+    def unload(self, module: NativeModule) -> None:
+        """Unload a module's binary."""
+        leave = self._enter(module.place)
+        try:
+            self._do(self.calls.module_unload, module.handle, plan=module.plan)
+        finally:
+            leave()
 
     def launcher(self, module: Module) -> Launcher:
         """Return the function that launches a module's kernel."""
@@ -219,30 +270,76 @@ class NativeDriver(ABC):
         vars(self).update(device=torch._C._cuda_getDevice, stream=torch._C._cuda_getCurrentRawStream)  # noqa: SLF001
         return self._torch_c
 
+    # Memory that a kernel needs while it runs -------------------------------------------------------------------------
+
+    def allocate(self, size_bytes: int, stream: int) -> int:
+        """Return the address of memory in the order of a stream; works while a graph is captured, too."""
+        address = ctypes.c_uint64()
+        status = getattr(self._library, self.calls.allocate)(address, size_bytes, stream)
+        self.check(status, f"allocating {size_bytes} bytes of scratch memory")
+        return address.value
+
+    def free(self, address: int, stream: int) -> None:
+        """Give memory back once the stream has come this far."""
+        self._do(self.calls.free, address, stream)
+
+    def _pool(self, device: int) -> ScratchPool:
+        return self if self._torch() is None else TorchPool(device)
+
+    # What both libraries are asked ------------------------------------------------------------------------------------
+
+    def _do(self, call: str, *arguments: Any, plan: LaunchPlan | None = None) -> None:
+        """Call a function of the library; raises what its status means."""
+        self.check(getattr(self._library, call)(*arguments), call, plan)
+
+    def _ask_device(self, attribute: int, device: int) -> int:
+        value = ctypes.c_int()
+        status = getattr(self._library, self.calls.device_attribute)(value, attribute, device)
+        self.check(status, f"asking for properties of device {device}")
+        return value.value
+
+    def _ask_function(self, function: ctypes.c_void_p, attribute: int, plan: LaunchPlan) -> int:
+        value = ctypes.c_int()
+        self._do(self.calls.function_attribute, value, attribute, function, plan=plan)
+        return value.value
+
+    def _allow(self, plan: LaunchPlan, function: ctypes.c_void_p, device: int) -> None:
+        """Let a kernel that was just loaded have what it needs of a device, or say that the device cannot run it."""
+        threads = self._ask_function(function, _MAX_THREADS, plan)
+        if plan.block_threads > threads:
+            raise DriverError(
+                f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device {device} runs "
+                f"at most {threads}",
+                kernel=plan.kernel, needed=plan.block_threads, limit=threads, device=device,
+            )  # fmt: skip
+
+    def _refuse_image(self, plan: LaunchPlan, device: int, status: int) -> NoReturn:
+        """Raise what the status of loading a binary means."""
+        self.refuse(status, "loading the binary", plan)
+
+    # What each of them does in its own way ----------------------------------------------------------------------------
+
     @abstractmethod
     def _start(self) -> None:
         """Initialise the driver in this process."""
-
-    @abstractmethod
-    def device_count(self) -> int:
-        """Return how many devices this process may use."""
 
     @abstractmethod
     def pointer_device(self, address: int) -> int | None:
         """Return the device that an address belongs to, None for memory that no device can read."""
 
     @abstractmethod
-    def unload(self, module: NativeModule) -> None:
-        """Unload a module's binary."""
+    def _place(self, device: int) -> int:
+        """Return where a binary for a device is loaded: a context of CUDA, a device of HIP."""
+
+    @abstractmethod
+    def _enter(self, place: int) -> launchers.Leave:
+        """Make a place current in this thread; returns what goes back."""
 
     @abstractmethod
     def _current_device(self) -> int: ...
 
     @abstractmethod
     def _read_properties(self, device: int) -> DeviceProperties: ...
-
-    @abstractmethod
-    def _load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule: ...
 
     @abstractmethod
     def _bind(self, module: NativeModule) -> launchers.Binding: ...

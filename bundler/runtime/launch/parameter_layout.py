@@ -7,6 +7,7 @@ as hostile input: what comes back is a layout or a `FormatError`.  `tuning/occup
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ MAX_BUFFER_BYTES = 32764
 _MAX_SECTIONS = 65536
 _MAX_METADATA_BYTES = 1 << 20
 _MAX_TEXT_BYTES = 4096
+# What a kernel declares is some hundred bytes; more is not kept in memory to be compared with.
+_MAX_KNOWN_BYTES = 2048
 
 _ELF_HEADER = struct.Struct("<40xQ10xHHH")  # section table: offset, size of a row, rows, the row that holds the names
 _SECTION = struct.Struct("<II16xQQ24x")  # name, type, offset, size
@@ -66,10 +69,12 @@ def read_layout(image: bytes, entry: str) -> Layout:
         raise FormatError(f"{entry}: the device binary is {why}", kernel=entry)
     try:
         info = _section_named(image, b".nv.info." + entry.encode())
-        layout = _cubin_layout(info, entry) if info is not None else _hsaco_layout(image, entry)
+        if info is None:
+            return _checked(_hsaco_layout(image, entry), entry)
+        # Kernels that differ in their constants alone often declare the same, byte for byte.
+        return (_known_cubin_layout if len(info) <= _MAX_KNOWN_BYTES else _cubin_layout)(info, entry)
     except (struct.error, UnicodeEncodeError, OverflowError) as error:
         raise FormatError(f"{entry}: the device binary is damaged ({error})", kernel=entry) from error
-    return _checked(layout, entry)
 
 
 def _section_named(image: bytes, wanted: bytes) -> bytes | None:
@@ -132,7 +137,10 @@ def _cubin_layout(info: bytes, entry: str) -> Layout:
             threads = x * y * z
     if sorted(slots) != list(range(len(slots))):
         raise FormatError(f"{entry}: the cubin numbers its parameters {sorted(slots)[:20]}", kernel=entry)
-    return Layout(tuple(slots[ordinal] for ordinal in sorted(slots)), buffer_bytes, threads)
+    return _checked(Layout(tuple(slots[ordinal] for ordinal in sorted(slots)), buffer_bytes, threads), entry)
+
+
+_known_cubin_layout = functools.lru_cache(maxsize=1024)(_cubin_layout)
 
 
 def _attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:

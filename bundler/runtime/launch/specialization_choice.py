@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Choices`: chooses the specialization for a call, or says why there is none; `StaticKernel` asks it for each new kind of call."""
+"""`Choices`: chooses the specialization for a call, or says why there is none; `StaticKernel` asks it for each new shape of call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bundler.errors import CannotLaunchStatically, NotFound, ToolchainMismatch
-from bundler.format.constant_values import Value
 from bundler.format.launch_spec import Argument
 from bundler.format.summary import count
-from bundler.runtime.launch.argument_types import CONSTEXPR, Seen
+from bundler.runtime.launch.argument_types import Seen
+from bundler.runtime.launch.specialization_index import CallShape, Group
 from bundler.runtime.launch.specialization_match import Call, Specialization, bind
 
 MAX_SHOWN = 8
 _KEY_CHARACTERS = 8
 # The parts of a key that say which program was compiled.
 _PROGRAM = ("source.hash", "option.")
+
+
+class Chosen(NamedTuple):
+    """The specialization for a call, the call's arguments by parameter, and what Triton makes of them."""
+
+    specialization: Specialization
+    call: Call
+    seen: Sequence[Seen]
 
 
 class Choices:
@@ -31,10 +39,10 @@ class Choices:
 
     def __init__(self, name: str, specializations: Sequence[Specialization]) -> None:
         self._name, self._all = name, tuple(specializations)
-        self._groups: dict[str, tuple[_Group, ...]] = {}
+        self._groups: dict[str, tuple[Group, ...]] = {}
 
-    def choose(self, target: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Specialization, Call]:
-        """Return the specialization that Triton would compile for a call, and the call's arguments by parameter.
+    def choose(self, target: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Chosen:
+        """Return the specialization that Triton would compile for a call.
 
         Args:
             target: of the device, such as `cuda:90`.
@@ -45,12 +53,10 @@ class Choices:
             NotFound: none fits; says for each what differs.
             CannotLaunchStatically: the arguments fit no function, or two specializations fit that are not the same.
         """
-        groups = self._groups.get(target)
-        if groups is None:
-            groups = self._groups[target] = self._grouped(target)
+        groups = self._of(target)
         calls = _calls(self._name, groups, args, keywords)
         found = [
-            (specialization.closeness(seen), specialization, call)
+            (specialization.closeness(seen), Chosen(specialization, call, seen))
             for group, call in calls
             for seen in [group.members[0].seen(call)]
             for specialization in group.candidates(seen)
@@ -60,16 +66,41 @@ class Choices:
             raise _none_fits(self._name, target, calls)
         return _best(self._name, found)
 
-    def _grouped(self, target: str) -> tuple[_Group, ...]:
+    def shape(
+        self, target: str, chosen: Chosen, by_position: Sequence[int], by_name: Sequence[str]
+    ) -> CallShape | None:
+        """Return what a call has in common with those that differ in constants alone, None when only full comparisons can tell.
+
+        Args:
+            target: that the choice was made for.
+            chosen: for the call.
+            by_position: the numbers of the parameters whose constants differ from call to call.
+            by_name: further such parameters; their constants will be given in this order, after those by position.
+        """
+        groups = self._of(target)
+        if len(groups) != 1:  # two functions of one name: which of them is called is a question of all arguments
+            return None
+        numbers = {argument.name: number for number, argument in enumerate(groups[0].arguments)}
+        return CallShape(groups[0], chosen.call, chosen.seen, [*by_position, *(numbers[name] for name in by_name)])
+
+    def _of(self, target: str) -> tuple[Group, ...]:
+        groups = self._groups.get(target)
+        if groups is None:
+            groups = self._groups[target] = self._grouped(target)
+        return groups
+
+    def _grouped(self, target: str) -> tuple[Group, ...]:
         """Return the specializations for a target by the parameters of their functions: two functions may have one name."""
-        groups: dict[tuple[Argument, ...], _Group] = {}
-        group: _Group | None = None
+        groups: dict[tuple[Argument, ...], Group] = {}
+        group: Group | None = None
+        backend, _, arch = target.partition(":")
         for specialization in self._all:
-            if str(specialization.target) == target:
+            compiled_for = specialization.target
+            if compiled_for.arch == arch and compiled_for.backend == backend:
                 arguments = specialization.arguments
                 # Kernels of one function mostly share the tuple, and comparing it takes longer than all the rest.
                 if group is None or group.arguments is not arguments:
-                    group = groups.setdefault(arguments, _Group(arguments))
+                    group = groups.setdefault(arguments, Group(arguments))
                 group.add(specialization)
         if groups:
             return tuple(groups.values())
@@ -81,62 +112,11 @@ class Choices:
         )  # fmt: skip
 
 
-class _Group:
-    """Specializations of one function, by the types and constants that a call has to have."""
-
-    def __init__(self, arguments: tuple[Argument, ...]) -> None:
-        self.arguments = arguments
-        self.members: list[Specialization] = []
-        self._exact: dict[tuple[Any, ...], list[Specialization]] = {}
-        # Those with a type or constant that is compared in other ways than by being equal.
-        self._other: list[Specialization] = []
-
-    def add(self, specialization: Specialization) -> None:
-        self.members.append(specialization)
-        constants = specialization.constants
-        marks = [_recorded(kind, constants.get((index,))) for index, kind in enumerate(specialization.types)]
-        if None in marks:
-            self._other.append(specialization)
-        else:
-            self._exact.setdefault(tuple(marks), []).append(specialization)
-
-    def candidates(self, seen: Sequence[Seen]) -> Sequence[Specialization]:
-        """Return all that may fit a call; each has still to be compared with it."""
-        exact = self._exact.get(tuple(map(_called, seen)), ())
-        return [*exact, *self._other] if self._other else exact
-
-
-def _recorded(kind: Value, constant: Value | None) -> tuple[str, Any] | None:
-    """Return what stands for a recorded argument: its type, or its constant; None for one that is not simply equal."""
-    if kind.tag != "str":
-        return None
-    if kind.payload != CONSTEXPR:
-        return kind.payload, None
-    if constant is None or constant.tag not in _PLAIN:
-        return None
-    return constant.tag, constant.plain()
-
-
-def _called(seen: Seen) -> tuple[str, Any] | None:
-    """Return what stands for an argument of a call, equal to `_recorded` of what fits it."""
-    if seen.type != CONSTEXPR:
-        return (seen.type, None) if isinstance(seen.type, str) else None
-    value = seen.key
-    if value is None:
-        return "none", None
-    tag = "bool" if type(value) is bool else "int" if isinstance(value, int) else "str" if type(value) is str else ""
-    return (tag, int(value) if tag == "int" else value) if tag else None
-
-
-# Tags of constants that fit a call exactly when tag and value are equal.
-_PLAIN = frozenset({"none", "bool", "int", "str"})
-
-
 def _calls(
-    name: str, groups: Sequence[_Group], args: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> list[tuple[_Group, Call]]:
+    name: str, groups: Sequence[Group], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> list[tuple[Group, Call]]:
     """Return the call as each function of that name would get it; functions that it does not fit are left out."""
-    calls: list[tuple[_Group, Call]] = []
+    calls: list[tuple[Group, Call]] = []
     refused = None
     for group in groups:
         try:
@@ -148,7 +128,7 @@ def _calls(
     return calls
 
 
-def _none_fits(name: str, target: str, calls: Sequence[tuple[_Group, Call]]) -> NotFound:
+def _none_fits(name: str, target: str, calls: Sequence[tuple[Group, Call]]) -> NotFound:
     reasons = [
         (member, list(member.differences(call, seen)))
         for group, call in calls
@@ -171,18 +151,19 @@ def _none_fits(name: str, target: str, calls: Sequence[tuple[_Group, Call]]) -> 
     )
 
 
-def _best(name: str, found: list[tuple[tuple[int, int], Specialization, Call]]) -> tuple[Specialization, Call]:
-    best = max(score for score, _, _ in found)
-    chosen = sorted(((s, call) for score, s, call in found if score == best), key=lambda pair: pair[0].key)
-    first = chosen[0][0]
-    for other, _ in chosen[1:]:
+def _best(name: str, found: list[tuple[tuple[int, int], Chosen]]) -> Chosen:
+    best = max(score for score, _ in found)
+    chosen = sorted((choice for score, choice in found if score == best), key=lambda choice: choice.specialization.key)
+    first = chosen[0].specialization
+    for other, *_ in chosen[1:]:
         apart = _apart(first, other)
         if apart:
             raise CannotLaunchStatically(
                 f"{name}: {len(chosen)} recorded specializations fit this call, and differ in {', '.join(apart)}; give the "
-                "option that tells them apart, or launch one by handle_of(key): " + ", ".join(s.key for s, _ in chosen),
+                "option that tells them apart, or launch one by handle_of(key): "
+                + ", ".join(choice.specialization.key for choice in chosen),
                 kernel=name,
-                keys=tuple(s.key for s, _ in chosen),
+                keys=tuple(choice.specialization.key for choice in chosen),
             )
     return chosen[0]
 

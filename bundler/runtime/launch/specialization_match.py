@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Specialization`: one recorded kernel, which says of a call whether Triton would compile this kernel for it.
 
-`specialization_choice` compares calls with all of a kernel's; `bind` puts a call's arguments to the parameters they fill.
+`specialization_choice` compares calls with those that `specialization_index` finds; `bind` puts a call's arguments to the parameters
+they fill.  `Kernels` and the tuner make them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from bundler.errors import CannotLaunchStatically
 from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel
-from bundler.format.launch_spec import Argument
+from bundler.format.launch_spec import Argument, LaunchFacts
 from bundler.format.summary import count, short
 from bundler.runtime.launch.argument_types import CONSTEXPR, Seen, same_constant, specialize
 
@@ -46,40 +47,52 @@ class Call:
 class Specialization:
     """One recorded kernel, ready to be compared with calls.
 
-    Immutable; any thread may use it.
+    Immutable; any thread may use it.  What was recorded of the kernel is decoded when it is first asked for: a bundle has
+    thousands, and a process launches some.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.key, self.target = kernel.key, kernel.target
-        self._facts = kernel.launch.require_facts()
 
     def __repr__(self) -> str:
         return f"<specialization {self.key[:8]} of {self.kernel.name} for {self.target}: {short(self.describe())}>"
 
     @cached_property
+    def facts(self) -> LaunchFacts:
+        """What was recorded of the compile; raises `CannotLaunchStatically` when nothing was."""
+        return self.kernel.launch.require_facts()
+
+    @cached_property
+    def profile(self) -> tuple[int, ...]:
+        """Equal for kernels that differ in nothing but constants, as far as they share the decoded objects."""
+        facts = self.facts
+        # Without recorded options the kernel's own numbers stand for them.
+        return id(facts.signature), id(facts.attributes), id(facts.options or self)
+
+    @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """The parameters of the kernel function; of a compile from IR, which has no names, by their numbers."""
-        if self._facts.arguments:
-            return self._facts.arguments
-        return tuple(Argument(name, "", None, False, False, False) for name, _ in self._facts.signature)
+        if self.facts.arguments:
+            return self.facts.arguments
+        return tuple(Argument(name, "", None, False, False, False) for name, _ in self.facts.signature)
 
     @cached_property
     def types(self) -> tuple[Value, ...]:
         """The recorded type of each parameter."""
-        return tuple(kind for _, kind in self._facts.signature)
+        return tuple(kind for _, kind in self.facts.signature)
 
     @cached_property
     def constants(self) -> dict[tuple[int, ...], Value]:
         """The constants that were compiled in, by the path of their argument."""
-        return dict(self._facts.constants)
+        return dict(self.facts.constants)
 
     @cached_property
     def _options(self) -> dict[str, Value]:
         """The options of the compile; without the facts of it, what the launch itself needs of them."""
         spec = self.kernel.launch
         known = {"num_warps": Value("int", spec.num_warps), "num_ctas": Value("int", spec.num_ctas)}
-        return dict(self._facts.options) or known
+        return dict(self.facts.options) or known
 
     def option(self, name: str, default: Any) -> Any:
         """Return an option of the compile, `default` when it is not recorded."""
@@ -90,7 +103,7 @@ class Specialization:
     @cached_property
     def attributes(self) -> Mapping[tuple[int, ...], frozenset[str]]:
         """What was promised of an argument: the names of its attributes, by its path."""
-        return _promises(self._facts.attributes)
+        return _promises(self.facts.attributes)
 
     def describe(self) -> str:
         """Return the types, constants and options of this specialization as a line for people."""
@@ -111,12 +124,19 @@ class Specialization:
             specialize(value, argument, backend) for argument, value in zip(self.arguments, call.values, strict=True)
         ]
 
-    def differences(self, call: Call, call_seen: Sequence[Seen]) -> Iterator[str]:
-        """Yield in words what keeps this specialization from being the one for a call; nothing when it is."""
+    def differences(self, call: Call, call_seen: Sequence[Seen], besides: Collection[int] = ()) -> Iterator[str]:
+        """Yield in words what keeps this specialization from being the one for a call; nothing when it is.
+
+        Args:
+            call: the call.
+            call_seen: what Triton makes of its arguments.
+            besides: parameters that are not to be compared.
+        """
         for index, (argument, kind, seen, value) in enumerate(
             zip(self.arguments, self.types, call_seen, call.values, strict=True)
         ):
-            yield from self._argument_differences(argument.name, (kind, seen, value), (index,))
+            if index not in besides:
+                yield from self._argument_differences(argument.name, (kind, seen, value), (index,))
         yield from self._option_differences(call.options)
 
     def _argument_differences(self, name: str, trio: tuple[Value, Seen, Any], path: tuple[int, ...]) -> Iterator[str]:

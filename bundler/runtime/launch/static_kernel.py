@@ -7,22 +7,22 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bundler.errors import NotFound, ToolchainMismatch
 from bundler.format.summary import count
 from bundler.runtime import grids
-from bundler.runtime.launch.argument_flattening import feed_of
+from bundler.runtime.launch.bound_call import BoundCall, Grids, bind_call, bind_like
 from bundler.runtime.launch.call_key import UNCACHEABLE, Reader
 from bundler.runtime.launch.compiled_dispatch import compiled_dispatcher
 from bundler.runtime.launch.device_check import check_address, check_memory
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.launch.loaded_plans import Loaded, Loader
-from bundler.runtime.launch.specialization_choice import Choices
-from bundler.runtime.launch.specialization_match import Call, Specialization
+from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.specialization_choice import Choices, Chosen
+from bundler.runtime.launch.specialization_index import CallShape
+from bundler.runtime.launch.specialization_match import Specialization
 
 # A program whose constants never repeat must not grow without end.
 MAX_REMEMBERED = 4096
@@ -38,19 +38,22 @@ class Fallback(Protocol):
         """Launch a call like one that `launch` had before, and for which it added nothing that fits."""
 
 
-class _Bound(NamedTuple):
-    """What is to be done for all calls that look alike."""
+class _Cut(NamedTuple):
+    """Calls that give so many arguments by position and these by name: where the constants are in their keys.
 
-    launcher: Callable[..., None]
-    passed: Callable[[list[Any]], Sequence[Any]]
-    # So many of the call's values, as they come, are what is passed; None when they have to be taken apart or put in order.
-    taken: int | None
-    grids: dict[tuple[int, ...], tuple[int, int, int]]
-    # Parameters that got an address as a plain number: nothing but the driver knows where that lies.
-    addresses: tuple[tuple[int, str], ...]
-    names: tuple[str, ...]
-    defaults: Mapping[str, Any]
-    loaded: Loaded
+    Attributes:
+        constants: indices into a key of what is compiled in.
+        rest: all other indices; what is there is the shape of a call.
+        by_position: the numbers of the parameters whose constants are given by position.
+        by_name: the names of the others; together they are in the order of `constants`.
+        shapes: the shapes met so far, each with a call that was bound.
+    """
+
+    constants: list[int]
+    rest: list[int]
+    by_position: list[int]
+    by_name: list[str]
+    shapes: dict[tuple[Any, ...], tuple[CallShape, BoundCall]]
 
 
 class StaticKernel:
@@ -80,7 +83,9 @@ class StaticKernel:
         self._loader, self._driver, self._hooks = loader, loader.driver, hooks
         self._fallback, self._debug = fallback, debug
         self._reader = Reader(self._driver.backend, self._driver.pointer_device)
-        self._bound: dict[tuple[Any, ...], _Bound | None] = {}
+        self._bound: dict[tuple[Any, ...], BoundCall | None] = {}
+        self._cuts: dict[tuple[int, tuple[str, ...]], _Cut] = {}
+        self._grids: dict[int, Grids] = {}
         self._specializations: tuple[Specialization, ...] = ()
         self._by_value: Mapping[str, bool] = {}
         self._positions: tuple[bool, ...] = ()
@@ -107,8 +112,8 @@ class StaticKernel:
             as a call.
         """
         device = self._driver.device()
-        specialization, _ = self._choose(device, args, keywords)
-        return self._handle(specialization, device)
+        chosen = self._choose(device, args, keywords)
+        return self._handle(chosen.specialization, device)
 
     def handle_of(self, key: str) -> Handle:
         """Return the specialization with this kernel key; raises `NotFound`, and as a call."""
@@ -136,20 +141,26 @@ class StaticKernel:
 
     def forget(self) -> None:
         """Drop what was remembered of calls."""
-        self._bound = {}
-        launch = self._launcher()
-        self._launch = compiled_dispatcher(self._driver, self._hooks, launch, self._learner(), self._measure,
-                                           self._positions, self._by_value, MAX_REMEMBERED) or launch  # fmt: skip
+        self._bound, self._cuts, self._grids = {}, {}, {}
+        launch = self._launcher(tells=False)
+        self._launch = compiled_dispatcher(
+            self._driver, self._hooks, launch, self._launcher(tells=True), self._measure, self._positions, self._by_value,
+            MAX_REMEMBERED,
+        ) or launch  # fmt: skip
 
     # A launch ----------------------------------------------------------------------------------------------------------
 
-    def _launcher(self) -> Callable[..., None]:
-        """Return what launches; made anew when the specializations change, so that a call finds all it needs at hand."""
+    def _launcher(self, *, tells: bool) -> Callable[..., Any]:
+        """Return what launches; made anew when the specializations change, so that a call finds all it needs at hand.
+
+        Args:
+            tells: whether it returns what the compiled dispatcher needs to launch more calls like the one it had: see there.
+        """
         driver, hooks, read = self._driver, self._hooks, self._reader.read
         positions, by_value, remembered, meet = self._positions, self._by_value, self._bound, self._meet
         current_device, current_stream, most = driver.device, driver.stream, len(self._positions)
 
-        def launch(grid: grids.Grid, /, *args: Any, **keywords: Any) -> None:
+        def launch(grid: grids.Grid, /, *args: Any, **keywords: Any) -> Any:
             device = current_device()
             key: list[Any] = [device]
             values: list[Any] = []
@@ -163,50 +174,28 @@ class StaticKernel:
             if bound is None:
                 bound = meet(device, grid, args, keywords, call)
                 if bound is None:
-                    return
+                    return False if tells else None
             if bound.addresses:
                 self._check_addresses(bound, values, device)
             # Grids repeat, so what was found of one is kept: checking costs as much as all the rest.
             sizes = bound.grids.get(grid) if type(grid) is tuple else None
             if sizes is None:
                 sizes = self._measure(bound, args, keywords, grid)
+            x, y, z = sizes
             if hooks.present():
                 self._with_hooks(bound, sizes, current_stream(device), values)
-                return
-            x, y, z = sizes
-            if x and y and z:
+            elif x and y and z:
                 bound.launcher(x, y, z, current_stream(device), *bound.passed(values))
+            return bound.told() if tells and UNCACHEABLE not in call else None
 
         return launch
 
-    def _check_addresses(self, bound: _Bound, values: list[Any], device: int) -> None:
+    def _check_addresses(self, bound: BoundCall, values: list[Any], device: int) -> None:
         for index, name in bound.addresses:
             check_address(self.name, name, values[index], device, self._driver.pointer_device)
 
-    def _learner(self) -> Callable[[int, tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | Literal[False] | None]:
-        """Return what tells the compiled dispatcher about calls that were launched from here, and how to launch more of them."""
-        read, positions, by_value, remembered = self._reader.read, self._positions, self._by_value, self._bound
-
-        def learn(
-            device: int, args: tuple[Any, ...], keywords: dict[str, Any]
-        ) -> tuple[Any, ...] | Literal[False] | None:
-            key: list[Any] = [device]
-            read(args, positions, device, key, [])
-            if keywords:
-                key.append(tuple(keywords))
-                read(keywords.values(), [by_value.get(name, True) for name in keywords], device, key, [])
-            found = tuple(key)
-            if found not in remembered:  # forgotten since, or a call that no key stands for
-                return False
-            bound = remembered[found]
-            if bound is None or bound.addresses or bound.taken is None:
-                return None
-            return bound.launcher, bound.taken, bound.grids, bound
-
-        return learn
-
     def _measure(
-        self, bound: _Bound, args: tuple[Any, ...], keywords: dict[str, Any], grid: grids.Grid
+        self, bound: BoundCall, args: tuple[Any, ...], keywords: dict[str, Any], grid: grids.Grid
     ) -> tuple[int, int, int]:
         if callable(grid):
             grid = grid({**bound.defaults, **dict(zip(bound.names, args, strict=False)), **keywords})
@@ -217,7 +206,7 @@ class StaticKernel:
             bound.grids[grid] = sizes
         return sizes
 
-    def _with_hooks(self, bound: _Bound, grid: tuple[int, int, int], stream: int, values: list[Any]) -> None:
+    def _with_hooks(self, bound: BoundCall, grid: tuple[int, int, int], stream: int, values: list[Any]) -> None:
         if 0 in grid:
             return
         facts = {
@@ -228,21 +217,62 @@ class StaticKernel:
 
     def _meet(
         self, device: int, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any], key: tuple[Any, ...]
-    ) -> _Bound | None:
+    ) -> BoundCall | None:
         """Prepare for a call not seen before; None when Triton made it."""
-        try:
-            specialization, call = self._choose(device, args, keywords)
-        except (NotFound, ToolchainMismatch):
-            if self._fallback is None:
-                raise
-            self._launch_by_triton(self._fallback, grid, args, keywords, key)
-            return None
-        bound = self._bind(specialization, call, device, args, keywords)
-        if UNCACHEABLE not in key:
+        # The key of a call with too many arguments ends before them.
+        if UNCACHEABLE in key or len(args) > len(self._positions):
+            cut, bound = None, None
+        else:
+            cut = self._cut(len(args), tuple(keywords))
+            bound = self._bind_by_shape(cut, device, key)
+        if bound is None:
+            try:
+                chosen = self._choose(device, args, keywords)
+            except (NotFound, ToolchainMismatch):
+                if self._fallback is None:
+                    raise
+                self._launch_by_triton(self._fallback, grid, args, keywords, key)
+                return None
+            bound = self._bind(chosen, device, args, keywords)
+            if cut is not None:
+                self._remember_shape(cut, device, key, chosen, bound)
+        if cut is not None:
             if len(self._bound) >= MAX_REMEMBERED:
                 self.forget()
             self._bound[key] = bound
         return bound
+
+    def _cut(self, count: int, names: tuple[str, ...]) -> _Cut:
+        """Return where in the key of a call its constants are; see `_launcher` for the order of a key."""
+        found = self._cuts.get((count, names))
+        if found is None:
+            by_position = [index for index in range(count) if self._positions[index : index + 1] == (True,)]
+            by_name = [name for name in names if self._by_value.get(name, False)]
+            after = 1 + count + 1
+            constants = [1 + index for index in by_position] + [after + names.index(name) for name in by_name]
+            rest = [index for index in range(after + len(names) if names else 1 + count) if index not in constants]
+            found = self._cuts[count, names] = _Cut(constants, rest, by_position, by_name, {})
+        return found
+
+    def _bind_by_shape(self, cut: _Cut, device: int, key: tuple[Any, ...]) -> BoundCall | None:
+        """Bind a call that differs from an earlier one in constants alone, None when there was none.
+
+        Whatever else is looked at in a call is in its key, so it holds for this one, too.
+        """
+        met = cut.shapes.get(tuple([key[index] for index in cut.rest]))
+        if met is None:
+            return None
+        shape, like = met
+        specialization = shape.find([key[index] for index in cut.constants])
+        if specialization is None:
+            return None
+        loaded = self._loader.load(specialization.kernel, device)
+        return bind_like(like, loaded, self._grids.setdefault(loaded.plan.cluster, {}))
+
+    def _remember_shape(self, cut: _Cut, device: int, key: tuple[Any, ...], chosen: Chosen, bound: BoundCall) -> None:
+        shape = self._choices.shape(self._target(device), chosen, cut.by_position, cut.by_name)
+        if shape is not None:
+            cut.shapes[tuple([key[index] for index in cut.rest])] = shape, bound
 
     def _launch_by_triton(
         self,
@@ -259,44 +289,21 @@ class StaticKernel:
         if UNCACHEABLE not in key:
             self._bound[key] = None
 
-    def _choose(self, device: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Specialization, Call]:
-        arch = self._driver.properties(device).arch
-        return self._choices.choose(f"{self._driver.backend}:{arch}", args, keywords)
+    def _target(self, device: int) -> str:
+        return f"{self._driver.backend}:{self._driver.properties(device).arch}"
+
+    def _choose(self, device: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Chosen:
+        return self._choices.choose(self._target(device), args, keywords)
 
     def _handle(self, specialization: Specialization, device: int) -> Handle:
         loaded = self._loader.load(specialization.kernel, device)
         return Handle(loaded, self._driver, specialization.arguments, debug=self._debug)
 
-    def _bind(
-        self, specialization: Specialization, call: Call, device: int, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> _Bound:
-        arguments, ask = specialization.arguments, self._driver.pointer_device
-        for argument, value in zip(arguments, call.values, strict=True):
-            check_memory(self.name, argument.name, value, device, ask)
-        loaded = self._loader.load(specialization.kernel, device)
-        names = tuple(argument.name for argument in arguments)
-        given = [*names[: len(args)], *keywords]
-        missing = {name: value for name, value in zip(names, call.values, strict=True) if name not in given}
-        places = [given.index(name) if name in given else len(given) + list(missing).index(name) for name in names]
-        pointers = {piece.path for piece in loaded.plan.pieces if piece.kind == "pointer" and piece.rank is None}
-        addresses = tuple(
-            (places[index], name)
-            for index, (name, value) in enumerate(zip(names, call.values, strict=True))
-            if (index,) in pointers and isinstance(value, int) and name in given
-        )
-        passed, taken = self._passing(loaded, places, tuple(missing.values()))
-        return _Bound(loaded.launcher, passed, taken, {}, addresses, names, missing, loaded)
-
-    def _passing(
-        self, loaded: Loaded, places: list[int], defaults: tuple[Any, ...]
-    ) -> tuple[Callable[[list[Any]], Sequence[Any]], int | None]:
-        """Return what makes the launcher's values of what a call gave, in its order, and the defaults of the rest.
-
-        And how many of the values these are, when they are the first ones as they come.
-        """
-        pieces = loaded.plan.pieces
-        simple = all(len(piece.path) == 1 and piece.rank is None for piece in pieces)
-        if simple and [places[piece.path[0]] for piece in pieces] == list(range(len(pieces))):
-            return operator.itemgetter(slice(0, len(pieces))), len(pieces)
-        feed = feed_of(loaded.plan, self._driver)
-        return lambda values: feed([(values + list(defaults))[place] for place in places]), None
+    def _bind(self, chosen: Chosen, device: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> BoundCall:
+        values, ask = chosen.call.values, self._driver.pointer_device
+        names = tuple(argument.name for argument in chosen.specialization.arguments)
+        for name, value in zip(names, values, strict=True):
+            check_memory(self.name, name, value, device, ask)
+        loaded = self._loader.load(chosen.specialization.kernel, device)
+        remembered = self._grids.setdefault(loaded.plan.cluster, {})
+        return bind_call(loaded, self._driver, remembered, names, values, [*names[: len(args)], *keywords])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`autotune`: Triton's decorator of the same name, with results that travel and launches that need no compiler.
 
-It checks what it is given and returns an `AutotunedKernel`.
+Users call it.  It checks its arguments and returns an `AutotunedKernel`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bundler.errors import ConfigError
 from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
 from bundler.runtime.tuning.benchmark import REP_MS, WARMUP_MS, CudaClock, GivenClock
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
-from bundler.runtime.tuning.trial import Touch
+from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.user_warnings import warn
@@ -59,9 +59,9 @@ def autotune(
             `(arguments, exception)`; `pre_hook(arguments, reset_only=True)` once after the last one.
         warmup, rep: milliseconds to warm up, and to measure each config.
         use_cuda_graph: measure launches captured in a CUDA graph, by `triton.testing.do_bench_cudagraph`.
-        do_bench: measures, in place of our own clock: `do_bench(fn, quantiles)` returns milliseconds.
+        do_bench: measures, in place of `CudaClock`: `do_bench(fn, quantiles)` returns milliseconds.
         cache_results: also read and write the result files of Triton's own tuner (`*.autotune.json`).
-        options: what Triton's decorator has no word for.
+        options: what Triton's decorator has no parameter for.
 
     Raises:
         ConfigError: no config, a config with a `pre_hook` of its own, a name that is no argument, or something that is no config.
@@ -72,12 +72,12 @@ def autotune(
     listed = ListedConfigs.of(configs)
     pruning = Pruning.of(prune_configs_by)
     chosen = options or TunerOptions()
-    touch = Touch(tuple(restore_value or ()), tuple(reset_to_zero or ()), pre_hook, post_hook)
+    effects = ArgumentEffects(tuple(restore_value or ()), tuple(reset_to_zero or ()), pre_hook, post_hook)
 
     def decorate(function: Any) -> AutotunedKernel:
         return AutotunedKernel(
             function, listed, tuple(key), pruning,
-            touch=touch, clock=clock, cache_results=cache_results, options=chosen,
+            effects=effects, clock=clock, cache_results=cache_results, options=chosen,
         )  # fmt: skip
 
     return decorate

@@ -29,8 +29,8 @@ from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.candidate_compiler import (
-    CallWorkshop,
-    Made,
+    CandidateCompiler,
+    CompiledConfig,
     StaticCandidate,
     TritonCandidate,
     TuningDevice,
@@ -39,26 +39,28 @@ from bundler.runtime.tuning.candidate_compiler import (
 )
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
 from bundler.runtime.tuning.kernel_export import Exported, export_kernel
-from bundler.runtime.tuning.result_lookup import Choice, Memory, Question
-from bundler.runtime.tuning.trial import Touch, Trial
+from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion, ResultLookup
+from bundler.runtime.tuning.trial import ArgumentEffects, Trial
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_reports import moved_bytes
 from bundler.toolchain import tuner_toolchain as toolchain
 
 _GB, _NS = 1e9, 1e6
 _LOG = logging.getLogger("bundler.runtime")
+Args = tuple[Any, ...]
+Keywords = dict[str, Any]
 
 
 @dataclass
-class _Machine:
-    """What launches: made at the first call, so that a kernel can be declared where there is no GPU."""
+class _LaunchState:
+    """What a kernel launches with; made at the first call, so that a kernel can be declared where there is no GPU."""
 
     driver: Driver
     static: StaticKernel
     loader: Loader
     hooks: Hooks
     bundle: Bundle | None
-    memory: Memory
+    lookup: ResultLookup
     through_triton: set[Config] = field(default_factory=set)
 
 
@@ -72,7 +74,7 @@ class AutotunedKernel:
     runs in the interpreter.
 
     A call raises `NoValidConfig` when no config can be used, `CompileFailed` when the kernel does not compile, `ConfigError` for
-    arguments that do not go together, and what a launch raises.
+    arguments that contradict each other, and what a launch raises.
 
     Attributes:
         fn: the kernel as it was, with its heuristics.
@@ -87,7 +89,7 @@ class AutotunedKernel:
         key: tuple[str, ...],
         pruning: Pruning,
         *,
-        touch: Touch,
+        effects: ArgumentEffects,
         clock: Callable[[], Clock] | None = None,
         cache_results: bool = False,
         options: TunerOptions,
@@ -95,7 +97,7 @@ class AutotunedKernel:
         self.fn, self.arg_names = function, list(function.arg_names)
         self.base = toolchain.innermost(function)
         self.__name__: str = self.base.__name__
-        for what, names in (("key", key), ("reset_to_zero", touch.zeroed), ("restore_value", touch.mutated)):
+        for what, names in (("key", key), ("reset_to_zero", effects.zeroed), ("restore_value", effects.mutated)):
             unknown = [name for name in names if name not in self.arg_names]
             if unknown:
                 raise ConfigError(
@@ -108,10 +110,10 @@ class AutotunedKernel:
         self.best_config: Config | None = None
         self.misses: list[tuple[tuple[Any, ...], str]] = []
         self._listed, self._pruning, self._make_clock, self._cache_results = listed, pruning, clock, cache_results
-        self._touch = touch
+        self._effects = effects
         self._interpreted, self._wrapped = toolchain.interpreted(function), function is not self.base
         self._places = [self.arg_names.index(name) for name in key]
-        self._machine: _Machine | None = None
+        self._state: _LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
 
@@ -146,12 +148,12 @@ class AutotunedKernel:
     def forget(self) -> None:
         """Drop what was chosen and loaded; records on disk stay."""
         with self._lock:
-            machine, self._machine, self._choices = self._machine, None, {}
-            if machine is not None:
-                machine.static.forget()
-                machine.loader.unload()
-                if machine.bundle is not None and not isinstance(self.options.bundle, Bundle):
-                    machine.bundle.close()
+            state, self._state, self._choices = self._state, None, {}
+            if state is not None:
+                state.static.forget()
+                state.loader.unload()
+                if state.bundle is not None and not isinstance(self.options.bundle, Bundle):
+                    state.bundle.close()
 
     # Launching -------------------------------------------------------------------------------------------------------
 
@@ -159,12 +161,13 @@ class AutotunedKernel:
         if self._interpreted:
             self._interpret(grid, args, keywords)
             return
-        machine = self._machine or self._ready()
-        choice = self._known(machine, args, keywords)
+        state = self._state or self._ready()
+        choice = self._known(state, args, keywords)
         if choice is None:
+            # An empty problem must not be tuned: measurements of nothing would decide for every size of this key.
             if self._launches_nothing(grid, args, keywords):
                 return
-            choice = self._choose(machine, grid, args, keywords)
+            choice = self._choose(state, grid, args, keywords)
         self.best_config = choice.config
         if keywords and not keywords.keys().isdisjoint(choice.keywords):
             self._check_call(args, keywords)
@@ -174,30 +177,26 @@ class AutotunedKernel:
             self.options.dump.add(self.__name__, args, keywords, choice.config.all_kwargs(), grid)
         if profiler_ranges.active():
             with profiler_ranges.launch_range(self.__name__, args, choice.config):
-                self._launch(machine, choice, grid, args, keywords)
+                self._launch(state, choice, grid, args, keywords)
             return
-        self._launch(machine, choice, grid, args, keywords)
+        self._launch(state, choice, grid, args, keywords)
 
-    def _launch(
-        self, machine: _Machine, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> None:
+    def _launch(self, state: _LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
         try:
-            self._start(machine, choice, grid, args, keywords)
+            self._start(state, choice, grid, args, keywords)
         except (NotFound, ToolchainMismatch):
-            # The same key, but other alignments or types: the config is known, its kernel for them is not there yet.
-            self._adopt(machine, choice.config, self._compile(machine, choice.config, args, keywords))
-            self._start(machine, choice, grid, args, keywords)
+            # The same tuning key, but other alignments or types: the config is known, and its kernel for them not compiled yet.
+            self._adopt(state, choice.config, self._compile(state, choice.config, args, keywords))
+            self._start(state, choice, grid, args, keywords)
 
-    def _start(
-        self, machine: _Machine, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> None:
-        if machine.through_triton and choice.config in machine.through_triton:
+    def _start(self, state: _LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
+        if state.through_triton and choice.config in state.through_triton:
             self.fn.run(*args, grid=grid, warmup=False, **{**keywords, **choice.keywords})
         else:
-            machine.static[grid](*args, **keywords, **choice.keywords)
+            state.static[grid](*args, **keywords, **choice.keywords)
 
     def handle(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> Handle:
-        """Return the kernel that a call like this one would launch, to launch it again and again without a look.
+        """Return the kernel that a call like this one would launch, to be launched again and again without choosing.
 
         Args:
             args, keywords: as for a call.
@@ -207,15 +206,15 @@ class AutotunedKernel:
             ConfigError: the config has to be found, and there is no grid to launch with.
             CannotLaunchStatically: only Triton can launch it.
         """
-        machine = self._machine or self._ready()
-        choice = self._choice(machine, grid, args, keywords)
+        state = self._state or self._ready()
+        choice = self._choice(state, grid, args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         try:
-            return machine.static.handle(*args, **keywords, **choice.keywords)
+            return state.static.handle(*args, **keywords, **choice.keywords)
         except (NotFound, ToolchainMismatch):
-            self._adopt(machine, choice.config, self._compile(machine, choice.config, args, keywords))
-            return machine.static.handle(*args, **keywords, **choice.keywords)
+            self._adopt(state, choice.config, self._compile(state, choice.config, args, keywords))
+            return state.static.handle(*args, **keywords, **choice.keywords)
 
     def warmup(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> list[str]:
         """Compile every config for a call, on all cores, and launch nothing; returns the kernels' keys.
@@ -223,9 +222,9 @@ class AutotunedKernel:
         Raises:
             CompileFailed: the kernel does not compile.
         """
-        machine = self._ready()
-        workshop = self._workshop(machine, grid or (1,), args, keywords)
-        found = workshop.build(self._pruned(args, keywords).configs)
+        state = self._ready()
+        compiler = self._compiler(state, grid or (1,), args, keywords)
+        found = compiler.build(self._pruned(args, keywords).configs)
         for candidate in found:
             if isinstance(candidate, StaticCandidate):
                 candidate.close()
@@ -235,24 +234,24 @@ class AutotunedKernel:
         self, directory: str | os.PathLike[str], *args: Any, grid: grids.Grid | None = None, **keywords: Any
     ) -> Exported:
         """Write the chosen kernel's binary and how to launch it, for programs in other languages; see `export_kernel`."""
-        machine = self._ready()
-        choice = self._choice(machine, grid, args, keywords)
-        made = self._compile(machine, choice.config, args, keywords)
+        state = self._ready()
+        choice = self._choice(state, grid, args, keywords)
+        made = self._compile(state, choice.config, args, keywords)
         return export_kernel(made.kernel, made.image, made.bundle, choice.config, directory)
 
-    def _interpret(self, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def _interpret(self, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
         config = self._pruned(args, keywords).configs[0]
         self.best_config = config
         self.fn.run(*args, grid=grid, warmup=False, **keywords, **config.kwargs)
 
-    def _with_heuristics(self, args: tuple[Any, ...], keywords: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    def _with_heuristics(self, args: Args, keywords: Keywords, choice: Choice) -> dict[str, Any]:
         call = {**dict(zip(self.arg_names, args, strict=False)), **keywords, **choice.keywords}
         added = expand(self.fn, call)
         return {**keywords, **{name: added[name] for name in added.keys() - call.keys()}}
 
     # Choosing --------------------------------------------------------------------------------------------------------
 
-    def _memo(self, machine: _Machine, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    def _memo(self, state: _LaunchState, args: Args, keywords: Keywords) -> tuple[Any, ...]:
         """Return device and tuning key: the values of the key's arguments, then the element types of all tensors."""
         if keywords:
             named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
@@ -262,21 +261,21 @@ class AutotunedKernel:
             count = len(args)
             values = [args[place] for place in self._places if place < count]
             types = [value.dtype for value in args if hasattr(value, "dtype")]
-        return (machine.driver.device(), *values, *types)
+        return (state.driver.device(), *values, *types)
 
-    def _ready(self) -> _Machine:
+    def _ready(self) -> _LaunchState:
         with self._lock:
-            if self._machine is None:
+            if self._state is None:
                 driver = self.options.driver or open_first_driver(BACKENDS)
                 loader, hooks, given = Loader(driver), Hooks(), self.options.bundle
                 bundle = given if isinstance(given, Bundle | None) else Bundle.load(given)
-                memory = Memory(self.__name__, self.base, bundle, self.options, results=self._cache_results)
+                lookup = ResultLookup(self.__name__, self.base, bundle, self.options, results=self._cache_results)
                 static = StaticKernel(self.__name__, [], loader, hooks)
-                self._machine = _Machine(driver, static, loader, hooks, bundle, memory)
-            return self._machine
+                self._state = _LaunchState(driver, static, loader, hooks, bundle, lookup)
+            return self._state
 
-    def _known(self, machine: _Machine, args: tuple[Any, ...], keywords: dict[str, Any]) -> Choice | None:
-        memo = self._memo(machine, args, keywords)
+    def _known(self, state: _LaunchState, args: Args, keywords: Keywords) -> Choice | None:
+        memo = self._memo(state, args, keywords)
         try:
             return self._choices.get(memo)
         except TypeError as error:
@@ -285,42 +284,39 @@ class AutotunedKernel:
                 kernel=self.__name__,
             ) from error
 
-    def _choice(
-        self, machine: _Machine, grid: grids.Grid | None, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Choice:
-        return self._known(machine, args, keywords) or self._choose(machine, grid, args, keywords)
+    def _choice(self, state: _LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
+        return self._known(state, args, keywords) or self._choose(state, grid, args, keywords)
 
-    def _launches_nothing(self, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        """Whether a call has no program: there is nothing to measure then, and nothing to do."""
+    def _launches_nothing(self, grid: grids.Grid, args: Args, keywords: Keywords) -> bool:
+        """Whether the grid of a call has no program, so that there is nothing to measure or launch."""
         sizes: Any = grid
         if callable(grid):
             named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
             sizes = grid(expand(self.fn, {**named, **self._listed.configs[0].all_kwargs()}))
         return 0 in (sizes if isinstance(sizes, tuple | list) else (sizes,))
 
-    def _choose(
-        self, machine: _Machine, grid: grids.Grid | None, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Choice:
+    def _choose(self, state: _LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
         self._check_call(args, keywords)
-        memo = self._memo(machine, args, keywords)
+        memo = self._memo(state, args, keywords)
+        # Under the lock, so that of several first calls one tunes and the others get its choice.
         with self._lock:
             known = self._choices.get(memo)
             if known is not None:
                 return known
-            question = machine.memory.question(machine.driver, self._pruned(args, keywords), memo[1:])
-            found = machine.memory.find(question)
+            question = state.lookup.question(state.driver, self._pruned(args, keywords), memo[1:])
+            found = state.lookup.find(question)
             if isinstance(found, Miss):
                 self.misses.append((question.key, found.reason))
                 _LOG.info("%s is tuned: %s", self.__name__, found.reason)
-                found = self._tune(machine, question, grid, args, keywords)
-            elif found.specializations and machine.bundle is not None:
-                machine.loader.add_source(machine.bundle)
-                machine.static.add(found.specializations)
-            self._report(machine, found, grid, args, keywords)
+                found = self._tune(state, question, grid, args, keywords)
+            elif found.specializations and state.bundle is not None:
+                state.loader.add_source(state.bundle)
+                state.static.add(found.specializations)
+            self._report(state, found, grid, args, keywords)
             self._choices[memo] = found
             return found
 
-    def _check_call(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def _check_call(self, args: Args, keywords: Keywords) -> None:
         if len(args) > len(self.arg_names):
             expected = count(len(self.arg_names), "argument")
             raise ConfigError(f"{self.__name__}: takes {expected}, got {len(args)}", kernel=self.__name__)
@@ -332,69 +328,66 @@ class AutotunedKernel:
                     kernel=self.__name__, name=name,
                 )  # fmt: skip
 
-    def _pruned(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> ListedConfigs:
+    def _pruned(self, args: Args, keywords: Keywords) -> ListedConfigs:
         return self._pruning.apply(self._listed, dict(zip(self.arg_names, args, strict=False)), keywords)
 
     # Tuning ----------------------------------------------------------------------------------------------------------
 
     def _tune(
-        self, machine: _Machine, question: Question, grid: grids.Grid | None, args: tuple[Any, ...],
-        keywords: dict[str, Any],
+        self, state: _LaunchState, question: LookupQuestion, grid: grids.Grid | None, args: Args, keywords: Keywords,
     ) -> Choice:  # fmt: skip
         if grid is None:
             raise ConfigError(
                 f"{self.__name__} has to be tuned first: give a grid to launch with", kernel=self.__name__
             )
-        workshop = self._workshop(machine, grid, args, keywords)
-        outcome = self._trial(workshop).run(question.listed.configs)
+        compiler = self._compiler(state, grid, args, keywords)
+        outcome = self._trial(compiler).run(question.listed.configs)
         winner = outcome.winner
         assert isinstance(winner, StaticCandidate | TritonCandidate)
-        self._adopt(machine, winner.config, winner.made)
+        self._adopt(state, winner.config, winner.made)
         winner.close()
-        machine.memory.keep(outcome, question)
+        state.lookup.keep(outcome, question)
         named = tuning_winners.named_of(winner.config)
         best = next((timing.time_ns for timing in outcome.timings if timing.config == named), None)
         return Choice.of(winner.config, outcome.found_by, None if best is None else best / _NS)
 
-    def _workshop(
-        self, machine: _Machine, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> CallWorkshop:
-        return CallWorkshop(
+    def _compiler(self, state: _LaunchState, grid: grids.Grid, args: Args, keywords: Keywords) -> CandidateCompiler:
+        return CandidateCompiler(
             self.fn, {**dict(zip(self.arg_names, args, strict=False)), **keywords},
-            TuningDevice.of(machine.driver, machine.driver.device()), grid, machine.hooks,
+            TuningDevice.of(state.driver, state.driver.device()), grid, state.hooks,
             workers=self.options.workers, service=self.options.service,
         )  # fmt: skip
 
-    def _trial(self, workshop: CallWorkshop) -> Trial:
-        return Trial(self.__name__, workshop, self._touch, self._make_clock, self.options)
+    def _trial(self, compiler: CandidateCompiler) -> Trial:
+        return Trial(self.__name__, compiler, self._effects, self._make_clock, self.options)
 
-    def _compile(self, machine: _Machine, config: Config, args: tuple[Any, ...], keywords: dict[str, Any]) -> Made:
-        workshop = self._workshop(machine, (1,), args, keywords)
-        return make(self.base, workshop.keywords(config), workshop.place.target)
+    def _compile(self, state: _LaunchState, config: Config, args: Args, keywords: Keywords) -> CompiledConfig:
+        compiler = self._compiler(state, (1,), args, keywords)
+        return make(self.base, compiler.keywords(config), compiler.place.target)
 
-    def _adopt(self, machine: _Machine, config: Config, made: Made) -> None:
+    def _adopt(self, state: _LaunchState, config: Config, made: CompiledConfig) -> None:
         if made.reason is not None:
             _LOG.info("%s is launched by Triton: %s", self.__name__, made.reason)
-            machine.through_triton.add(config)
+            state.through_triton.add(config)
             return
-        machine.loader.add_source(made.bundle)
-        machine.static.add([Specialization(made.kernel)])
+        state.loader.add_source(made.bundle)
+        state.static.add([Specialization(made.kernel)])
 
     def _report(
         self,
-        machine: _Machine,
+        state: _LaunchState,
         choice: Choice,
         grid: grids.Grid | None,
-        args: tuple[Any, ...],
-        keywords: dict[str, Any],
+        args: Args,
+        keywords: Keywords,
     ) -> None:
-        """Add the kernel to the bandwidth report, if there is one; what was not measured just now is measured for it."""
+        """Add the kernel to the bandwidth report, if there is one; a config that was not tuned just now is measured for it."""
         report = self.options.bandwidth
         if report is None or grid is None:
             return
-        workshop = self._workshop(machine, grid, args, keywords)
+        compiler = self._compiler(state, grid, args, keywords)
         time_ms = choice.time_ms
         if time_ms is None:
-            time_ms = self._trial(workshop).time_one(choice.config)
+            time_ms = self._trial(compiler).time_one(choice.config)
         if time_ms is not None:
-            report.add(self.__name__, time_ms, moved_bytes(workshop.call) / _GB)
+            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _GB)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures launches without harm to the caller's data.
+"""`Clock`, `Sandbox`: measuring launches without harm to the caller's data.
 
 A `Clock` times a launch, `CudaClock` by events of the GPU; a `Sandbox` holds clones of the tensors that the kernel changes, and copies
 and zeroes them outside of what is timed.  `trial.py` and `multi_kernel.py` measure with them.
@@ -11,7 +11,6 @@ import contextlib
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,9 +23,8 @@ WARMUP_MS, REP_MS = 25.0, 100.0
 _ESTIMATES = 5
 _MOST_RUNS = 10_000
 _LEAST_RUNS = 3
-# More than the second-level cache of any GPU.
+# Larger than the second-level cache of any GPU, so that zeroing it leaves nothing of the kernel's data there.
 _FLUSH_BYTES = 256 << 20
-_MS = 1e3
 
 Launch = Callable[[], None]
 
@@ -73,7 +71,8 @@ class CudaClock:
         reset()
         launch()
         cuda.synchronize()
-        # What a round costs with its emptying of the cache decides how many there are, so that a tuning takes as long as it says.
+        # Emptying the cache can take longer than the launch.  So the time of a whole round decides how many there are, and
+        # a measurement takes about `rep_ms` of wall time.
         _, round_ms = self._timed(launch, reset, _ESTIMATES)
         for _ in range(_runs(self._warmup_ms, round_ms)):
             reset()
@@ -100,27 +99,6 @@ class CudaClock:
     def release(self) -> None:
         """Give back the memory that empties the cache."""
         self._buffer = None
-
-
-class WallClock:
-    """Times by the wall clock, for kernels that run on the CPU."""
-
-    def __init__(self, warmup_ms: float = WARMUP_MS, rep_ms: float = REP_MS) -> None:
-        self._warmup_ms, self._rep_ms = warmup_ms, rep_ms
-
-    def sample(self, launch: Launch, reset: Launch) -> Sample:
-        """Return how long `launch` takes."""
-        estimate_ms = max(self._once(launch, reset), 1e-3)
-        for _ in range(_runs(self._warmup_ms, estimate_ms)):
-            self._once(launch, reset)
-        return _summary([self._once(launch, reset) for _ in range(_runs(self._rep_ms, estimate_ms))])
-
-    @staticmethod
-    def _once(launch: Launch, reset: Launch) -> float:
-        reset()
-        started = time.perf_counter()
-        launch()
-        return (time.perf_counter() - started) * _MS
 
 
 class GivenClock:
@@ -227,7 +205,7 @@ class Sandbox:
 
     def _clone(self, name: str, tensor: Any, *, stage: bool) -> None:
         try:
-            # Strides count: the kernel reads by them.
+            # With the same strides, by which the kernel reads.
             clone = tensor.new_empty_strided(tensor.size(), tensor.stride())
             clone.copy_(tensor)
         except RuntimeError as error:

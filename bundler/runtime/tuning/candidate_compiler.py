@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CallWorkshop`: compiles the configs of one call, on all cores where it can, and makes candidates that can be launched and timed.
+"""`CandidateCompiler`: compiles the configs of one call, on all cores where it can, and makes candidates that can be launched and timed.
 
 `AutotunedKernel` makes one for each call that it tunes, and `Trial` builds its candidates with it.
 """
@@ -42,14 +42,14 @@ from bundler.runtime.tuning.tuner import Candidate, Refused
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
 
-# Fewer are compiled sooner than processes start.
+# Fewer configs are compiled in this process before worker processes have started.
 LEAST_PARALLEL = 4
 _LOCAL = "<locals>"
 
 
 @dataclass(frozen=True)
-class Made:
-    """One compiled kernel: a bundle of it alone, and why it cannot be launched without Triton, None when it can."""
+class CompiledConfig:
+    """A config's compiled kernel: a bundle of it alone, its binary, and why it cannot be launched without Triton (None: it can)."""
 
     kernel: Kernel
     bundle: Bundle
@@ -59,7 +59,7 @@ class Made:
 
 @dataclass(frozen=True)
 class TuningDevice:
-    """Where candidates run."""
+    """The device that candidates run on."""
 
     driver: Driver
     device: int
@@ -82,7 +82,7 @@ def expand(kernel: Any, call: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def make(function: Any, call: Mapping[str, Any], target: Target) -> Made:
+def make(function: Any, call: Mapping[str, Any], target: Target) -> CompiledConfig:
     """Compile a call's kernel, or find it in Triton's cache.
 
     Args:
@@ -105,20 +105,20 @@ def make(function: Any, call: Mapping[str, Any], target: Target) -> Made:
     bundle = join([builder], identity.environment())
     kernel = bundle.kernels[0]
     image = bundle.read(kernel.binary)
-    return Made(kernel, bundle, image, can_launch(kernel, image))
+    return CompiledConfig(kernel, bundle, image, can_launch(kernel, image))
 
 
-class CallWorkshop:
+class CandidateCompiler:
     """Makes candidates for one call of a kernel.
 
     Args:
         kernel: a JIT function, perhaps with heuristics around it.
         call: the arguments by name, and options that are no part of a config.
-        place: driver, device and target.
+        place: the device that they run on.
         grid: the call's grid.
         hooks: what is called around each launch.
         workers: processes that compile; None for one a core, 1 for none.
-        service: a service to compile with, in place of one of our own.
+        service: a compile service to use; None makes one for the call.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class CallWorkshop:
         self.kernel, self.call, self.place, self.grid, self.hooks = kernel, dict(call), place, grid, hooks
         self._function = toolchain.innermost(kernel)
         self._workers, self._service = workers, service
-        self.made: dict[Config, Made] = {}
+        self.made: dict[Config, CompiledConfig] = {}
 
     def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
-        """Return a candidate for each config, or why there is none; see `Workshop`."""
+        """Return a candidate for each config, or why there is none; see `CandidateBuilder`."""
         failed = self._compile_ahead(configs)
         return [self._candidate(config, failed.get(config)) for config in configs]
 
@@ -162,8 +162,6 @@ class CallWorkshop:
             return static if reason is None else Refused(config, reason, made.kernel.key)
         return TritonCandidate(config, made, self)
 
-    # In parallel -----------------------------------------------------------------------------------------------------
-
     def _compile_ahead(self, configs: Sequence[Config]) -> dict[Config, CompileFailed]:
         """Let worker processes fill Triton's cache; returns what they could not compile."""
         source = importable(self._function) if self._workers != 1 or self._service is not None else None
@@ -173,8 +171,8 @@ class CallWorkshop:
         with toolchain.for_target(self.place.target):
             for config in configs:
                 try:
-                    found = jit_specialization.specialise_call(self._function, self.keywords(config))
-                except Exception:  # noqa: BLE001, S112  # the compile here says what is wrong with it
+                    found = jit_specialization.specialize_call(self._function, self.keywords(config))
+                except Exception:  # noqa: BLE001, S112  # the compile in this process will raise the reason
                     continue
                 jobs[config] = next(jobs_of(self._function.__name__, source, found, self.place.target))
         if self._service is not None:
@@ -205,11 +203,11 @@ def importable(function: Any) -> SourceRef | None:
 # Candidates -------------------------------------------------------------------------------------------------------------
 
 
-class _Compiled:
-    """What both kinds of candidates know of their binary."""
+class _BaseCandidate:
+    """What both kinds of candidates tell of their binary."""
 
-    def __init__(self, config: Config, made: Made, workshop: CallWorkshop) -> None:
-        self._config, self._made, self._workshop = config, made, workshop
+    def __init__(self, config: Config, made: CompiledConfig, compiler: CandidateCompiler) -> None:
+        self._config, self._made, self._compiler = config, made, compiler
         try:
             self._usage = usage_of(made.image, made.kernel.spec.entry, made.kernel.target)
         except FormatError:
@@ -232,27 +230,27 @@ class _Compiled:
 
     @property
     def spills(self) -> int | None:
-        """Words of a thread that registers had no room for."""
+        """32-bit words of a thread that did not fit into registers."""
         return self._usage.spills
 
     @property
-    def made(self) -> Made:
+    def made(self) -> CompiledConfig:
         """The compiled kernel."""
         return self._made
 
 
-class StaticCandidate(_Compiled):
+class StaticCandidate(_BaseCandidate):
     """A config's kernel, launched without Triton; loaded when it is first prepared."""
 
-    def __init__(self, config: Config, made: Made, workshop: CallWorkshop) -> None:
-        super().__init__(config, made, workshop)
-        self._loader = Loader(workshop.place.driver)
+    def __init__(self, config: Config, made: CompiledConfig, compiler: CandidateCompiler) -> None:
+        super().__init__(config, made, compiler)
+        self._loader = Loader(compiler.place.driver)
         self._loader.add_source(made.bundle)
 
     def why_not(self) -> str | None:
         """Load it; returns why the device cannot, such as too much shared memory, None when it can."""
         try:
-            self._loader.load(self._made.kernel, self._workshop.place.device)
+            self._loader.load(self._made.kernel, self._compiler.place.device)
         except (CannotLaunchStatically, FormatError):
             raise
         except BundlerError as error:
@@ -261,14 +259,14 @@ class StaticCandidate(_Compiled):
 
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Return a launch with these arguments in place of the call's."""
-        place, hooks = self._workshop.place, self._workshop.hooks
+        place, hooks = self._compiler.place, self._compiler.hooks
         loaded = self._loader.load(self._made.kernel, place.device)
         arguments = Specialization(self._made.kernel).arguments
         handle = Handle(loaded, place.driver, arguments)
-        call = {**self._workshop.keywords(self._config), **values}
+        call = {**self._compiler.keywords(self._config), **values}
         names = {argument.name for argument in arguments}
         given = handle.values(**{name: value for name, value in call.items() if name in names})
-        grid = self._workshop.grid
+        grid = self._compiler.grid
         sizes = grids.checked(
             grid(call) if callable(grid) else grid, handle.plan.kernel, place.target.backend, handle.plan.cluster
         )
@@ -286,13 +284,13 @@ class StaticCandidate(_Compiled):
         self._loader.unload()
 
 
-class TritonCandidate(_Compiled):
+class TritonCandidate(_BaseCandidate):
     """A config's kernel that only Triton can launch."""
 
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Return a launch with these arguments in place of the call's."""
-        call = {**self._workshop.keywords(self._config), **values}
-        function, grid = toolchain.innermost(self._workshop.kernel), self._workshop.grid
+        call = {**self._compiler.keywords(self._config), **values}
+        function, grid = toolchain.innermost(self._compiler.kernel), self._compiler.grid
 
         def launch() -> None:
             function.run(grid=grid, warmup=False, **call)
@@ -300,4 +298,4 @@ class TritonCandidate(_Compiled):
         return launch
 
     def close(self) -> None:
-        """Triton keeps what it loaded; there is nothing of ours to release."""
+        """Do nothing: Triton keeps what it has loaded."""

@@ -111,7 +111,7 @@ class Pruning:
             listed = ListedConfigs.of(left)
         if self.model is None:
             return listed
-        # Of a small list a small part is still one.
+        # A small part of a small list is still one config.
         most = int(self.top_k if self.top_k > 1 or self.whole else max(1, len(listed.configs) * self.top_k))
         if len(listed.configs) <= most:
             return listed

@@ -17,12 +17,13 @@ from bundler.runtime.configs import Config
 
 BLOCKS = ("XBLOCK", "YBLOCK", "ZBLOCK", "R0_BLOCK", "R1_BLOCK")
 FIELDS = (*BLOCKS, "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")
-# Those who are not tuned further: their configs are what somebody asked for.
+# Kinds that are not refined: their configs are what a user or a template asked for.
 SKIPPED = frozenset({"template", "user_autotune", "fixed"})
-# Another order of additions gives other numbers.
+# Other blocks add in another order, which gives other numbers.
 SKIPPED_DETERMINISTIC = frozenset({"reduction", "persistent_reduction", "split_scan"})
 # In deterministic mode no measurement chooses among these configs at all; a user's kernel may be a reduction.
 UNMEASURED_DETERMINISTIC = SKIPPED_DETERMINISTIC | {"user_autotune"}
+# A smaller gain is within what a repeated measurement varies.
 THRESHOLD = 0.001
 MAX_WAVES, WAVES_OF_A_BLOCK = 8, 8
 MIN_MATMUL_BLOCK, MAX_MATMUL_TILE = 16, 1 << 20
@@ -33,18 +34,18 @@ _COUNTS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg"})
 
 @dataclass(frozen=True)
 class Space:
-    """Which configs descent may try.
+    """The configs that descent may try.
 
     Attributes:
         size_hints: axis (`x`, `y`, `z`, `r0_`, `r1_`) -> size; a block never grows beyond it.
         max_blocks: the same axes -> largest block.
         min_blocks: the same axes -> smallest block.
         max_warps: warps that fit a block of threads; None for no limit.
-        matmul: a matrix product: stages count, and none of its blocks is below 16.
+        matmul: a matrix product: `num_stages` is a field too.
         native_matmul: Inductor's own matrix product: as `matmul`, without ZBLOCK, and its tile is bounded.
-        mix_order: its XBLOCK is at most RSPLIT_SIZE, and NUM_STAGES counts.
-        hip: waves_per_eu counts.
-        first: fields that go first.
+        mix_order: its XBLOCK is at most RSPLIT_SIZE, and `NUM_STAGES` is a field too.
+        hip: `waves_per_eu` is a field too.
+        first: fields that are tried first.
         frozen: fields that stay as they are.
         fields: the fields, in order, in place of all of the above; blocks double, and have no largest size but a hint by their name.
     """
@@ -72,7 +73,7 @@ class Space:
         known = [name for name in dict.fromkeys(names) if name not in skipped]
         return [name for name in known if get(config, name, hip=self.hip) is not None]
 
-    def neighbours(self, config: Config, name: str, radius: int = 1) -> list[int]:
+    def neighbors(self, config: Config, name: str, radius: int = 1) -> list[int]:
         """Return the values to try for a field: upward steps first; a direction ends at its first illegal value."""
         value = get(config, name, hip=self.hip)
         assert value is not None
@@ -158,6 +159,8 @@ class Descent:
 
 
 class _Walk:
+    """One descent, with the time of each config that it has measured."""
+
     def __init__(self, how: Descent, space: Space, measure: Callable[[Config], float]) -> None:
         self._how, self._space, self._measure = how, space, measure
         self._known: dict[Config, float] = {}
@@ -168,13 +171,14 @@ class _Walk:
 
     def time_of(self, config: Config) -> float:
         if config not in self._known:
+            # Out of budget, every further config loses, so the descent ends where it is.
             self._known[config] = math.inf if self.spent else self._measure(config)
         return self._known[config]
 
     def sweep(self, best: tuple[Config, float]) -> tuple[Config, float]:
-        """Try each field's neighbours, of the best config so far."""
+        """Try each field's neighbors, of the best config so far."""
         for name in self._space.fields_of(best[0]):
-            for value in self._space.neighbours(best[0], name, self._how.radius):
+            for value in self._space.neighbors(best[0], name, self._how.radius):
                 best = self._try(put(best[0], name, value), best)
         return best
 
@@ -182,7 +186,7 @@ class _Walk:
         start = best[0]
         names = self._space.fields_of(start)
         choices: list[Sequence[Any]] = [
-            [*self._space.neighbours(start, n, self._how.radius), get(start, n, hip=self._space.hip)] for n in names
+            [*self._space.neighbors(start, n, self._how.radius), get(start, n, hip=self._space.hip)] for n in names
         ]
         for values in itertools.product(*choices):
             config = start
@@ -226,15 +230,3 @@ def _step(name: str, value: int, *, up: bool) -> int:
     if name in _STAGES:
         return value + 1 if up else value - 1
     return value * 2 if up else value // 2
-
-
-def tune_number(start: int, measure: Callable[[int], float], least: int = 1, most: int | None = None) -> int:
-    """Return a number that is locally best: halved or doubled while that is strictly faster."""
-    best, time = start, measure(start)
-    while True:
-        candidates = [n for n in (best // 2, best * 2) if n >= least and (most is None or n <= most) and n != best]
-        times = [(measure(n), n) for n in candidates]
-        faster = [pair for pair in times if pair[0] < time]
-        if not faster:
-            return best
-        time, best = min(faster)

@@ -22,14 +22,14 @@ from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
 from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
-from bundler.runtime.tuning.trial import Touch
+from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a heuristic chose.
+    """The candidates that a heuristic chose, and what it chose them by.
 
     Attributes:
         kind: of heuristic; tuners look at it.
@@ -102,7 +102,7 @@ class HeuristicKernel:
         return f"HeuristicKernel({self.__name__}, {self.candidates.kind}, {count(len(self.configs), 'config')})"
 
     def _fitting(self, configs: Sequence[Config]) -> tuple[Config, ...]:
-        """Return the candidates, each once; without a block for x where the function has none, so that no tuner turns that knob."""
+        """Return the candidates, each once; without a block for x where the function has none, so that no tuner varies it."""
         if "XBLOCK" not in self.parameters:
             odd = [config for config in configs if config.kwargs.get("XBLOCK", 1) != 1]
             if odd:
@@ -129,12 +129,12 @@ class HeuristicKernel:
             options,
             kind=kind,
             space=self.space(),
-            # Another order of additions gives other numbers; a pointwise kernel has none.
+            # Other blocks add in another order, which gives other numbers; a pointwise kernel adds nothing up.
             deterministic=options.deterministic or (policy.deterministic and kind in SKIPPED_DETERMINISTIC),
         )
-        touch = Touch(self.mutated, self.zeroed)
+        effects = ArgumentEffects(self.mutated, self.zeroed)
         return AutotunedKernel(
-            self.fn, ListedConfigs.of(self.configs), (), Pruning(), touch=touch, clock=clock, options=options
+            self.fn, ListedConfigs.of(self.configs), (), Pruning(), effects=effects, clock=clock, options=options
         )
 
     def run(self, *args: Any, stream: int | None = None, **kwargs: Any) -> None:
@@ -160,7 +160,7 @@ class HeuristicKernel:
             return
 
         if self.tuned.best_config is None and 0 in self.grid_of(self.configs[0], {**bound, **extra}):
-            return  # nothing to do is nothing to measure
+            return  # an empty problem is neither tuned nor launched
 
         def grid_of(meta: Mapping[str, Any]) -> LaunchGrid:
             return self._grid(meta, {**meta, **extra})
@@ -198,7 +198,7 @@ class HeuristicKernel:
         return launch_grid(self.grid, blocks, sizes, kernel=self.__name__, backend=backend)
 
     def space(self) -> Space:
-        """Return which configs coordinate descent may try from the candidates on."""
+        """Return the configs that coordinate descent may try, starting from the candidates."""
         setting, hints, facts = self.candidates.setting, self.candidates.hints, self.candidates.setting.facts
         device, combo = setting.device, self.candidates.combo
         limits = dict(combo.field_limits) if combo else {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several implementations of one computation, and which of them runs.
+"""`MultiKernel`, `ShapeKernel`: several implementations of one computation, and which of them runs.
 
 `MultiKernel` runs the one that was measured as the fastest, `ShapeKernel` the one that was made for the most similar shapes.  Users
-make them from compiled kernels.
+make them from compiled kernels, as `docs/heuristics.md` shows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Shapes = tuple[Shape, ...]
 Measure = Callable[[Kernel, tuple[Any, ...]], float]
 
 NO_MATCH = math.inf
-# Farther than any shapes that can be compared, nearer than those that cannot.
+# Farther than any shapes that can be compared, nearer than shapes that cannot.
 FALLBACK_DISTANCE = float(2**62)
 DEFAULT_MEMO = 4096
 
@@ -103,7 +103,7 @@ class MultiKernel:
                 for name, kernel in self._kernels.items():
                     try:
                         self._times_ms[name] = self._measure(kernel, self._of(name, args))
-                    except Exception as error:  # noqa: BLE001  # an implementation that does not run here has lost
+                    except Exception as error:  # noqa: BLE001  # an implementation that does not run here loses
                         self._reasons[name] = f"{type(error).__name__}: {error}"
                 self._choice = self._fastest()
             return self._choice
@@ -127,7 +127,7 @@ class MultiKernel:
 
 
 def timed_on_clones(clock: Clock) -> Measure:
-    """Return what measures a call with clones of its tensors, which are as the caller gave them before each launch.
+    """Return a function that measures a call on clones of its tensors, with the caller's content before each launch.
 
     Where there is no room for clones, the caller's tensors are used, and restored at the end (see `Sandbox`).  A kernel that tunes
     itself does so in its first launch, which does not count.
@@ -153,7 +153,7 @@ class ShapeKernel:
 
     Args:
         name: of the computation, for errors.
-        kernels: shapes of the tensor arguments, in order -> kernel; the key None is for shapes that no other has been made for.
+        kernels: shapes of the tensor arguments, in order -> kernel; the key None is for shapes that no other kernel is made for.
         memo: how many shapes are remembered.
 
     Raises:

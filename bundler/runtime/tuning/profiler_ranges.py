@@ -21,20 +21,19 @@ def active() -> bool:
     return profiler is not None and bool(getattr(profiler, "_is_profiler_enabled", False))
 
 
-def facts_of(kernel: str, config: Config, stream: int | None = None) -> dict[str, Any]:
+def facts_of(kernel: str, config: Config) -> dict[str, Any]:
     """Return what a range tells of a launch; names as Inductor's."""
-    facts = {
+    return {
         "kernel_name": kernel,
         "kernel_backend": "triton",
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
         "kernel_kwargs": ",".join(f"{name}={value}" for name, value in config.kwargs.items()),
     }
-    return facts if stream is None else {**facts, "stream": stream}
 
 
 @contextlib.contextmanager
-def launch_range(kernel: str, args: Sequence[Any], config: Config, stream: int | None = None) -> Iterator[None]:
+def launch_range(kernel: str, args: Sequence[Any], config: Config) -> Iterator[None]:
     """Mark what happens inside as one launch of a kernel."""
     fast: Any = getattr(getattr(sys.modules["torch"], "_C", None), "_profiler", None)
     make = getattr(fast, "_RecordFunctionFast", None)
@@ -43,5 +42,5 @@ def launch_range(kernel: str, args: Sequence[Any], config: Config, stream: int |
         with sys.modules["torch.autograd.profiler"].record_function(name):
             yield
         return
-    with make(name, [value for value in args if is_tensor(value)], facts_of(kernel, config, stream)):
+    with make(name, [value for value in args if is_tensor(value)], facts_of(kernel, config)):
         yield

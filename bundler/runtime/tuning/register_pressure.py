@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`rescaled`: a config with half the reduction block, for kernels that use so many registers that too few blocks run at once.
 
-`Search` adds it to the candidates that it measures.
+`Search` adds such configs to the candidates that it measures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Memory`: where the config of a call is looked for before anything is measured, and where a winner is kept.
+"""`ResultLookup`: where the config of a call is looked for before anything is measured, and where a winner is kept.
 
-`AutotunedKernel` puts a `Question` to it and gets a `Choice`, or a `Miss` that says why there is none.
+`AutotunedKernel` puts a `LookupQuestion` to it and gets a `Choice`, or a `Miss` that says why there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bundler.toolchain.directories import triton_cache_dir
 from bundler.user_warnings import warn
 
 _US = 1e6
-# What coordinate descent may add to a config.
+# Options that coordinate descent may add to a config of the list.
 REFINED_OPTIONS = frozenset({"waves_per_eu"})
 
 
@@ -60,7 +60,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Question:
+class LookupQuestion:
     """One tuning key on one device: its parts by name, and as Triton's tuner has it."""
 
     parts: Parts
@@ -69,7 +69,7 @@ class Question:
     listed: ListedConfigs
 
 
-class Memory:
+class ResultLookup:
     """The records of one kernel.
 
     Args:
@@ -90,7 +90,7 @@ class Memory:
             table if isinstance(table, tuning_winners.LookupTable | None) else tuning_winners.LookupTable.load(table)
         )
 
-    def question(self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]) -> Question:
+    def question(self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]) -> LookupQuestion:
         """Return what to ask for: a kernel's source, its configs, the key, the device and who compiles."""
         key = tuple(str(value) if hasattr(value, "itemsize") else value for value in memo)
         device = driver.device()
@@ -104,9 +104,9 @@ class Memory:
             toolchain.toolchain_part(target),
             self._options.search,
         )
-        return Question(parts, key, target, listed)
+        return LookupQuestion(parts, key, target, listed)
 
-    def find(self, question: Question) -> Choice | Miss:
+    def find(self, question: LookupQuestion) -> Choice | Miss:
         """Return the config for a tuning key without measuring anything, or why that cannot be."""
         parts, listed = dict(question.parts), question.listed
         if self._table is not None:
@@ -121,7 +121,7 @@ class Memory:
             return results if isinstance(results, Choice) else Miss(f"{found.reason}; {results.reason}")
         return found
 
-    def _recorded(self, question: Question) -> Choice | Miss:
+    def _recorded(self, question: LookupQuestion) -> Choice | Miss:
         found = self._in_bundle(question.parts)
         if isinstance(found, Miss):
             here = TuningFolder(triton_cache_dir()).find(self._name, question.parts)
@@ -136,7 +136,7 @@ class Memory:
         if why is not None:
             return Miss(f"{found.source}: its config {config} {why}")
         tuning_listeners.tell(found.record, found.tuning)
-        # As its user wrote it, where it is one of the list.
+        # The user's own object, where the config is one of the list: it may have attributes that a record does not hold.
         config = next((known for known in question.listed.configs if known == config), config)
         return Choice.of(config, "record", found=self._kernels_of(found))
 
@@ -160,7 +160,7 @@ class Memory:
             and (kernel.key in won or (kernel.parts is not None and dict(kernel.parts.parts).get("source.hash") == source))
         ]  # fmt: skip
 
-    def _triton_results(self, question: Question) -> Choice | Miss:
+    def _triton_results(self, question: LookupQuestion) -> Choice | Miss:
         names = [str(original) for original in question.listed.originals]
         text = toolchain.read_results(self._function, question.target, question.key, names)
         timings = Miss("no result file of Triton's tuner") if text is None else results_timings(text)
@@ -172,8 +172,8 @@ class Memory:
             return Miss("the result file of Triton's tuner has no time for any of these configs")
         return Choice.of(min(timed, key=lambda pair: pair[0])[1], "results")
 
-    def keep(self, outcome: TuningOutcome, question: Question) -> None:
-        """Tell recordings of a winner, and write it where the next process looks; that it cannot be written is only a warning."""
+    def keep(self, outcome: TuningOutcome, question: LookupQuestion) -> None:
+        """Tell recordings of a winner, and write it where the next process looks; a failure to write is a warning."""
         record = TuningRecord(
             self._name, question.parts, tuning_winners.named_of(outcome.winner.config), outcome.found_by
         )
@@ -189,7 +189,7 @@ class Memory:
         except BundlerError as error:
             warn(f"the winner for {self._name} is not kept for other processes: {error}")
 
-    def _write_results(self, timings: Sequence[Timing], question: Question) -> None:
+    def _write_results(self, timings: Sequence[Timing], question: LookupQuestion) -> None:
         by_config = {timing.config: timing for timing in timings}
         kind = toolchain.triton_config_class()
         rows = [
@@ -202,7 +202,7 @@ class Memory:
 
 
 def _foreign(config: Config, listed: ListedConfigs) -> str | None:
-    """Return why a recorded config cannot be one of a list, nor have come of it by refining: a record is only data."""
+    """Return why a recorded config can neither be one of a list nor a refinement of one: records may come from anybody."""
     if all(config.kwargs.keys() != known.kwargs.keys() for known in listed.configs):
         return "has other parameters than those of this kernel"
     options = {name for known in listed.configs for name in known.options} | REFINED_OPTIONS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Trial`: one tuning of one call: the caller's tensors are put aside, each candidate is timed, the user's hooks run around launches.
+"""`Trial`: one tuning of one call: it keeps the caller's tensors safe, times each candidate, and runs the user's hooks around launches.
 
 `AutotunedKernel` runs one for each tuning key that it has no config for.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning.benchmark import Clock, CudaClock, Sample, Sandbox
-from bundler.runtime.tuning.candidate_compiler import CallWorkshop, StaticCandidate, TritonCandidate
+from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, StaticCandidate, TritonCandidate
 from bundler.runtime.tuning.occupancy import Occupancy
 from bundler.runtime.tuning.tuner import Candidate, Refused, Search, Traits, TuningOutcome
 from bundler.runtime.tuning.tuner_options import TunerOptions
@@ -22,12 +22,12 @@ Hook = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Touch:
-    """What happens to arguments around a measured launch.
+class ArgumentEffects:
+    """What a launch does to its arguments, and what is done about it before the next measured launch.
 
     Attributes:
-        mutated, zeroed: names of tensors that are restored, and filled with zeros, before each launch.
-        before, after: the user's own hooks; with `before`, nothing is restored or zeroed.
+        mutated, zeroed: names of tensors that are restored, or filled with zeros, before each launch.
+        before, after: the user's own hooks; with `before`, nothing is restored or zeroed, as in Triton.
     """
 
     mutated: tuple[str, ...] = ()
@@ -41,36 +41,41 @@ class Trial:
 
     Args:
         name: the kernel's.
-        workshop: of the call.
-        touch: what happens to its arguments.
+        compiler: makes the candidates of the call.
+        effects: what launches do to its arguments.
         clock: makes the clock; None for the GPU's own.
         options: the tuner's.
     """
 
     def __init__(
-        self, name: str, workshop: CallWorkshop, touch: Touch, clock: Callable[[], Clock] | None, options: TunerOptions
+        self,
+        name: str,
+        compiler: CandidateCompiler,
+        effects: ArgumentEffects,
+        clock: Callable[[], Clock] | None,
+        options: TunerOptions,
     ) -> None:
-        self._name, self._workshop, self._touch, self._options = name, workshop, touch, options
+        self._name, self._compiler, self._effects, self._options = name, compiler, effects, options
         self._make_clock: Callable[[], Clock] = clock if clock is not None else CudaClock
-        own = touch.before is not None
+        own = effects.before is not None
         self._sandbox = Sandbox(
-            workshop.call, () if own else touch.mutated, () if own else touch.zeroed, stage=options.stage_to_host
+            compiler.call, () if own else effects.mutated, () if own else effects.zeroed, stage=options.stage_to_host
         )
 
     def run(self, configs: Sequence[Config]) -> TuningOutcome:
         """Return the fastest config; raises as `Search.run`."""
         with self._sandbox.open():
             outcome = Search(
-                self._name, self._workshop, self.sample, self._traits(), descent=self._options.descent,
+                self._name, self._compiler, self.sample, self._traits(), descent=self._options.descent,
                 spill_threshold=self._options.spill_threshold,
             ).run(configs)  # fmt: skip
-            if self._touch.before is not None:
-                self._touch.before(self._workshop.keywords(outcome.winner.config), reset_only=True)
+            if self._effects.before is not None:
+                self._effects.before(self._compiler.keywords(outcome.winner.config), reset_only=True)
         return outcome
 
     def time_one(self, config: Config) -> float | None:
         """Return how long one config takes, in milliseconds; None when it cannot be launched."""
-        candidate = self._workshop.build([config])[0]
+        candidate = self._compiler.build([config])[0]
         if isinstance(candidate, Refused):
             return None
         try:
@@ -80,26 +85,28 @@ class Trial:
             candidate.close()
 
     def _traits(self) -> Traits:
-        options, place = self._options, self._workshop.place
+        options, place = self._options, self._compiler.place
         occupancy = Occupancy.of(place.driver.backend, place.driver.properties(place.device))
         return Traits(options.kind, options.space, occupancy, options.custom, options.deterministic,
                       rescale=options.rescale)  # fmt: skip
 
     @functools.cached_property
     def _clock(self) -> Clock:
-        # Made when there is something to measure: a single candidate needs no clock, and no GPU that could have one.
+        # Made when there is something to measure: a single candidate is chosen without a clock, also where no GPU could be timed.
         return self._make_clock()
 
     def sample(self, candidate: Candidate) -> Sample:
         """Time one candidate; restoring tensors, and the user's hooks, are no part of its time."""
         assert isinstance(candidate, StaticCandidate | TritonCandidate)
-        call = self._workshop.call
+        call = self._compiler.call
         changed = {name: value for name, value in self._sandbox.values.items() if value is not call.get(name)}
         launch = candidate.prepare(changed)
-        before, after = self._touch.before, self._touch.after
+        before, after = self._effects.before, self._effects.after
         if before is None and after is None:
             return self._clock.sample(launch, self._sandbox.reset)
-        around = _Around(self._sandbox.reset, before, after, {**self._workshop.keywords(candidate.config), **changed})
+        around = _HookedLaunches(
+            self._sandbox.reset, before, after, {**self._compiler.keywords(candidate.config), **changed}
+        )
         try:
             sample = self._clock.sample(launch, around.reset)
         except Exception as error:
@@ -109,8 +116,8 @@ class Trial:
         return sample
 
 
-class _Around:
-    """Calls the user's hooks: one before a launch, the other after it, which is when the next one is prepared."""
+class _HookedLaunches:
+    """Calls the user's hooks around launches; a clock only says that the next launch is due, so the hook after one runs then."""
 
     def __init__(
         self, reset: Callable[[], None], before: Hook | None, after: Hook | None, arguments: dict[str, Any]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Search`: finds the fastest config: compiles all, measures what compiled, refines the best, and reports on each config.
 
-It knows neither GPU nor Triton: a `Workshop` builds candidates and a clock times them.  `Trial` gives it both.
+It knows neither GPU nor Triton: a `CandidateBuilder` builds candidates and a clock times them.  `Trial` gives it both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from bundler.runtime.tuning.occupancy import Occupancy
 from bundler.runtime.tuning.register_pressure import may_rescale, r_blocks, rescaled
 from bundler.runtime.tuning.tuning_winners import named_of
 
+# 32-bit words; Inductor's figures, from which on a config was never seen to win.
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
-_NS, _US = 1e6, 1e6
+_NS = 1e6
 _LOG = logging.getLogger("bundler.runtime")
 
 
@@ -60,8 +61,8 @@ class Refused:
     key: str = ""
 
 
-class Workshop(Protocol):
-    """Makes candidates of configs."""
+class CandidateBuilder(Protocol):
+    """Makes candidates of configs; `CandidateCompiler` is the one for real kernels."""
 
     def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
         """Return, in order, a candidate for each config or why there is none.
@@ -79,8 +80,8 @@ class Traits:
         kind: `pointwise`, `reduction`, `persistent_reduction`, `split_scan`, `template`, `user_autotune`, `fixed`, …
         space: what coordinate descent may try, size hints among it.
         occupancy: of the device; None where registers do not matter.
-        custom: written by a user: spills are their business.
-        deterministic: equal input has to give equal output in every process: no measurement may decide about a reduction.
+        custom: written by a user, whose configs are timed however much they spill.
+        deterministic: equal input has to give equal output in every process, so no measurement may choose among reductions.
         min_r: the smallest reduction block.
         rescale: whether reduction blocks may be halved.
     """
@@ -96,7 +97,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """What came of a search.
+    """The result of a search.
 
     Attributes:
         winner: the candidate to launch, still loaded.
@@ -115,11 +116,11 @@ class TuningOutcome:
 
 
 class Search:
-    """One search for one kernel and one tuning key; not to be used twice.
+    """One search for one kernel and one tuning key; used once.
 
     Args:
         name: the kernel's, for errors.
-        workshop: compiles and loads.
+        compiler: makes candidates of configs.
         bench: times one candidate.
         traits: what is known of the kernel.
         descent: how to refine the winner; None not to.
@@ -129,14 +130,14 @@ class Search:
     def __init__(
         self,
         name: str,
-        workshop: Workshop,
+        compiler: CandidateBuilder,
         bench: Callable[[Candidate], Sample],
         traits: Traits,
         *,
         descent: Descent | None = None,
         spill_threshold: int | None = None,
     ) -> None:
-        self._name, self._workshop, self._bench, self._traits, self._descent = name, workshop, bench, traits, descent
+        self._name, self._compiler, self._bench, self._traits, self._descent = name, compiler, bench, traits, descent
         hip = traits.occupancy is not None and traits.occupancy.backend == "hip"
         default = SPILL_THRESHOLD_HIP if hip else SPILL_THRESHOLD
         self._spill_threshold = default if spill_threshold is None else spill_threshold
@@ -153,6 +154,7 @@ class Search:
             CompileFailed: the kernel does not compile, whatever the config.
         """
         candidates = self._build(configs)
+        # How many registers a kernel uses is known once it is compiled, so smaller blocks are added in a second round.
         candidates += self._build(self._smaller(candidates))
         if not candidates:
             raise self._none()
@@ -185,7 +187,7 @@ class Search:
             return []
         started = time.perf_counter()
         built = []
-        for found in self._workshop.build(configs):
+        for found in self._compiler.build(configs):
             if isinstance(found, Refused):
                 self._timings[found.config] = Timing(named_of(found.config), found.key, reason=found.reason)
                 _LOG.info("%s: %s is left out: %s", self._name, found.config, found.reason)
@@ -217,6 +219,7 @@ class Search:
         self._timings[candidate.config] = timing
         if timing.time_ns is not None:
             self._samples[candidate.config] = time_ms
+        # Equal times keep the earlier config, so that the order of the list decides and not chance.
         if timing.time_ns is None or (self._best is not None and time_ms >= self._best[1]):
             candidate.close()
             return time_ms
@@ -234,7 +237,7 @@ class Search:
             return math.inf, replace(blank, reason=words)
         try:
             sample = self._bench(candidate)
-        except DriverError as error:
+        except DriverError as error:  # too many registers or too much shared memory for this device: the others may do
             return math.inf, replace(blank, reason=f"cannot be launched: {error.message}")
         if not usable(sample):
             return math.inf, replace(blank, reason="invalid configuration: the benchmark returned no time")
@@ -243,18 +246,21 @@ class Search:
         return sample.median_ms, replace(blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0))
 
     def _refine(self, start: Config) -> None:
+        # A persistent kernel holds its row whole, in its source; a block for it would be a field that changes nothing.
         if self._traits.kind == "persistent_reduction" and r_blocks(start):
             raise ConfigError(f"{self._name}: {start} has a reduction block, and a persistent reduction has none")
         assert self._descent is not None
-        self._descent.run(start, self._traits.space, self._price)
+        self._descent.run(start, self._traits.space, self._time_of)
 
-    def _price(self, config: Config) -> float:
+    def _time_of(self, config: Config) -> float:
         """Return a config's time; infinite where it does not compile or run."""
         if config in self._timings:
             return self._samples.get(config, math.inf)
         try:
             built = self._build([config])
-        except BundlerError as error:
+        except (
+            BundlerError
+        ) as error:  # descent goes beyond the user's list, so a config of its own may fail and end nothing
             self._timings[config] = Timing(named_of(config), reason=str(error))
             return math.inf
         return self._time(built[0]) if built else math.inf
@@ -268,7 +274,7 @@ class Search:
                        len(self._samples))  # fmt: skip
 
     def _none(self) -> NoValidConfig:
-        reasons = tuple((str_of(timing), timing.reason) for timing in self._timings.values())
+        reasons = tuple((describe(timing.config), timing.reason) for timing in self._timings.values())
         lines = "\n".join(f"  {config}: {reason}" for config, reason in reasons)
         return NoValidConfig(
             f"{self._name}: none of {count(len(reasons), 'config')} can be used; give smaller blocks, fewer stages, or fix the "
@@ -278,13 +284,8 @@ class Search:
         )
 
 
-def str_of(timing: Timing) -> str:
-    """Return a timing's config as a line for people."""
-    return describe(timing.config)
-
-
 def describe(config: Any) -> str:
-    """Return a record's config as a line for people; defaults that everybody has are left out."""
+    """Return a record's config as a line for people, without the defaults of rarely used fields."""
     silent = {("num_ctas", 1), ("maxnreg", None)}
     pairs = [(name, value.plain()) for name, value in config]
     return ", ".join(f"{name}={value}" for name, value in pairs if (name, value) not in silent)

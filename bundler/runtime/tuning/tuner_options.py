@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TunerOptions`: what can be said to a tuner beyond the parameters of Triton's own; `autotune` takes it."""
+"""`TunerOptions`: settings of a tuner beyond the parameters of Triton's own.
+
+Users give them to `autotune`, and Inductor's generated modules to `HeuristicKernel`; `AutotunedKernel`, `Trial` and `ResultLookup` read them.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class TunerOptions:
 
     @property
     def search(self) -> str:
-        """How winners are found, as a part of the tuning key: winners of one way do not count for another."""
+        """How winners are found, as a part of the tuning key: a winner that was found in one way is no answer for another."""
         kind = "" if self.kind == "user_autotune" else f"{self.kind}: "
         if self.deterministic and self.kind in UNMEASURED_DETERMINISTIC:
             return f"{kind}the first that compiles"

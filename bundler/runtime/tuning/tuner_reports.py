@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tuner writes down for people, when `TunerOptions` hold one of them.
+"""`BandwidthReport`, `LaunchDump`: what `AutotunedKernel` writes down for people, where `TunerOptions` hold one of them.
 
 A `BandwidthReport` says how near to the memory's speed kernels come, a `LaunchDump` what they are launched with.
 """
@@ -15,9 +15,10 @@ from typing import Any
 from bundler.format.bundle_file import os_errors
 from bundler.runtime.launch.argument_types import is_tensor
 
+# Inductor's figures for marking a kernel as slow.
 SLOW_GB_S, SLOW_FROM_MS = 650.0, 0.012
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
-_GB, _MS = 1e9, 1e3
+_MS = 1e3
 MAX_KEPT = 100_000
 
 

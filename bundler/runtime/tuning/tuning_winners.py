@@ -22,7 +22,7 @@ from bundler.runtime.launch.driver import DeviceProperties
 from bundler.toolchain.compile_call import decode_value
 from bundler.toolchain.encoding import encode_value
 
-# Part of each key: what is measured, and how a winner is chosen.
+# Part of each tuning key: another way to measure or to choose gets another number.
 METHOD = "1"
 MAX_TABLE_BYTES = 16 << 20
 MAX_TIME_NS = 2**63
@@ -35,9 +35,9 @@ def named_of(config: Config) -> Named:
     """Return a config as it stands in a record: parameters, then counts, then options, each group by name.
 
     Raises:
-        ConfigError: a value cannot travel.
+        ConfigError: a value has no encoding.
     """
-    config.to_wire()  # says which value cannot
+    config.to_wire()  # raises for a value without an encoding, and names it
     kwargs = [(name, config.kwargs[name]) for name in sorted(config.kwargs)]
     counts = [(name, getattr(config, name)) for name in _COUNTS]
     options = [(_OPTION + name, config.options[name]) for name in sorted(config.options)]
@@ -56,12 +56,12 @@ def config_of(named: Named) -> Config:
 
 
 def configs_part(configs: Iterable[Config]) -> str:
-    """Return a hash of a set of configs; their order does not count, everything that reaches the compiler does."""
+    """Return a hash of a set of configs: of everything that reaches the compiler, not of their order."""
     return sha256(wire.pack(sorted(config.digest for config in configs))).hex()
 
 
 def device_part(backend: str, properties: DeviceProperties, name: str) -> str:
-    """Return what of a device decides about speed; its index is no part of what it is."""
+    """Return the facts of a device that decide about speed; its index is none of them."""
     p = properties
     words = [f"{backend}:{p.arch}", f"{p.multiprocessors} multiprocessors", f"{p.max_shared_optin_bytes} bytes shared"]
     return ", ".join([*([name] if name else []), *words])
@@ -73,7 +73,7 @@ def arguments_part(key: Sequence[Any]) -> str:
 
 
 def parts_of(source: str, configs: str, arguments: str, device: str, toolchain: str, search: str) -> Parts:
-    """Return the named parts of a tuning key, in the order in which they are told."""
+    """Return the named parts of a tuning key, in the order in which messages list them."""
     return (
         ("source", source),
         ("configs", configs),
@@ -88,7 +88,7 @@ class LookupTable:
     """Configs that somebody chose beforehand; they take the place of a kernel's whole list, and nothing is measured.
 
     An entry is for one kernel by its name, or by the `source` part of its records, or both; and for one tuning key
-    (`arguments`), or for all.  The most particular entry counts.
+    (`arguments`), or for all.  Of several entries that fit, the most specific one counts.
 
     Args:
         entries: mappings with `config`, and any of `kernel`, `source`, `arguments`.
@@ -156,7 +156,7 @@ def plain_config(named: Named) -> dict[str, Any]:
 
 
 def table_entry(record: TuningRecord, tuning: Tuning | None) -> dict[str, Any]:
-    """Return a record as an entry of a lookup table; what a table does not need is there for people, and for `records_of`."""
+    """Return a record as an entry of a lookup table; the fields that a table does not need are for people and for `record_of`."""
     parts = dict(record.parts)
     return {
         "kernel": record.kernel,

@@ -72,7 +72,7 @@ class _Addressed:
     """A binding whose functions have no address."""
 
     def __init__(self, binding):
-        self.__dict__.update(binding.__dict__)
+        self.__dict__.update(binding._asdict())
         self.plain = self.ask_place = launchers.ctypes.c_void_p(0)
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Metered`: a socket with a limit of time and of bytes for each exchange, which redis-py's connections read from."""
+"""`Metered`: a socket with a limit of time and of bytes for each exchange, which redis-py's connections read from.
+
+`Link` in `server_exchange.py` puts it between a connection and its socket; both kinds of exchange give it an allowance for each
+exchange.
+"""
 
 from __future__ import annotations
 

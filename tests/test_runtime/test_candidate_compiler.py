@@ -15,7 +15,7 @@ from bundler.errors import CompileFailed, NoValidConfig, WorkerDied
 from bundler.format.entries import Target
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.tuning.candidate_compiler import CallWorkshop, TuningDevice, importable, make
+from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, TuningDevice, importable, make
 from bundler.toolchain import tuner_toolchain as toolchain
 
 pytestmark = pytest.mark.toolchain
@@ -34,7 +34,7 @@ def shop(triton, launch_kernels):
     """Return candidates for a call of the vector add."""
     driver = DryDriver()
     place = TuningDevice.of(driver, 0)
-    return CallWorkshop(launch_kernels.add, CALL, place, (4,), Hooks(), workers=1)
+    return CandidateCompiler(launch_kernels.add, CALL, place, (4,), Hooks(), workers=1)
 
 
 @pytest.mark.release
@@ -100,8 +100,8 @@ def test_who_can_be_imported_is_compiled_elsewhere(triton, launch_kernels):
 def test_what_the_caches_of_amd_say_is_found_too(triton, launch_kernels):
     """A candidate for another vendor: its registers, its spills, its launch."""
     driver = DryDriver("hip")
-    workshop = CallWorkshop(launch_kernels.add, CALL, TuningDevice.of(driver, 0), (4,), Hooks(), workers=1)
-    (candidate,) = workshop.build([Config({"BLOCK": 64}, options={"waves_per_eu": 2})])
+    compiler = CandidateCompiler(launch_kernels.add, CALL, TuningDevice.of(driver, 0), (4,), Hooks(), workers=1)
+    (candidate,) = compiler.build([Config({"BLOCK": 64}, options={"waves_per_eu": 2})])
     assert candidate.registers > 0
     assert candidate.spills == 0
     candidate.prepare({})()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Tally`: counts what a session does, for every part of it; `Tally.snapshot` makes the `Counters` that users see."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bundler.integrations.session_counters import Counters
+
+# The report names these; a process that compiles for days keeps no more.
+SLOWEST = 10
+# Hits that are summed up at once.
+MANY_HITS = 4096
+_NUMBERS = ("misses", "compiles", "published", "bytes_fetched", "bytes_sent", "strict_warnings")
+
+
+class Tally:
+    """Counts for one session; safe from any thread.
+
+    Attributes:
+        hits: kernels that were found since the last sum: where, the seconds that their compiles took, the bytes fetched.  Whoever
+            finds one appends it and calls `fold` when there are many: that needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """Count from nought, with a lock that no thread of the parent holds."""
+        self._lock = threading.Lock()
+        self.hits: deque[tuple[str, float, int]] = deque()
+        self._found: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._numbers: Counter[str] = Counter()
+        self._compile_seconds, self._seconds_saved = 0.0, 0.0
+        self._slowest: list[tuple[str, float]] = []
+
+    def fold(self) -> None:
+        """Sum up the hits."""
+        with self._lock, contextlib.suppress(IndexError):  # empty; another thread may append at any time
+            while True:
+                place, saved_s, fetched_bytes = self.hits.popleft()
+                self._found[place] += 1
+                self._seconds_saved += saved_s
+                self._numbers["bytes_fetched"] += fetched_bytes
+
+    def compiled(self, name: str, seconds: float) -> None:
+        """Count a kernel that was compiled."""
+        with self._lock:
+            self._numbers["compiles"] += 1
+            self._compile_seconds += seconds
+            self._slowest = sorted([*self._slowest, (name, seconds)], key=lambda pair: -pair[1])[:SLOWEST]
+
+    def add(self, what: str, number: int = 1) -> None:
+        """Count something that is called as an attribute of `Counters`."""
+        with self._lock:
+            self._numbers[what] += number
+
+    def failed(self, cause: str) -> bool:
+        """Count a failure; True for the first of its cause."""
+        with self._lock:
+            self._errors[cause] += 1
+            return self._errors[cause] == 1
+
+    def snapshot(self) -> Counters:
+        """Return the numbers as they are now."""
+        from bundler.integrations.session_counters import Counters  # a hit does not need it
+
+        self.fold()
+        with self._lock:
+            return Counters(
+                hits=self._found.total(),
+                found=dict(sorted(self._found.items())),
+                errors=dict(sorted(self._errors.items())),
+                slowest=tuple(self._slowest),
+                compile_seconds=self._compile_seconds,
+                seconds_saved=self._seconds_saved,
+                **{name: self._numbers[name] for name in _NUMBERS},
+            )

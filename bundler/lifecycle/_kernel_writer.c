@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * write_kernels(root, kernels, threads): writes kernels into a cache directory, each whole, by one rename.
+ *
+ * bundler/lifecycle/kernel_writer.py has the same function in Python, and says what it promises.  Here the interpreter lock is
+ * released from the first kernel to the last, so that Python prepares the next kernels meanwhile.
+ */
+
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#define _FILE_OFFSET_BITS 64
+#include <Python.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOST_THREADS 16
+/* A thread calls nothing that needs more; glibc's own stacks would take 8 MB of address space each. */
+#define STACK_BYTES (256 * 1024)
+/* Linux writes no more in one call. */
+#define MOST_BYTES ((size_t)0x7ffff000)
+
+typedef struct {
+  const char *name;
+  Py_buffer data;
+} file_t;
+
+typedef struct {
+  const char *temporary, *key;
+  file_t *files;
+  Py_ssize_t count;
+  int code;
+} kernel_t;
+
+typedef struct {
+  int root;
+  kernel_t *kernels;
+  Py_ssize_t count;
+  atomic_llong next;
+  atomic_int stopped;
+} batch_t;
+
+/* ---------------------------------------------------------------------------------------------- writing, without Python */
+
+static int open_at(int folder, const char *name, int flags) {
+  int fd;
+  do
+    fd = openat(folder, name, flags | O_NOFOLLOW | O_CLOEXEC, 0666);
+  while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+static int write_file(int folder, const file_t *file) {
+  const char *data = file->data.buf;
+  size_t left = (size_t)file->data.len;
+  int error = 0, fd = open_at(folder, file->name, O_WRONLY | O_CREAT | O_EXCL);
+  if (fd < 0)
+    return errno;
+  while (left > 0 && error == 0) {
+    ssize_t done = write(fd, data, left < MOST_BYTES ? left : MOST_BYTES);
+    if (done >= 0) {
+      data += done;
+      left -= (size_t)done;
+    } else if (errno != EINTR)
+      error = errno;
+  }
+  if (close(fd) < 0 && error == 0)
+    error = errno;
+  return error;
+}
+
+static int write_files(int root, const kernel_t *kernel) {
+  Py_ssize_t written = 0;
+  int error = 0, folder = open_at(root, kernel->temporary, O_RDONLY | O_DIRECTORY);
+  if (folder < 0)
+    return errno;
+  while (written < kernel->count && error == 0)
+    error = write_file(folder, &kernel->files[written++]);
+  if (error != 0)
+    while (written > 0)
+      unlinkat(folder, kernel->files[--written].name, 0);
+  close(folder);
+  return error;
+}
+
+/* Returns 0, an error after which nothing is left, or minus the error of the rename, after which the temporary directory is. */
+static int write_kernel(int root, const kernel_t *kernel) {
+  int error;
+  if (mkdirat(root, kernel->temporary, 0777) < 0)
+    return errno;
+  error = write_files(root, kernel);
+  if (error != 0) {
+    unlinkat(root, kernel->temporary, AT_REMOVEDIR);
+    return error;
+  }
+  return renameat(root, kernel->temporary, root, kernel->key) < 0 ? -errno : 0;
+}
+
+/* Whether something is in the place of the kernel; any other error would meet the next kernel too. */
+static int is_occupied(int code) { return code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR; }
+
+static void *write_some(void *argument) {
+  batch_t *batch = argument;
+  while (!atomic_load(&batch->stopped)) {
+    long long number = atomic_fetch_add(&batch->next, 1);
+    if (number >= batch->count)
+      break;
+    batch->kernels[number].code = write_kernel(batch->root, &batch->kernels[number]);
+    if (batch->kernels[number].code != 0 && !is_occupied(batch->kernels[number].code))
+      atomic_store(&batch->stopped, 1);
+  }
+  return NULL;
+}
+
+/* The calling thread is one of the threads; where no other can be had, it writes everything. */
+static void write_batch(batch_t *batch, long threads) {
+  pthread_t others[MOST_THREADS];
+  pthread_attr_t attributes;
+  sigset_t all, before;
+  long started = 0;
+  if (threads > 1 && pthread_attr_init(&attributes) == 0) {
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    sigfillset(&all); /* signals are for the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (started < threads - 1 && started < MOST_THREADS &&
+           pthread_create(&others[started], &attributes, write_some, batch) == 0)
+      started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+  }
+  write_some(batch);
+  while (started > 0)
+    pthread_join(others[--started], NULL);
+}
+
+static void write_all(const char *root, batch_t *batch, long threads) {
+  Py_ssize_t number;
+  do
+    batch->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  while (batch->root < 0 && errno == EINTR);
+  for (number = 0; number < batch->count; number++)
+    batch->kernels[number].code = batch->root < 0 ? errno : ECANCELED;
+  if (batch->root < 0)
+    return;
+  write_batch(batch, threads < batch->count ? threads : (long)batch->count);
+  close(batch->root);
+}
+
+/* ------------------------------------------------------------------------------------------------------ from and to Python */
+
+/* Returns a text that is one component of a path; NULL with an exception. */
+static const char *component(PyObject *text) {
+  Py_ssize_t size;
+  const char *name = PyUnicode_AsUTF8AndSize(text, &size);
+  if (name == NULL)
+    return NULL;
+  if (size == 0 || strlen(name) != (size_t)size || strchr(name, '/') != NULL || strcmp(name, ".") == 0 ||
+      strcmp(name, "..") == 0) {
+    PyErr_Format(PyExc_ValueError, "not the name of a file: %R", text);
+    return NULL;
+  }
+  return name;
+}
+
+/* As PyArg_ParseTuple, which takes it for granted that it is given a tuple. */
+#define PARSE(tuple, ...)                                                                                                       \
+  (PyTuple_Check(tuple) ? PyArg_ParseTuple(tuple, __VA_ARGS__) : (PyErr_SetString(PyExc_TypeError, "expected a tuple"), 0))
+
+static int read_kernel(PyObject *given, kernel_t *kernel) {
+  PyObject *temporary, *key, *files, *name, *data;
+  Py_ssize_t number, count;
+  if (!PARSE(given, "UUO!;expected (temporary, key, files)", &temporary, &key, &PyTuple_Type, &files))
+    return 0;
+  kernel->temporary = component(temporary);
+  kernel->key = kernel->temporary == NULL ? NULL : component(key);
+  count = PyTuple_Size(files);
+  kernel->files = kernel->key == NULL ? NULL : calloc((size_t)count + 1, sizeof(file_t));
+  if (kernel->files == NULL)
+    return PyErr_Occurred() ? 0 : (PyErr_NoMemory(), 0);
+  for (number = 0; number < count; number++) {
+    if (!PARSE(PyTuple_GetItem(files, number), "UO;expected (name, data)", &name, &data))
+      return 0;
+    kernel->files[number].name = component(name);
+    if (kernel->files[number].name == NULL || PyObject_GetBuffer(data, &kernel->files[number].data, PyBUF_SIMPLE) < 0)
+      return 0;
+    kernel->count++;
+  }
+  return 1;
+}
+
+static void release(batch_t *batch) {
+  for (Py_ssize_t number = 0; number < batch->count; number++) {
+    kernel_t *kernel = &batch->kernels[number];
+    while (kernel->count > 0)
+      PyBuffer_Release(&kernel->files[--kernel->count].data);
+    free(kernel->files);
+  }
+  free(batch->kernels);
+}
+
+static PyObject *codes_of(const batch_t *batch) {
+  PyObject *codes = PyList_New(batch->count);
+  for (Py_ssize_t number = 0; codes != NULL && number < batch->count; number++) {
+    PyObject *code = PyLong_FromLong(batch->kernels[number].code);
+    if (code == NULL || PyList_SetItem(codes, number, code) < 0)
+      Py_CLEAR(codes);
+  }
+  return codes;
+}
+
+/* Everything given is a tuple, which no other thread can change while the lock is released. */
+static PyObject *write_kernels(PyObject *module, PyObject *arguments) {
+  PyObject *path, *kernels, *codes = NULL;
+  batch_t batch = {.root = -1};
+  long threads;
+  int read = 1;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "O&O!l", PyUnicode_FSConverter, &path, &PyTuple_Type, &kernels, &threads))
+    return NULL;
+  batch.count = PyTuple_Size(kernels);
+  batch.kernels = calloc((size_t)batch.count + 1, sizeof(kernel_t));
+  if (batch.kernels == NULL) {
+    Py_DECREF(path);
+    return PyErr_NoMemory();
+  }
+  for (Py_ssize_t number = 0; read && number < batch.count; number++)
+    read = read_kernel(PyTuple_GetItem(kernels, number), &batch.kernels[number]);
+  if (read) {
+    const char *root = PyBytes_AsString(path);
+    Py_BEGIN_ALLOW_THREADS
+    write_all(root, &batch, threads);
+    Py_END_ALLOW_THREADS
+    codes = codes_of(&batch);
+  }
+  release(&batch);
+  Py_DECREF(path);
+  return codes;
+}
+
+static PyMethodDef methods[] = {
+    {"write_kernels", write_kernels, METH_VARARGS,
+     "write_kernels(root, kernels, threads): as bundler.lifecycle.kernel_writer says."},
+    {NULL, NULL, 0, NULL}};
+
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel_writer", "Writes kernels while Python runs.", 0, methods,
+                                    slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernel_writer(void) { return PyModuleDef_Init(&module); }

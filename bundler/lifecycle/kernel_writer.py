@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`write_kernels`: writes kernels below one directory, each whole, by one rename.
+
+The extension `_kernel_writer` does it where it was built, with the interpreter lock released and in several threads; elsewhere
+`write_in_python` does the same, one kernel after the other.  `CacheDirectory` calls it, and knows what to do about each answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import shutil
+from collections.abc import Callable
+
+from bundler.format.bundle_file import cleaned_up
+
+Buffer = bytes | memoryview
+# Name of the temporary directory, name of the kernel's, (name, bytes) of each file in it.
+NewKernel = tuple[str, str, tuple[tuple[str, Buffer], ...]]
+WriteKernels = Callable[[str, tuple[NewKernel, ...], int], list[int]]
+
+# What stands in the place of a kernel; after any other error the next kernel would meet the same one.
+OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+_READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def compiled_writer() -> WriteKernels | None:
+    """Return the extension's `write_kernels`, None where it was not built."""
+    try:
+        extension = importlib.import_module("bundler.lifecycle._kernel_writer")
+    except ImportError:
+        return None
+    found: WriteKernels = extension.write_kernels
+    return found
+
+
+def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+    """Write kernels, each into a temporary directory beside its place, which is then renamed once.
+
+    Args:
+        root: the directory.
+        kernels: what to write.
+        threads: at most so many write at once; in Python one does.
+
+    Returns:
+        A code for each kernel: 0, it is in place.  A positive error number: it could not be written, and nothing of it is left;
+        `ECANCELED` when it was not begun, because another one had failed.  A negative one: the rename failed with that number, and
+        the temporary directory is there, whole.
+    """
+    return (compiled_writer() or write_in_python)(root, kernels, threads)
+
+
+def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: int) -> list[int]:
+    """Do what `write_kernels` says."""
+    for temporary, key, files in kernels:
+        for name in (temporary, key, *(name for name, _ in files)):
+            if name in {"", ".", ".."} or "/" in name or "\0" in name:
+                raise ValueError(f"not the name of a file: {name!r}")
+    codes = [errno.ECANCELED] * len(kernels)
+    for number, (temporary, key, files) in enumerate(kernels):
+        codes[number] = _write_kernel(os.path.join(root, temporary), os.path.join(root, key), files)
+        if codes[number] and -codes[number] not in OCCUPIED:
+            break
+    return codes
+
+
+def _write_kernel(temporary: str, target: str, files: tuple[tuple[str, Buffer], ...]) -> int:
+    ours = True
+
+    def write_and_rename() -> int:
+        nonlocal ours
+        try:
+            os.mkdir(temporary)
+        except OSError as error:
+            ours = False  # it may be somebody else's
+            return error.errno or errno.EIO
+        try:
+            _write_files(temporary, files)
+        except OSError as error:
+            return error.errno or errno.EIO
+        ours = False  # the caller's now
+        try:
+            os.rename(temporary, target)
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+        return 0
+
+    def clear() -> None:
+        if ours:
+            remove_tree(temporary)
+
+    return cleaned_up(write_and_rename, clear)
+
+
+def _write_files(temporary: str, files: tuple[tuple[str, Buffer], ...]) -> None:
+    folder = os.open(temporary, _READ_DIRECTORY)
+    try:
+        for name, data in files:
+            write_file(name, data, folder)
+    finally:
+        os.close(folder)
+
+
+def write_file(path: str, data: Buffer, folder: int | None = None) -> None:
+    """Write a new file; `folder` is a descriptor of the directory that `path` is relative to."""
+    fd = os.open(path, _CREATE_FILE, 0o666, dir_fd=folder)
+    try:
+        done = os.write(fd, data) if data else 0
+        while done < len(data):
+            done += os.write(fd, memoryview(data)[done:])
+    finally:
+        os.close(fd)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a temporary directory unless it was renamed, as it is nearly always."""
+    if os.path.lexists(path):
+        shutil.rmtree(path, ignore_errors=True)

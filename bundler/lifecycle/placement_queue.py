@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PlacementQueue`: verified kernels on their way into cache directories.  A restore fills it.
+
+Kernels are written in batches.  Where the extension of `kernel_writer.py` was built, a thread that does not need the interpreter writes
+one batch while the caller reads and verifies the next; elsewhere the caller writes each batch itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from bundler.errors import BundlerError
+from bundler.format.bundle_file import cleaned_up
+from bundler.format.limits import MIB
+from bundler.lifecycle import kernel_writer
+from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome, ReadyKernel
+
+# Enough to keep several threads busy, and few enough that little waits in memory.
+KERNELS_PER_BATCH = 64
+BYTES_PER_BATCH = 8 * MIB
+# Nothing is written while the first batch is filled.
+KERNELS_AT_FIRST = 16
+MOST_THREADS = 4
+
+Placed = Callable[[ReadyKernel, Outcome], None]
+
+
+class PlacementQueue:
+    """Kernels that wait to be written, and those that are being written.
+
+    Not for several threads at once.  Call `finish` when the last kernel was added, and `close` in any case.
+
+    Args:
+        placed: is told what became of each kernel, in the thread that fills the queue.
+    """
+
+    def __init__(self, placed: Placed) -> None:
+        self._placed = placed
+        self._waiting: dict[str, tuple[CacheDirectory, list[ReadyKernel]]] = {}
+        self._count = self._bytes = 0
+        self._most = KERNELS_AT_FIRST
+        self._writing: _Writing | None = None
+
+    def add(self, directory: CacheDirectory, kernel: ReadyKernel) -> None:
+        """Add a kernel.
+
+        Raises:
+            AccessDenied, StoreFull, NotFound, BundlerError: a kernel that was added before could not be written; so does `finish`.
+        """
+        if directory.has(kernel):
+            self._placed(kernel, "present")
+            return
+        self._waiting.setdefault(directory.path, (directory, []))[1].append(kernel)
+        self._count += 1
+        self._bytes += kernel.size_bytes
+        if self._count >= self._most or self._bytes >= BYTES_PER_BATCH:
+            self._hand_over()
+
+    def finish(self) -> None:
+        """Write what waits, and wait for it."""
+        self._hand_over()
+        self._settle()
+
+    def close(self) -> None:
+        """After an error, wait for what is being written, and leave nothing half-written; calling it twice is fine."""
+        if self._writing is not None:
+            self._writing.abandon(self._placed)
+
+    def _hand_over(self) -> None:
+        batches = [KernelBatch(directory, kernels) for directory, kernels in self._waiting.values()]
+        self._waiting, self._count, self._bytes = {}, 0, 0
+        self._most = min(KERNELS_PER_BATCH, 2 * self._most)
+        self._settle()
+        if batches:
+            self._writing = _Writing(batches)
+            self._writing.start()
+
+    def _settle(self) -> None:
+        if self._writing is not None:
+            self._writing.settle(self._placed)
+            self._writing = None
+
+
+class _Writing:
+    """Batches that are being written, one after the other, in a thread of their own where that helps."""
+
+    def __init__(self, batches: Iterable[KernelBatch]) -> None:
+        self._batches = deque(batches)
+        self._problem: BaseException | None = None
+        # An interrupt may arrive while the thread is being started: whether it writes is decided under this lock.
+        self._gate = threading.Lock()
+        self._begun = self._abandoned = False
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        if kernel_writer.compiled_writer() is not None:
+            # Where no thread can be had, this one writes.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._write, args=(threads_to_write(),), name="bundler-kernel-writer").start()
+                return
+        self._write(threads=1)
+        if self._problem is not None:
+            raise self._problem
+
+    def settle(self, placed: Placed) -> None:
+        """Wait, tell what became of the kernels, and raise what went wrong."""
+        self._ended.wait()
+        if self._problem is not None:
+            raise self._problem
+        while self._batches:
+            _tell(self._batches.popleft(), placed)
+
+    def abandon(self, placed: Placed) -> None:
+        """Wait, tell what became of the kernels, and leave out what went wrong."""
+        with self._gate:
+            self._abandoned = True
+        if self._begun:
+            self._ended.wait()
+        while self._batches:
+            batch = self._batches.popleft()
+            with contextlib.suppress(BundlerError):
+                _tell(batch, placed)
+
+    def _write(self, threads: int) -> None:
+        with self._gate:
+            if self._abandoned or self._begun:
+                return
+            self._begun = True
+        try:
+            for batch in self._batches:
+                batch.write(threads)
+        except BaseException as problem:  # noqa: BLE001  # raised again in the thread that waits
+            self._problem = problem
+        finally:
+            self._ended.set()
+
+
+def _tell(batch: KernelBatch, placed: Placed) -> None:
+    def tell() -> None:
+        for kernel, outcome in batch.settled():
+            placed(kernel, outcome)
+
+    cleaned_up(tell, batch.clear)
+
+
+def threads_to_write() -> int:
+    """Return how many threads write a batch: as many as there are processors for this process, and a few at most."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_THREADS, available)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Keeper`: what our cache manager asks and tells for each key, and `CacheCall`, what it knows of one.  Never imports Triton.
+
+A session looks kernels up and publishes them (`bundler/integrations/lookup_engine.py`); the spool writes down what a child of a
+recording process compiles (`bundler/toolchain/spool_manager.py`).  `bundler/toolchain/cache_manager.py` calls both.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bundler.toolchain.spool_records import SpooledEvent
+
+# The paths of a kernel's files by their names.
+Group = Mapping[str, str]
+
+
+class CacheCall:
+    """One look-up of Triton's: the kernel's key, the name of its metadata file, the cache directory, and when it began."""
+
+    __slots__ = ("began_ns", "filename", "key", "root")
+
+    def __init__(self, key: str, filename: str, root: str, began_ns: int) -> None:
+        self.key, self.filename, self.root, self.began_ns = key, filename, root, began_ns
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, as far as its file name has it."""
+        return self.filename.removesuffix(".json")
+
+    def record(self, *, cache_hit: bool, group: Group | None = None) -> SpooledEvent:
+        """Return everything known of the kernel, read from Triton's `compile` call: only while that runs.
+
+        Args:
+            cache_hit: whether it was found.
+            group: its files by name, None where they are in `root`.
+        """
+        from bundler.toolchain.compile_record import kernel_record  # most hits are of known kernels and need no record
+
+        spent_us = (time.monotonic_ns() - self.began_ns) // 1000
+        directory = os.path.dirname(group[self.filename]) if group else os.path.join(self.root, self.key)
+        return kernel_record(self.key, self.filename, directory, spent_us, cache_hit=cache_hit)
+
+
+class Keeper:
+    """What a cache manager asks and tells: one serves all managers of a process, in any thread.  This one has and does nothing.
+
+    No method fails because of a cache, unless strict mode asks for that.
+    """
+
+    # Whether its session has ended.
+    closed = False
+
+    def home(self, root: str) -> str:
+        """Return where to write what belongs into `root`: that, or a directory of ours when it cannot be written."""
+        return root
+
+    def found(self, call: CacheCall, group: Group) -> None:
+        """Hear of a kernel that was there."""
+
+    def fetch(self, call: CacheCall) -> Group | None:
+        """Put a kernel into `call.root`; None when it has to be compiled.  Raises what strict mode asks for."""
+
+    def forced(self, call: CacheCall) -> None:
+        """Hear of a kernel that Triton compiles whether it is there or not.  Raises what strict mode asks for."""
+
+    def compiled(self, call: CacheCall, group: Group) -> None:
+        """Hear of a kernel that Triton compiled and stored; called while its `compile` runs."""
+
+    def abandoned(self, call: CacheCall) -> None:
+        """Hear that a kernel that `fetch` did not have is not being compiled any more."""
+
+    def found_file(self, path: str) -> None:
+        """Hear of a tuning file or helper library that was there."""
+
+    def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
+        """Return a tuning file, or a helper library of that origin."""
+
+    def made_file(self, key: str, path: str, data: bytes, origin: str | None) -> None:
+        """Hear of a tuning file or helper library that Triton made."""
+
+
+class KeeperSource:
+    """Says which keeper serves a process now; asked for each key, so it is an attribute while the answer stays the same.
+
+    Args:
+        find: returns the keeper where none is set.
+
+    Attributes:
+        keeper: set and cleared by who knows.
+    """
+
+    def __init__(self, find: Callable[[], Keeper]) -> None:
+        self.keeper: Keeper | None = None
+        self._find = find
+
+    def current(self) -> Keeper:
+        """Return the keeper of this process."""
+        return self.keeper or self._find()
