@@ -63,7 +63,8 @@ class Container:
                 f"content: schema {self.content.schema} in a bundle of version {self._major}.x, expected {self._major}",
                 got=self.content.schema, expected=self._major,
             )  # fmt: skip
-        self._places = self._place_blobs()
+        self._places_made: dict[bytes, tuple[int, int, int]] | None = None
+        self._check_places()
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
@@ -171,8 +172,9 @@ class Container:
             )
             if offset != position:
                 raise FormatError(f"section {len(sections)} begins at {offset}, expected {position}: a hole or overlap")
-            numbers = tuple(wire.expect(n, int, "section") for n in (*blobs, *prefix))
-            section = Section(kind, codec, offset, stored, raw, digest, numbers[: len(blobs)], numbers[len(blobs) :])
+            if not {*map(type, blobs), *map(type, prefix)} <= {int}:
+                raise FormatError(f"section {len(sections)}: expected numbers of blobs, and of sections before it")
+            section = Section(kind, codec, offset, stored, raw, digest, tuple(blobs), tuple(prefix))
             self._check_section(section, sections)
             sections.append(section)
             position += stored
@@ -219,25 +221,39 @@ class Container:
             raise FormatError(f"expected one section of kind {kind}, got {len(found)}")
         return self._decode(found[0])
 
-    def _place_blobs(self) -> dict[bytes, tuple[int, int, int]]:
-        blobs = self.content.blobs
-        places: dict[bytes, tuple[int, int, int]] = {}
+    @property
+    def _places(self) -> dict[bytes, tuple[int, int, int]]:
+        """Digest -> section, offset in its raw bytes and size, of every blob; made when the first blob is read."""
+        # Two threads may make it twice, which costs time, never correctness.
+        if self._places_made is None:
+            blobs, made = self.content.blobs, {}
+            for number, section in enumerate(self.sections):
+                offset = 0
+                for blob in section.blobs if section.kind in BLOB_SECTIONS else ():
+                    digest, size = blobs[blob]
+                    made[digest] = (number, offset, size)
+                    offset += size
+            self._places_made = made
+        return self._places_made
+
+    def _check_places(self) -> None:
+        """Check that the sections hold each blob once, and nothing else."""
+        sizes = self.content.blob_sizes
+        placed = bytearray(len(sizes))
         for number, section in enumerate(self.sections):
-            offset = 0
-            for blob in section.blobs if section.kind in BLOB_SECTIONS else ():
-                if not 0 <= blob < len(blobs) or blobs[blob][0] in places:
+            if section.kind not in BLOB_SECTIONS:
+                continue
+            size = 0
+            for blob in section.blobs:
+                if not 0 <= blob < len(sizes) or placed[blob]:
                     raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
-                digest, size = blobs[blob]
-                places[digest] = (number, offset, size)
-                offset += size
-            if section.kind in BLOB_SECTIONS and offset != section.raw_bytes:
-                raise FormatError(
-                    f"section {number}: blobs of {count(offset, 'byte')} in a frame of {section.raw_bytes}"
-                )
-        if len(places) != len(blobs):
-            lost = len(blobs) - len(places)
+                placed[blob] = 1
+                size += sizes[blob]
+            if size != section.raw_bytes:
+                raise FormatError(f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}")
+        lost = placed.count(0)
+        if lost:
             raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
-        return places
 
     def _frame(self, number: int) -> bytes:
         # Two threads may decode the same frame, which costs time, never correctness.

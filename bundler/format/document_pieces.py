@@ -93,16 +93,18 @@ class Pieces:
             return
         if len(runs) % 2:
             raise FormatError(f"{key}: {len(runs)} numbers in runs of pieces, expected pairs", key=key)
-        size = 0
+        size, seen, ends = 0, self._seen, self._ends
         for first, number in _pairs(runs):
             end = first + number
-            if not number or end > len(self._table) or first > self._seen:
-                raise FormatError(
-                    f"{key}: a run of {number} pieces from {first}, of {len(self._table)}, {self._seen} of them known",
-                    key=key,
-                )
-            self._seen = max(self._seen, end)
-            size += self._ends[end] - self._ends[first]
+            if end > seen or not number:
+                if end > len(self._table) or first > seen or not number:
+                    raise FormatError(
+                        f"{key}: a run of {number} pieces from {first}, of {len(self._table)}, {seen} of them named before",
+                        key=key,
+                    )
+                seen = end
+            size += ends[end] - ends[first]
+        self._seen = seen
         self._joined_bytes += size
         if size > self._limits.facts_bytes:
             self._limits.check("facts_bytes", size, f"{key}: launch facts or key parts")

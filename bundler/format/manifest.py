@@ -102,6 +102,12 @@ class Content(Summarized):
                 raise FormatError(f"{filename}: two sizes for one digest {digest_text(raw)}")
         return tuple(sorted(sizes.items()))
 
+    @property
+    def blob_sizes(self) -> Sequence[int]:
+        """Size (bytes) of every distinct blob, in the order of `blobs`."""
+        table = self.blobs
+        return table.sizes if isinstance(table, content_tables.BlobTable) else [size for _, size in table]
+
     def encode(self) -> bytes:
         """Return the canonical bytes, whose sha256 is the bundle's digest."""
         return _ENCODERS[self.schema](
