@@ -384,8 +384,8 @@ def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
 
 
 def _spans_by_position(flat: tuple[int, ...]) -> dict[int, tuple[Span, ...]]:
-    grouped: dict[int, tuple[int, ...]] = {}
+    grouped: dict[int, list[int]] = {}
     for start in range(0, len(flat), _NUMBERS_PER_FILE_SPAN):
         position, *numbers = flat[start : start + _NUMBERS_PER_FILE_SPAN]
-        grouped[position] = (*grouped.get(position, ()), *numbers)
-    return {position: spans_of(numbers) for position, numbers in grouped.items()}
+        grouped.setdefault(position, []).extend(numbers)
+    return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}

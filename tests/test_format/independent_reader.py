@@ -18,7 +18,7 @@ def sha256(data):
 def parse_table(data):
     magic, major, _, incompatible, _, _, offset, size = struct.unpack_from("<8sHHIIIQQ", data)
     assert magic == b"\x89TBNDL\r\n", "not a bundle"
-    assert major in (1, 2) and incompatible == 0, "a version or flag that this reader does not know"
+    assert (major in {1, 2}, incompatible) == (True, 0), "a version or flag that this reader does not know"
     assert 72 <= offset == len(data) - size, "truncated, or bytes after the end"
     table = data[offset:]
     assert sha256(data[:40] + table) == data[40:72], "damaged header or table"

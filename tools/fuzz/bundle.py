@@ -5,7 +5,7 @@
 
 Half of the bundles are golden ones (tests/data/v*): every second of these was damaged in its bytes, its manifest or its
 container, the others by the meaning of their fields (structure.py), and those are launched dry, stored and tuned with too.  Half
-are made from scratch: each attack of hostile.py once (in the first 40,000), pairs of attacks, and damaged attacks, in content of either schema.  Each is opened, read, verified, selected from and merged;
+are made from scratch: each attack of hostile.py once (in the first 25,000), pairs of attacks, and damaged attacks, in content of either schema.  Each is opened, read, verified, selected from and merged;
 each accepted one, each fiftieth, and a part of the hostile ones that open are restored.  What must hold is in judge.py.
 
 The work is done by one process a core, whose memory is limited; the same seed and number give the same bundle.  A case that

@@ -112,8 +112,11 @@ class Parts:
     def put_field(self, number: int, packed: bytes) -> None:
         """Replace one field of the content by bytes, which may be no msgpack."""
         document = self.document(CONTENT)
-        head = b"\xdc" + len(document).to_bytes(2, "big")
-        self.put(head + b"".join(packed if at == number else pack(item) for at, item in enumerate(document)), CONTENT)
+        head = msgpack.Packer().pack_array_header(len(document))
+        raw = head + b"".join(packed if at == number else pack(item) for at, item in enumerate(document))
+        # Compressed it could look like a bomb, and would not be decoded.
+        part = self.find(CONTENT)
+        part.codec, part.data, part.raw = STORED, raw, len(raw)
 
     def join(self, table: bytes | None = None, tail: bytes = b"") -> bytes:
         """Put the container together, whatever is wrong with it."""

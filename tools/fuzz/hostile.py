@@ -89,7 +89,7 @@ def hostile(chance: random.Random, number: int, schemas: Sequence[int] = SCHEMAS
         return every_attack()[turn].make(schemas[turn % len(schemas)])
     first, second = _pick(chance), _pick(chance)
     schema = chance.choice(schemas)
-    if chance.random() < 0.5:
+    if chance.random() < 0.5 and not first.heavy:  # to damage it, it is decoded here, without bounds
         return _damaged(chance, first.make(schema))
     made = draft()
     made.schema = schema

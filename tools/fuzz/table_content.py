@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +151,9 @@ def _members(document: bytes) -> list[tuple[int, int]]:
 
 
 Change = Callable[[list[Any]], Any]
+# What takes least bytes for its memory, and the fields that may be long.
+_UNITS = {"nils": b"\xc0", "texts": b"\xa2ab", "ones": b"\x91\xc0"}
+_LONG = (NAMES, LISTS, PIECES, KERNELS, OPAQUE, 13)
 
 
 def attacks() -> Iterator[tuple[str, Callable[[Draft], Any], bool]]:
@@ -157,22 +161,16 @@ def attacks() -> Iterator[tuple[str, Callable[[Draft], Any], bool]]:
     for name, change in chain(_numbers(), _runs(), _wrong_tables()):
         yield f"table/{name}", _edited(change), False
     for field in range(1, 14):
-        for label, unit in (
-            ("nils", b"\xc0"),
-            ("lists", b"\x90"),
-            ("texts", b"\xa2ab"),
-            ("bytes", b"\xc4\x02ab"),
-            ("ones", b"\x91\xc0"),
-        ):
-            for count in (900_000, 60_000_000):
-                yield f"dense/{field}-{label}-{count}", _dense(field, unit, count // len(unit)), True
         yield f"huge/table-{field}", _raw(field, b"\xdd\xff\xff\xff\xff"), False
+        for label, unit in _UNITS.items():
+            for size in (900_000, *([60_000_000] if field in _LONG else [])):
+                yield f"dense/{field}-{label}-{size}", _dense(field, unit, size // len(unit)), True
 
 
 def _numbers() -> Iterator[tuple[str, Change]]:
     for position in _NUMBERS:
         for label, number in (("next", 9), ("largest", 2**64 - 1), ("negative", -1), ("text", "0")):
-            yield f"number-{position}-{label}", lambda doc, p=position, n=number: doc[KERNELS][0].__setitem__(p, n)
+            yield f"number-{position}-{label}", _set(position, number)
     for label, blobs in (
         ("none", []),
         ("more", [0] * 9),
@@ -180,12 +178,12 @@ def _numbers() -> Iterator[tuple[str, Change]]:
         ("many", [0] * 70_000),
         ("negative", [-1, 0, 1]),
     ):
-        yield f"blobs-{label}", lambda doc, b=blobs: doc[KERNELS][0][_REFERENCES].__setitem__(0, b)
+        yield f"blobs-{label}", _refer(0, blobs)
     for label, spans in (
         ("three", [0, 0, 0]), ("beyond", [9, 0, 0, 0]), ("negative", [-1, 0, 0, 0]), ("turned", [2, 0, 0, 0, 1, 0, 0, 0]),
         ("many", [2, 0, 0, 0] * 5000), ("largest", [2**64 - 1] * 4), ("too-many", [2, 0, 0, 0] * 70_000),
     ):  # fmt: skip
-        yield f"spans-{label}", lambda doc, s=spans: doc[KERNELS][0][_REFERENCES].__setitem__(1, s)
+        yield f"spans-{label}", _refer(1, spans)
 
 
 def _runs() -> Iterator[tuple[str, Change]]:
@@ -196,21 +194,40 @@ def _runs() -> Iterator[tuple[str, Change]]:
         ("twice", [b"a", b"a"], [0, 2]), ("negative", [b"a"], [-1, 1]), ("text", [b"a"], ["0", 1]), ("empty", [b""], [0, 1]),
         ("large", [large, b"a"], [0, 2]), ("repeated", [small], [0, 1] * 1100), ("most", [large], [0, 1]),
     ):  # fmt: skip
-        yield f"runs-{label}", lambda doc, t=table, r=runs: _put_runs(doc, t, r)
+        yield f"runs-{label}", _put_runs(table, runs)
 
 
-def _put_runs(document: list[Any], table: list[Any], runs: list[Any]) -> None:
-    document[PIECES] = table
-    for kernel in document[KERNELS]:
-        kernel[_REFERENCES][_FACTS] = runs
-        kernel[_REFERENCES][_PARTS] = None
+def _set(position: int, number: Any) -> Change:
+    return lambda document: document[KERNELS][0].__setitem__(position, number)
+
+
+def _refer(position: int, numbers: list[Any]) -> Change:
+    return lambda document: document[KERNELS][0][_REFERENCES].__setitem__(position, numbers)
+
+
+def _in_table(table: int, change: Callable[[list[Any]], Any]) -> Change:
+    return lambda document: change(document[table])
+
+
+def _first_name(lists: list[Any], name: str) -> None:
+    lists[0][0] = name
+
+
+def _put_runs(table: list[Any], runs: list[Any]) -> Change:
+    def change(document: list[Any]) -> None:
+        document[PIECES] = table
+        for kernel in document[KERNELS]:
+            kernel[_REFERENCES][_FACTS] = runs
+            kernel[_REFERENCES][_PARTS] = None
+
+    return change
 
 
 def _wrong_tables() -> Iterator[tuple[str, Change]]:
     for table in (NAMES, TARGETS, TOOLCHAINS, SPECS, LISTS):
-        yield f"repeated-{table}", lambda doc, t=table: doc[t].append(doc[t][0])
-        yield f"turned-{table}", lambda doc, t=table: doc[t].reverse()
-        yield f"empty-{table}", lambda doc, t=table: doc[t].clear()
+        yield f"repeated-{table}", _in_table(table, lambda rows: rows.append(rows[0]))
+        yield f"turned-{table}", _in_table(table, list.reverse)
+        yield f"empty-{table}", _in_table(table, list.clear)
     yield "unused-name", lambda doc: doc[NAMES].append("nobody")
     yield "unused-blob", lambda doc: (doc.__setitem__(1, doc[1] + b"\xff" * 32), doc[SIZES].append(1))
     yield "digest-short", lambda doc: doc.__setitem__(1, doc[1][:-1])
@@ -225,7 +242,7 @@ def _wrong_tables() -> Iterator[tuple[str, Change]]:
         ("empty", ""),
         ("dots", "*.."),
     ):
-        yield f"list-{label}", lambda doc, i=item: doc[LISTS][0].__setitem__(0, i)
+        yield f"list-{label}", _in_table(LISTS, partial(_first_name, name=item))
     yield "list-long", lambda doc: doc[LISTS][0].extend(f"*.{n}" for n in range(70))
     yield "list-large", lambda doc: doc[LISTS].append(["x" * 200] * 30_000)
     yield "name-up", lambda doc: doc[NAMES].__setitem__(0, "../k")
@@ -240,7 +257,10 @@ def _edited(change: Change) -> Callable[[Draft], Any]:
 
 
 def _dense(field: int, unit: bytes, count: int) -> Callable[[Draft], Any]:
-    return _raw(field, b"\xdd" + struct.pack(">I", count) + unit * count)
+    def change(made: Draft) -> None:  # the bytes are made here: all attacks are listed at once
+        _raw(field, b"\xdd" + struct.pack(">I", count) + unit * count)(made)
+
+    return change
 
 
 def _raw(field: int, packed: bytes) -> Callable[[Draft], Any]:
