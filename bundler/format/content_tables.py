@@ -62,7 +62,7 @@ _NO_SPANS = b"\x90"
 T = TypeVar("T")
 
 
-class References(Struct, array_like=True, frozen=True, gc=False):
+class KernelReferences(Struct, array_like=True, frozen=True, gc=False):
     """What is a kernel's own: the blob of each file, spans, and runs of pieces; None where the compile was not recorded."""
 
     blobs: tuple[Count, ...]
@@ -120,7 +120,7 @@ class ContentTables(Struct, array_like=True, frozen=True, gc=False):
 
 
 _CONTENT = msgspec.msgpack.Decoder(ContentTables)
-_REFERENCES = msgspec.msgpack.Decoder(References)
+_REFERENCES = msgspec.msgpack.Decoder(KernelReferences)
 _NUMBERS = msgspec.msgpack.Decoder(tuple[int, ...])
 _SIZES = msgspec.msgpack.Decoder(tuple[Count, ...])
 _NAMES = msgspec.msgpack.Decoder(tuple[str, ...])
@@ -292,7 +292,7 @@ class _Tables:
         self._pieces.check(references.parts, key)
         return LazyKernel.of_row(self, row, layout, key, name, target, toolchain)
 
-    def _references(self, row: KernelNumbers) -> References:
+    def _references(self, row: KernelNumbers) -> KernelReferences:
         packed, what = bytes(row.references), "references of a kernel"
         if len(packed) > _REFERENCE_BYTES:
             raise LimitExceeded(
