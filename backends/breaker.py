@@ -8,7 +8,7 @@
     open   --- a call after `probe_s` ---------------------> half open   one question, asked in a thread of its own
     half open: an answer closes it, a failure opens it again
 
-`Patience` holds its limits, and `bounded` wraps a store. `bundler/store/store_urls.py` puts it around each server of a store with
+`Deadlines` holds its limits, and `bounded` wraps a store. `bundler/store/store_urls.py` puts it around each server of a store with
 tiers.
 """
 
@@ -42,13 +42,13 @@ _PROBE_KEY = "probe"
 
 
 @dataclass(frozen=True)
-class Patience:
+class Deadlines:
     """How long a guarded store is waited for.
 
     Attributes:
         deadline_s: for one operation, without its bytes.
         bytes_per_s: how much longer, by the bytes that it carries.
-        bytes_per_key: how many bytes a key that is asked for is taken to have, since nobody knows before.
+        bytes_per_key: the size that is assumed for each object that is read, since sizes are not known before.
         budget_s: what a store that never answers may cost in all.
         probe_s: how long an open breaker waits before it asks again, give or take `JITTER`.
         unhurried_s: for a listing or a flush, which take as long as the store is large; None for no deadline but the store's own.
@@ -73,19 +73,19 @@ class Guarded(Backend):
 
     Args:
         inner: the store.
-        patience: how long to wait.
+        deadlines: how long to wait.
     """
 
-    def __init__(self, inner: Backend, patience: Patience | None = None) -> None:
-        self.inner, self.patience = inner, patience or Patience()
+    def __init__(self, inner: Backend, deadlines: Deadlines | None = None) -> None:
+        self.inner, self.deadlines = inner, deadlines or Deadlines()
         self.reads_are_cheap, self.writable, self.verified = inner.reads_are_cheap, inner.writable, inner.verified
-        self._breaker = _Breaker(self.patience.budget_s, self.patience.probe_s)
+        self._breaker = _Breaker(self.deadlines.budget_s, self.deadlines.probe_s)
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
-        return self._call(lambda: self.inner.get(keys), len(keys) * self.patience.bytes_per_key)
+        return self._call(lambda: self.inner.get(keys), len(keys) * self.deadlines.bytes_per_key)
 
     def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
-        return self._call(lambda: self.inner.get_within(max_bytes), len(max_bytes) * self.patience.bytes_per_key)
+        return self._call(lambda: self.inner.get_within(max_bytes), len(max_bytes) * self.deadlines.bytes_per_key)
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
         return self._call(lambda: self.inner.put(items), sum(map(len, items.values())))
@@ -103,7 +103,7 @@ class Guarded(Backend):
         return self._call(lambda: self.inner.claim(keys))
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        # A listing takes as long as the store is large, and nobody's launch waits for it.
+        # A listing takes longer the larger the store is; no launch of a kernel waits for one, so its limit is another.
         return iter(self._call(lambda: list(self.inner.list(prefix)), unhurried=True))
 
     def read_ref(self, key: str) -> bytes | None:
@@ -143,8 +143,8 @@ class Guarded(Backend):
         breaker = self._breaker
         if not breaker.admits(self._probe):
             raise BackendResting(f"{breaker.reason}; it is left alone, and asked again {breaker.in_words()}")
-        most_s = self.patience.deadline_s + size_bytes / self.patience.bytes_per_s
-        allowed_s = self.patience.unhurried_s if unhurried else breaker.allowed_s(most_s)
+        most_s = self.deadlines.deadline_s + size_bytes / self.deadlines.bytes_per_s
+        allowed_s = self.deadlines.unhurried_s if unhurried else breaker.allowed_s(most_s)
         started = time.monotonic()
         try:
             answer = call() if allowed_s is None else _TimedCall(call, too_late).result(allowed_s)
@@ -162,7 +162,7 @@ class Guarded(Backend):
 
         def ask() -> None:
             try:
-                _TimedCall(lambda: self.inner.exists([_PROBE_KEY]), None).result(self.patience.deadline_s)
+                _TimedCall(lambda: self.inner.exists([_PROBE_KEY]), None).result(self.deadlines.deadline_s)
             except BackendUnavailable:
                 self._breaker.still_dead()
             except Exception:  # noqa: BLE001  # any other error is an answer, so the store is alive

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of what each tier of a store did: `TierCounters` is the value that users see, `TierTally` counts.
 
-`Tier` counts for `Tiers`; `Store.counters` shows the values to users.
+`Tier` counts for `Tiers`; `Store.tiers` shows the values to users.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def errors_by_meaning(path: str, verb: str) -> Iterator[None]:
 
 
 def check_root(path: str, permissions: Permissions) -> bool:
-    """Refuse a directory that somebody could write to whom we have no reason to trust; False when there is none.
+    """Refuse a directory that an untrusted user could write to; False when there is no directory.
 
     Raises:
         UntrustedRoot: writable by everyone; or, in private mode, by a group; or of another user (but root).
@@ -112,7 +112,7 @@ def make_directories(path: str, root: str, permissions: Permissions) -> None:
             break
         path = os.path.dirname(path)
     else:
-        # Whoever made it may have been stopped before it had its mode.
+        # The process that made it may have been stopped before it set the mode.
         found = os.stat(path)
         if (
             found.st_uid == os.geteuid()
@@ -234,14 +234,14 @@ def remove(path: str) -> bool:
 def remove_unmodified(path: str, aside: str, since_s: float) -> bool:
     """Remove a file unless it was modified after `since_s`; True when it was removed.
 
-    Once it has the name `aside` nobody touches it any more: what was touched before that is put back.
+    Under the name `aside` no other process touches the file; one that was touched before gets its own name back.
     """
     try:
         found = os.lstat(path)
         if found.st_mtime > since_s:
             return False
         if stat.S_ISDIR(found.st_mode):
-            return remove(path)  # nobody touches it, since it is no object
+            return remove(path)  # a directory is no object, so nobody touches it meanwhile
         return with_temporary(aside, lambda: _stays_aside(path, aside, since_s))
     except OSError as error:
         if error.errno in ABSENT:
@@ -257,7 +257,7 @@ def _stays_aside(path: str, aside: str, since_s: float) -> bool:
         if touched:
             create(aside, path)
     except BaseException:
-        # Stopped before it was clear that nobody needs the file.
+        # Interrupted before the file's time was compared, so the file gets its name back.
         with contextlib.suppress(FileNotFoundError):
             create(aside, path)
         raise

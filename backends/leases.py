@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-
-import filelock
+from typing import TYPE_CHECKING
 
 from bundler.backends import file_steps
+
+# A store that is only read takes no lease, and `filelock` is slow to import.
+if TYPE_CHECKING:
+    import filelock
 
 # The lock is held only while a few bytes are read and written; a process that waits longer than this goes on without the lease.
 LOCK_TIMEOUT_S = 1.0
@@ -34,6 +37,8 @@ class LocalLease:
         return self._change(None)
 
     def _change(self, ttl_s: float | None) -> bool:
+        import filelock
+
         with file_steps.errors_by_meaning(self._path, "change"):
             try:
                 with _lock(self._path, self._permissions):
@@ -51,6 +56,8 @@ class LocalLease:
 
 def take(path: str, ttl_s: float, permissions: file_steps.Permissions) -> LocalLease | None:
     """Take the lease at `path`; None while another holds it, or while its file is busy."""
+    import filelock
+
     token = secrets.token_hex(16)
     try:
         with _lock(path, permissions):
@@ -64,6 +71,8 @@ def take(path: str, ttl_s: float, permissions: file_steps.Permissions) -> LocalL
 
 
 def _lock(path: str, permissions: file_steps.Permissions) -> filelock.BaseFileLock:
+    import filelock
+
     return filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, mode=permissions.file)
 
 

@@ -8,7 +8,7 @@
     <root>/leases/…                who may compile what, for a time
     <root>/tmp/…                   being written; swept when a day old by the file system's own clock
 
-Nothing depends on locks: a name is taken by whoever links to it first, which also holds between clients of NFS.
+Nothing depends on locks: the first process that links to a name has it, which also holds between clients of NFS.
 
 `bundler/store/store_urls.py` opens it for paths and `file://` URLs; the compile room keeps its host-wide leases in one.
 """
@@ -247,11 +247,11 @@ class LocalBackend(Backend):
             self._trust_root()
             self._made.add(path)
 
-    def _writing(self) -> _Writing:
-        return _Writing(self)
+    def _writing(self) -> _WriteAttempt:
+        return _WriteAttempt(self)
 
 
-class _Writing:
+class _WriteAttempt:
     """Maps errors of writing, and pauses writing after a full disk."""
 
     def __init__(self, backend: LocalBackend) -> None:
@@ -293,7 +293,7 @@ def _walk(top: str, prefix: str) -> Iterator[tuple[str, str]]:
         subfolders.sort()
         if os.path.basename(folder).startswith(_SHARD):
             parent = os.path.relpath(os.path.dirname(folder), top).replace(os.sep, "/")
-            # A directory in place of an object is a damaged object: it is there for whoever asks, and stands in the way.
+            # A directory in place of an object is listed as a damaged object: it stands in the way of the real one.
             for name in sorted([*names, *subfolders]):
                 key = name if parent == "." else f"{parent}/{name}"
                 if is_key(key):

@@ -17,9 +17,9 @@ from typing import Protocol, Self
 from bundler.backends.backend_errors import BackendDenied
 from bundler.backends.counters import TierCounters
 
-# The most bytes that a reader takes for one object when nobody says less: four times as much as a manifest may have.
+# The most bytes that a reader takes for one object by default: four times as much as a manifest may have.
 OBJECT_LIMIT = 64 * 1024 * 1024
-# Of what is larger than it may be, so much is read: the head of a stored value.
+# So much is read of an object that is too large: the head of a stored value.
 BEGINNING_BYTES = 128
 
 

@@ -7,7 +7,7 @@
 
 A new value takes the next number by a hard link, which only one writer can get, on NFS too.  Old numbers are cleaned away,
 so a writer that slept could take a number that was used before.  To find that out, each value carries a random token of
-its own and those of its last predecessors: whoever took a number and finds higher ones looks for its token in the next.
+its own and those of its last predecessors: a writer that took a number and finds higher ones looks for its token in the next one.
 
 `LocalBackend` calls it for its refs: `latest` reads, `following` and `took_effect` make a change, `clean` removes old numbers.
 """

@@ -40,10 +40,10 @@ class Tiers(Backend):
     * Objects are read from the nearest tier that has them and copied to the nearer writable ones; what is damaged in a tier
       is removed there, and asked of the next.
     * Objects are written to the truth first, then to the nearer writable tiers.  `exists`, `touch` and `lease` ask the truth:
-      it is to hold whole bundles, whoever reads it.
+      the truth has to hold whole bundles by itself.
     * Refs are read from the truth and changed there; below it a base may have some that the truth does not set.
     * Reading leaves out what fails: a ref is then what a nearer tier was told last, an object is absent unless another tier
-      has it.  Only when no tier answers, or nobody knows a ref, the error is raised.
+      has it.  The error is raised only when no tier answers, or no tier that answers has the ref.
     * Writing raises when the truth fails; with `when_down="degrade"` the next nearer writable tier stands in for one that
       does not answer or is full, and what is written meanwhile stays there.
 
@@ -61,6 +61,7 @@ class Tiers(Backend):
         self._truth = self._writable[-1] if self._writable else None
         self._read_only = [tier for tier in tiers if not tier.writable]
         self.writable = bool(self._writable)
+        # One tier without a check, and what this store returns may come from it.
         self.verified = all(tier.rules.is_sound is not None for tier in tiers)
         self._fetches, self._far_from = self._fetch_tier()
         self._unmirrored: dict[str, bytes] = {}
@@ -80,6 +81,7 @@ class Tiers(Backend):
         missing = _without(wanted, found)
         if missing and self._fetches is not None:
             found |= self._fetch(self._fetches, missing, errors)
+        # Only when no tier answered: an object may be absent everywhere else, and absent is an answer.
         if len(errors) == len(self._tiers):
             raise errors[-1][1]
         _excuse(errors)
@@ -89,6 +91,7 @@ class Tiers(Backend):
         """Read from the far tiers, which one process of the host asks for all processes."""
         far = range(self._far_from, len(self._tiers))
         with fetches.joined(missing) as waited:
+            # Errors of the near tiers were counted when they were read the first time.
             found = self._read(range(self._far_from), missing, []) if waited else {}
             return found | self._read(far, _without(missing, found), errors)
 
@@ -103,16 +106,18 @@ class Tiers(Backend):
             except BackendError as error:
                 errors.append((tier, error))
                 continue
-            self._fill(self._tiers[:position], got)
+            self._fill(self._tiers[:position], got)  # at once, for the processes that wait for this fetch
             found |= got
         return found
 
     def _fill(self, nearer: Sequence[Tier], got: dict[str, bytes]) -> None:
+        # What was read in part only (`Unread`) must not be stored as if it were whole.
         items = {key: got[key] for key in write_order(got) if not isinstance(got[key], Unread)}
         for tier in nearer:
             if items and tier.writable:
                 with tier.excused():
                     tier.tally.add("filled", len(tier.ask(lambda b: b.put(items))))
+        # A tag whose bundle was not near may be served from near, once its last object has arrived.
         for key, value in list(self._unmirrored.items()):
             if self._truth and not got.keys().isdisjoint(self._truth.rules.named_by(key, value) or ()):
                 self._mirror(key, value, self._truth)
@@ -156,6 +161,7 @@ class Tiers(Backend):
         """Remove objects wherever we may; how old they are the truth decides, by its own clock.  See `Backend`."""
         wanted = list(keys)
         gone, holder = self._at_truth(lambda b: b.delete(wanted, unmodified_since_s))
+        # Near copies have other times, so with a limit of time only what the truth removed is removed near.
         copies = wanted if unmodified_since_s is None else sorted(gone)
         return gone.union(*self._at_nearer(holder, lambda b: b.delete(copies)))
 
@@ -168,6 +174,7 @@ class Tiers(Backend):
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Yield what the truth and read-only tiers hold; see `Backend`."""
         found: dict[str, Stat] = {}
+        # The first answer counts: the truth's time, not that of a base below it.
         for stats in self._answers(lambda b: [*b.list(prefix)]):
             found = {stat.key: stat for stat in stats} | found
         return iter(found.values())
@@ -188,6 +195,7 @@ class Tiers(Backend):
                 self._mirror(key, value, self._truth)
                 if value is not None:
                     return value
+        # A near tier's copy of a ref may be old, so it counts only while the truth cannot be asked.
         others = [tier for tier in self._tiers if tier is not self._truth] if errors else self._read_only
         return self._first_ref(others, key, errors)
 
@@ -217,6 +225,7 @@ class Tiers(Backend):
     def _swap_at(self, backend: Backend, key: str, expected: bytes | None, value: bytes | None) -> bool:
         """Swap, where what a base says counts as the value as long as the truth says nothing."""
         base = self._first_ref(self._read_only, key, [])
+        # The truth may already have a value of its own, which hides the base's; else the base's value is the current one.
         if base is None:
             return backend.swap_ref(key, expected, value)
         if expected is not None and backend.swap_ref(key, expected, value):
@@ -241,6 +250,7 @@ class Tiers(Backend):
     def _tell_ref(tier: Tier, key: str, value: bytes | None, named: Collection[str]) -> bool:
         current = tier.ask(lambda b: b.read_ref(key))
         if current != value:
+            # A near tag must not name what is not near: while the truth is down, readers could not follow it.
             if not tier.ask(lambda b: b.exists(named)).issuperset(named):
                 return False
             tier.ask(lambda b: b.swap_ref(key, current, value))
@@ -296,7 +306,7 @@ class Tiers(Backend):
         return answers
 
     def _answers(self, call: Callable[[Backend], T]) -> Sequence[T]:
-        """Ask the truth and the read-only tiers; in place of a truth that fails, everybody else."""
+        """Ask the truth and the read-only tiers; when the truth fails, all other tiers."""
         answers: deque[T] = deque()
         errors: deque[tuple[Tier, BackendError]] = deque()
         tiers = [*([self._truth] if self._truth else []), *self._read_only]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import importlib
 
-from bundler.version import VERSION as _VERSION
-
 # Type checkers know this name.  The standard library's takes milliseconds to import, in which Ctrl-C would be a traceback.
 TYPE_CHECKING = False
 
@@ -52,7 +50,17 @@ if TYPE_CHECKING:
     from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.bundle_union import Diff, diff, merge
     from bundler.format.constant_values import Value
-    from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
+    from bundler.format.entries import (
+        Artifact,
+        FileLayout,
+        HelperLibrary,
+        Kernel,
+        Opaque,
+        StoredFile,
+        Target,
+        Toolchain,
+        TuningFile,
+    )
     from bundler.format.keyparts import KeyParts
     from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, Named, Path, TuningRecord
     from bundler.format.limits import Limits
@@ -100,7 +108,7 @@ if TYPE_CHECKING:
     from bundler.store.kernel_records import KernelRecords
     from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
 
-__version__ = _VERSION
+__version__ = "0.1.0"
 
 _ERRORS = (
     "AccessDenied", "BundlerError", "BundlerWarning", "CannotLaunchStatically", "CompileFailed", "CompileTimeout",
@@ -133,6 +141,7 @@ _HOMES = {
     "DryDriver": "runtime.launch.dry_driver",
     "Explanation": "integrations.explanations",
     "Exported": "runtime.tuning.kernel_export",
+    "FileLayout": "format.entries",
     "FileRecords": "store.file_records",
     "GeneratedKernel": "integrations.inductor_kernels",
     "Grid": "runtime.grids",
@@ -176,6 +185,7 @@ _HOMES = {
     "StaticKernel": "runtime.launch.static_kernel",
     "Status": "integrations.explanations",
     "Store": "lifecycle.machine_store",
+    "StoredFile": "format.entries",
     "StoreStats": "store.store_reports",
     "Strict": "config",
     "TagInfo": "store.store_reports",
@@ -249,6 +259,7 @@ __all__ = [
     "EmptyBundle",
     "Explanation",
     "Exported",
+    "FileLayout",
     "FileRecords",
     "FormatError",
     "GeneratedKernel",
@@ -301,6 +312,7 @@ __all__ = [
     "StoreFull",
     "StoreStats",
     "StoreUnavailable",
+    "StoredFile",
     "Strict",
     "StrictModeViolation",
     "TagInfo",

@@ -36,7 +36,7 @@ from __future__ import annotations
 import logging
 from typing import Any, ClassVar
 
-# Whoever does not configure logging sees no log lines of ours.  Here, since every room imports this module, and the package itself
+# A program that does not configure logging sees no log lines of this package.  Here, since every room imports this module, and the package itself
 # is to be imported in no time.
 logging.getLogger("bundler").addHandler(logging.NullHandler())
 

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the project is: the addresses that the package's metadata has, too, and how to install what is optional."""
+"""`page`, `install`: release and addresses of the project, as the package's metadata has them, and how to install what is optional.
+
+Messages of all rooms, and the command's help, take addresses from it; the compile service compares its workers' release with it.
+"""
 
 from __future__ import annotations
 
 from bundler.backends.extras import install
 
-__all__ = ["HOME", "URLS", "install", "page"]
+__all__ = ["HOME", "URLS", "VERSION", "install", "page"]
 
+#: The same as `bundler.__version__`, for a room that must not import the whole package to ask for it.
+VERSION = "0.1.0"
 HOME = "https://github.com/triton-bundler/triton-bundler"
-#: As in the metadata, which takes longer to read.
+#: The same as in the metadata, which takes longer to read.
 URLS = {
     "Homepage": HOME,
     "Documentation": f"{HOME}/tree/main/docs",

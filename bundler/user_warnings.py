@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings that point at the line of the user's program that led to them, however deep in this package they arise."""
+"""`warn`, `show`: warnings that point at the line of the user's program that led to them, however deep in this package they arise.
+
+Every room warns through it; the compile service and cache managers use `show`, since a warning must not end a compile.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from types import FrameType
 
 from bundler.errors import BundlerWarning
 
-# Who stands between the user's line and ours: we, the libraries that call us, and what they and we are called through.
+# Packages whose frames are skipped on the way to the user's line: this one, the libraries that call it, and what calls go through.
 _BETWEEN = frozenset({"bundler", "triton", "torch", "contextlib", "functools", "importlib", "concurrent", "threading"})
 
 
 def warn(message: str) -> None:
     """Give a `BundlerWarning` at the nearest line that is neither this package's nor that of a library which calls it.
 
-    In a thread of ours there is no such line; then the warning is at the line that gives it.
+    A thread of this package has no such line; then the warning points at the line that calls this.
     """
     here = sys._getframe(1)  # noqa: SLF001  # the documented way to look at who calls
     frame = _users(here) or here
-    # Python's own `stacklevel` counts frames, and the number of ours changes with every way into this package.
+    # Not `stacklevel`, which counts frames: their number differs for every way into this package.
     warnings.warn_explicit(
         message,
         BundlerWarning,

@@ -67,6 +67,7 @@ class Cluster(Link):
         """See `Link`."""
         answers: dict[int, Any] = {}
         waiting: dict[int, _Destination | None] = dict.fromkeys(range(len(commands)))
+        # Only commands that were redirected go again; each answer to the others is final.
         for attempt in range(REDIRECTS + 1):
             if not waiting:
                 break
@@ -160,6 +161,7 @@ class Cluster(Link):
             slots[first : last + 1] = [masters[address]] * (last + 1 - first)
         if not masters:
             raise BackendUnavailable(f"{self.shown}: no master has any slot; the cluster is not complete")
+        # A failover leaves connections to a server that is a master no longer.
         for address in self._known.keys() - masters.keys():
             self._known.pop(address).close()
         return _Plan(tuple(masters.values()), tuple(slots))

@@ -129,7 +129,7 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """)
-# What a ref or lease holds, as `RedisBackend.read_ref` gives it: the beginning of what is too large, nothing for a list or hash.
+# The value of a ref or lease, as `RedisBackend.read_ref` gives it: of a larger one the beginning, of a list or hash nothing.
 _VALUE = f"""
 local function value_of(key)
   if redis.call('EXISTS', key) == 0 then return false end

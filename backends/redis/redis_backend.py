@@ -123,6 +123,7 @@ class RedisBackend(Backend):
                 raise BackendFull(f"{key} has {len(items[key])} bytes, and a value at most {values.MAX_BYTES}")
         for key, value in items.items():
             ready[key] = self._prepared(key, value)
+        # NX lets the first writer win; where it refuses, the value that stands there is checked to be an object at all.
         created = self._set("o", ready)
         refused = ready.keys() - created
         # Such a key may hold a list, or the head of parts of which some were evicted; left there, nobody could ever put the object.
@@ -140,6 +141,7 @@ class RedisBackend(Backend):
     def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
         # Times are whole milliseconds, and a float of seconds may fall just short of one.
         since_ms = "" if unmodified_since_s is None else int(unmodified_since_s * 1000 + 0.001)
+        # The head is removed first: a reader in between finds no object, instead of one without parts.
         gone = self._heads(scripts.DELETE, _unique(keys), since_ms)
         parts = [self._part(name) for head in _split(gone) for name, _ in head.parts]
         for batch in batches(parts, values.BATCH_KEYS):
@@ -226,7 +228,7 @@ class RedisBackend(Backend):
         """Return what is stored under keys of a kind, header and all; empty what is no string, and of what is larger than
         `most` says one byte more than that.
 
-        GETRANGE for each, and not MGET for all: the server copies no more than may come, whatever somebody stored, and an
+        GETRANGE for each, and not MGET for all: the server copies no more than the limit, however large a value is, and an
         exchange of 300 values takes about 1 ms longer.
         """
         sizes = {self._name(kind, key): most_bytes + values.HEADER_BYTES for key, most_bytes in most.items()}

@@ -24,7 +24,7 @@ EXPECTED = (
 )
 DEFAULT_PORT = 6379
 DEFAULT_NAMESPACE = "tb"
-# A month: what nobody used for so long is compiled again more cheaply than it is kept.
+# A month: a kernel unused for so long is cheaper to compile again than to keep.
 DEFAULT_TTL_S = 30 * 24 * 3600.0
 MIN_TTL_S, MAX_TTL_S = 1.0, 10 * 365 * 24 * 3600.0
 # A dead server may cost a process a second in all; see docs/cluster.md.

@@ -11,8 +11,8 @@
     header  TB, a letter (w whole, s split, p part), 13 digits: how many ms it lives after its last use
     head    header, then 16 digits: bytes of the value, 16 hex: the beginning of their sha256
 
-The header makes times the store's own: whoever touches an object prolongs it by what its writer wanted, and the time of its
-last use is its expiry less that.  Parts carry a digest of the whole in their names: two writers of different bytes under one
+The lifetime in the header is the writer's choice: a touch sets the expiry to that much from now, so the time of the last use is
+the expiry less the lifetime.  Parts carry a digest of the whole in their names: two writers of different bytes under one
 key do not mix theirs, two of the same bytes share them.
 
 `RedisBackend` writes and reads values through `whole`, `split`, `read_head` and `payload`; the Lua scripts rely on the same

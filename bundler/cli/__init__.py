@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `triton-bundler` command.  It imports neither click nor rich, so that a missing extra is told in one sentence."""
+"""`main`: the `triton-bundler` command.  It imports neither click nor rich, so that a missing extra is told in one sentence.
+
+The console script and `python -m bundler` call it; `app.py` lists the commands.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of commands.  A command's module, and what it needs, is imported when the command runs."""
+"""`app`: the list of commands, each imported from its module.
+
+`main` in `bundler/cli/__init__.py` calls it.
+"""
 
 from __future__ import annotations
 

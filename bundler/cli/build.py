@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build`: kernels for GPUs that need not be here, from modules, a build file, or a recorded bundle."""
+"""The command `build`: kernels for GPUs that need not be here, from modules, a build file, or a recorded bundle.
+
+It fills a `Plan` and hands that to `bundler/compile/bundle_build.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from bundler.cli.stores import TIERS_HELP, existing_store, from_environment, ope
 from bundler.cli.terminal import Bar, Screen
 from bundler.compile import build_file, bundle_build
 from bundler.compile.build_plan import Failure, Plan
-from bundler.compile.bundle_build import Built
+from bundler.compile.bundle_build import BuildResult
 from bundler.compile.retargeted_kernels import Retarget
 from bundler.compile.service_progress import Progress
 from bundler.errors import ConfigError, EmptyBundle, RecordingError
@@ -29,7 +32,7 @@ from bundler.lifecycle.machine_store import Store
 from bundler.project import install
 from bundler.toolchain import identity
 
-# Of what could not be built, so many are named in one line.
+# So many of the kernels that could not be built are named in one line.
 _NAMED = 3
 
 
@@ -108,7 +111,7 @@ class _Goal:
 def _make(screen: Screen, plan: Plan, goal: _Goal, jobs: int | None) -> int:
     """Compile and write; returns the exit status.  What cannot be planned is told before anything is compiled."""
     if not goal.allows(plan.failures, rest=bool(plan.jobs)):
-        return _refuse(screen, Built.nothing_of(plan), goal, rest=bool(plan.jobs))
+        return _refuse(screen, BuildResult.nothing_of(plan), goal, rest=bool(plan.jobs))
     with ExitStack() as stack:
         store = stack.enter_context(open_stores(*goal.urls)) if goal.urls else None
         with _printing_aside(screen):
@@ -133,7 +136,7 @@ def _make(screen: Screen, plan: Plan, goal: _Goal, jobs: int | None) -> int:
     return PROBLEM if built.failures or built.unsent else FINE
 
 
-def _refuse(screen: Screen, built: Built, goal: _Goal, *, rest: bool) -> int:
+def _refuse(screen: Screen, built: BuildResult, goal: _Goal, *, rest: bool) -> int:
     """Say what could not be built, and that therefore nothing was written; returns the exit status."""
     _show_failures(screen, built.failures)
     sent = len(built.compiled) - len(built.unsent) if goal.urls else 0
@@ -144,12 +147,12 @@ def _refuse(screen: Screen, built: Built, goal: _Goal, *, rest: bool) -> int:
     not_set = f" and tag {goal.tag} not set" if goal.tag is not None else ""
     way_out = "; --keep-going writes the rest" if rest else ""
     screen.complain(f"{goal.output} was not written{not_set}: {_named(built.failures)} could not be built{way_out}")
-    nothing = contents(Built.nothing_of(Plan()).bundle) | {"digest": None}
+    nothing = contents(BuildResult.nothing_of(Plan()).bundle) | {"digest": None}
     screen.finish({**nothing, "path": None, "size_bytes": 0, **_facts(built), "pushed": None})
     return PROBLEM
 
 
-def _facts(built: Built) -> dict[str, Any]:
+def _facts(built: BuildResult) -> dict[str, Any]:
     return {"compiled": built.compiled, "reused": built.reused, "static_only": built.static_only, "unsent": built.unsent,
             "failures": built.failures, "notes": built.notes, "seconds": built.seconds}  # fmt: skip
 
@@ -235,7 +238,7 @@ def _check(screen: Screen, plan: Plan, store: Store) -> int:
     return PROBLEM if missing or plan.failures else FINE
 
 
-def _build(screen: Screen, plan: Plan, jobs: int | None, store: Store | None) -> Built:
+def _build(screen: Screen, plan: Plan, jobs: int | None, store: Store | None) -> BuildResult:
     with screen.progress("compiling", len(plan.jobs)) if plan.jobs else nullcontext(Bar(None)) as bar:
 
         def watch(progress: Progress) -> None:
@@ -247,7 +250,7 @@ def _build(screen: Screen, plan: Plan, jobs: int | None, store: Store | None) ->
         return bundle_build.build(plan, jobs, store, watch)
 
 
-def _show(screen: Screen, built: Built) -> None:
+def _show(screen: Screen, built: BuildResult) -> None:
     show_contents(screen, built.bundle)
     screen.facts([
         ("compiled", f"{wording.count(len(built.compiled), 'kernel')} in {wording.duration(built.seconds)}"),

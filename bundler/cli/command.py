@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands share: `--json`, `--quiet` and `--verbose`, errors as one line, and the exit status."""
+"""`reports`, `talk_options`, `Commands`: what all commands share: `--json`, `--quiet` and `--verbose`, errors as one line, the exit status.
+
+Every module of a command decorates its function with `reports`; `app.py` makes the group of `Commands`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def example(*lines: str) -> str:
 
 
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
-    # A group and its command share this, so that the options may stand before and after the command's name.
+    # The group and its command share `meta`, so the options may stand before and after the command's name.
     if value:
         context.meta[f"{_META}.{option.name}"] = True
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `diff`, which compares two bundles, and `merge`, which makes one bundle of several."""
+"""The commands `diff`, which compares two bundles, and `merge`, which makes one bundle of several.
+
+`app.py` lists both.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`demo`: the whole life of a bundle in one command, and the count that proves it."""
+"""The command `demo`: the whole life of a bundle in one command, and the count that proves it.
+
+It runs `demo_record.py` and `demo_check.py` as child processes, through `demo_processes.py`.
+"""
 
 from __future__ import annotations
 
@@ -169,8 +172,8 @@ class _Demo:
         self.screen.line()
         if rows and found:
             self.screen.line(f"in all {sum(row.compile_ms or 0 for row in rows):,.0f} ms to compile and "
-                             f"{sum(found.values()):,.0f} ms to find; the first in each process, {heard[0].name}, "
-                             "includes Triton reading its own files for the keys")  # fmt: skip
+                             f"{sum(found.values()):,.0f} ms to find; with {heard[0].name}, the first kernel of "
+                             "each process, Triton also read its own files, whose hash is part of every key")  # fmt: skip
         versions, assembled = self.watch.calls()
         size = self.bundle_path.stat().st_size
         self.tell_where()

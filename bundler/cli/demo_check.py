@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second process of the demo: compiles the same kernels again and counts, without a line of this package's.  Run by path.
+"""The second process of the demo: compiles the same kernels again and counts hits, without importing this package.  `demo.py` runs it by path.
 
     python demo_check.py OUTPUT KERNELS TARGET...
 
-It imports nothing of `bundler`: what was a hit and what was a compile, is what Triton tells its own listener.
+It imports nothing of `bundler`: Triton's own listener tells which kernels were hits and which were compiled.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's two child processes: their environment, their end, and the ptxas that may not assemble."""
+"""`run_program`, `PtxasWatch`: the demo's two child processes: their environment, their end, and the ptxas that refuses to assemble.
+
+`demo.py` is the caller.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from bundler.errors import BundlerError, ToolchainMismatch
 from bundler.toolchain import identity
 from bundler.toolchain.diagnostics import telling_line
 
-# Settings of Triton's that would make it compile whatever the cache holds, look elsewhere, or not compile at all.
+# Triton's settings that would make it compile whatever the cache holds, look elsewhere, or not compile at all.
 _DISTURBING = (
     "TRITON_ALWAYS_COMPILE",
     "TRITON_CACHE_AUTOTUNING",
@@ -99,7 +102,7 @@ def run_program(
         BundlerError: it failed, with the line in which a compiler says why, or the last one.
     """
     with tempfile.TemporaryFile() as errors:
-        # -P: what lies beside the program must not be importable by short names.
+        # -P: files beside the program must not be importable by their short names.
         with subprocess.Popen(
             [sys.executable, "-P", str(program), *arguments], env=dict(env), stdout=subprocess.PIPE, stderr=errors, text=True
         ) as child:  # fmt: skip
@@ -108,7 +111,7 @@ def run_program(
                 for line in child.stdout:
                     tell(line.strip())
             except BaseException:
-                child.kill()  # Ctrl-C: nobody waits for what it compiles
+                child.kill()  # after Ctrl-C nobody needs what it compiles
                 raise
         if child.returncode:
             errors.seek(0)

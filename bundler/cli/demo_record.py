@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first process of the demo: compiles the kernels under a recording and saves the bundle.  Run by path.
+"""The first process of the demo: compiles the kernels under a recording and saves the bundle.  `demo.py` runs it by path.
 
     python demo_record.py OUTPUT KERNELS TARGET...
 
-It prints a line for each kernel, so that the demo can show how far it is.
+It prints a line for each kernel, so that the demo can show its progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 def record(output: str, kernels_path: str, targets: list[str]) -> None:
     """Compile every kernel for every target while recording, and save what was recorded."""
-    # Last, and not through PYTHONPATH: the folder may hold more than this package.
+    # At the end of the path, not in PYTHONPATH: the folder may hold other modules too.
     sys.path.append(str(Path(__file__).absolute().parents[2]))
     import bundler
     from bundler.cli.demo_check import load

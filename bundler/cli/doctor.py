@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `doctor`: what this machine has, and what keeps kernels from being found."""
+"""The command `doctor`: what this machine has, and what keeps kernels from being found.
+
+The checks themselves are in `doctor_checks.py`; `app.py` lists the command.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `doctor`; each looks, changes nothing, and says what to do."""
+"""`all_checks`: the checks of `doctor`; each looks, changes nothing, and says what to do.
+
+`doctor.py` prints the findings.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def all_checks() -> Iterator[Finding]:
 
 
 def _libraries() -> Iterator[Finding]:
-    installed = [f"{name} {version}" for name in LIBRARIES if (version := _version(name)) is not None]
+    installed = [f"{name} {version}" for name in LIBRARIES if (version := identity.version_of(name)) is not None]
     yield Finding(OK, "libraries", ", ".join(installed))
 
 
@@ -83,13 +86,6 @@ def _package_name() -> Iterator[Finding]:
     else:
         yield Finding(OK, "package name",
                       f"{_PACKAGE} is ours alone; a distribution called {_PACKAGE} would overwrite it")  # fmt: skip
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _triton() -> Iterator[Finding]:
@@ -144,7 +140,7 @@ def _ptxas() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    version = _version("torch")
+    version = identity.version_of("torch")
     yield Finding(OK, "torch", version or "not installed (only needed to launch kernels)")
     compiler = inductor_caches.expected_compiler()
     if compiler is not None:
@@ -184,7 +180,7 @@ def _triton_cache() -> Iterator[Finding]:
 
 
 def _inductor_cache() -> Iterator[Finding]:
-    if _version("torch") is not None:
+    if identity.version_of("torch") is not None:
         directory = directories.inductor_cache_dir()
         yield _cache("Inductor's cache", directory, "TORCHINDUCTOR_CACHE_DIR", WARNING, _count_inductor_kernels)
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`explain`: why kernels were compiled although others were recorded."""
+"""The command `explain`: why kernels were compiled although others were recorded.
+
+It prints what `bundler.explain` finds; `app.py` lists it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel's files, taken out of a bundle: one as text on the terminal, or all into a directory."""
+"""The command `extract`, and `inspect --show`: a kernel's files, all into a directory, or one as text on the terminal.
+
+`app.py` lists `extract`; `inspection.py` calls `show_text`.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ def _staged(folder: Path, names: Collection[str], *, force: bool) -> Iterator[Pa
     with os_errors(folder, "write"):
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        # Inside it, so that moving is renaming.
+        # Inside the target folder, so that a file is moved by one rename.
         stage = Path(tempfile.mkdtemp(prefix=".extract.", suffix=".tmp", dir=folder))
         try:
             yield stage

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`inspect` and `verify`: what a bundle holds, and whether all of it is sound."""
+"""The commands `inspect` and `verify`: what a bundle holds, and whether all of it is sound.
+
+`app.py` lists both; `verify --store` goes on in `store_upkeep.py`.
+"""
 
 from __future__ import annotations
 

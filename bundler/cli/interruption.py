@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that ask a command to end: each becomes an exception, so that what was begun is cleaned up, and then the exit status."""
+"""`run`: signals that ask a command to end: each becomes an exception, so that clean-up runs, and then the exit status.
+
+`main` runs every command through it; the command `run` holds signals back for the program that it runs.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ import weakref
 from collections.abc import Callable
 from types import FrameType
 
-# As a shell reports a program that a signal ended.
+# A shell reports a program that a signal ended with this number more than the signal's.
 SIGNAL_STATUS = 128
-# How often it is looked whether somebody swallowed the exception.
+# After so long the exception is raised again, if somebody swallowed it.
 AGAIN_S = 0.1
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -28,10 +31,10 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """Raises `Interrupted` in the main thread for each signal of `ENDING`, unless one is on its way up already.
+    """Raises `Interrupted` in the main thread for each signal of `ENDING`, unless one is propagating already.
 
-    While that one unwinds, further signals change nothing: a second Ctrl-C does not stop the clean-up.  (SIGQUIT still ends the
-    process at once.)  One that somebody swallowed, as Python does in a destructor and Triton where it imports torch, is raised
+    While it propagates, further signals change nothing: a second Ctrl-C does not stop the clean-up.  (SIGQUIT still ends the
+    process at once.)  An exception that was swallowed, as Python does in a destructor and Triton where it imports torch, is raised
     again.
     """
 
@@ -40,8 +43,8 @@ class Interruption:
         self._number = 0
 
     def begin(self) -> None:
-        """Listen from now on; a signal that whoever started us has ignored stays ignored, as `nohup` wants it."""
-        # Registered first, so called last: after the threads have ended, and whatever else is done at the end.
+        """Listen from now on; a signal that the parent process has ignored stays ignored, as `nohup` wants it."""
+        # Registered first, so called last: after threads have ended and other exit handlers have run.
         atexit.register(self._leave)
         for number in ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -65,13 +68,13 @@ class Interruption:
             raise self._new()
 
     def _new(self) -> Interrupted:
-        # Not in the function that raises it, whose frame is in its traceback: they would keep each other.
+        # Not in `_hear`, whose frame is in the traceback: frame and exception would keep each other alive.
         error = Interrupted(self._number)
         self._raised = weakref.ref(error)
         return error
 
     def _leave(self) -> None:
-        """End the process of an interrupted command here: a library that was half imported may crash when it is taken apart."""
+        """End the process of an interrupted command here: a library that was half imported may crash in its own clean-up."""
         if self._raised is not None:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which absolute paths travel inside a bundle's files, and which were taken out."""
+"""`find_leaks`: which absolute paths travel inside a bundle's files, and which are stored as placeholders.
+
+`inspect --leaks` calls it.
+"""
 
 from __future__ import annotations
 

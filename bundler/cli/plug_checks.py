@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `doctor` about the cache manager and its store, where the environment sets them."""
+"""`plug_checks`: the checks of `doctor` about the cache manager and its store, where the environment sets them.
+
+`doctor_checks.py` adds them to its own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from bundler.toolchain.manager_environment import SESSION_MANAGER as MANAGER
 
 # Importing from a slow network file system takes a while.
 _TIMEOUT_S = 120
-# As Triton does it, which tells the class by the name of its base.
+# Imports a manager as Triton does, which knows the class by the name of its base.
 _IMPORT = """
 import importlib, sys
 module, mark, name = sys.argv[1].partition(":")
@@ -32,7 +35,7 @@ if not any(base.__name__ == "CacheManager" for base in getattr(found, "__mro__",
     sys.exit("it is not a CacheManager")
 """
 _IMPORT_WITHOUT_TRITON = "import bundler.integrations._process"
-# How alike a misspelled manager and ours are, of 1.
+# How similar (of 1) a name must be to our manager's to count as a misspelling of it.
 _NEAR = 0.7
 
 Status = Literal["ok", "warning", "problem"]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes and durations as options: `500MB`, `2GiB`, `36h`, `7d`."""
+"""`to_bytes`, `to_seconds`, `to_grace`: sizes and durations as options: `500MB`, `2GiB`, `36h`, `7d`.
+
+The command `prune` takes them.
+"""
 
 from __future__ import annotations
 

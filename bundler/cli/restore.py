@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`restore`: from a bundle, or from a store, to where the next process looks; or only a look at what is missing."""
+"""The command `restore`: from a bundle or a store to where the next process looks; or, with `--check`, only what is missing there.
+
+`app.py` lists it.
+"""
 
 from __future__ import annotations
 

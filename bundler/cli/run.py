@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run`: a program and all its children, recorded without a change to any of them."""
+"""The command `run`: a program and all its children, recorded without a change to any of them.
+
+`app.py` lists it.
+"""
 
 from __future__ import annotations
 

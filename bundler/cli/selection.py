@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--kernel`: which kernels a command is about, by name, by the beginning of a name or of a key, or by a glob."""
+"""`--kernel`: which kernels a command is about, by name, by the beginning of a name or of a key, or by a glob.
+
+The commands `inspect`, `extract` and `tune` choose kernels by `chosen`.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ def _fits(text: str, name: str, key: str) -> bool:
 
 
 def _candidates(keys: dict[str, str]) -> str:
-    # Long enough that each is another.
+    # As many characters as tell all of them apart.
     length = next(n for n in range(wording.KEY_CHARACTERS, 65) if len({key[:n] for key in keys}) == len(keys))
     shown = [f"{key[:length]}… ({name})" for key, name in sorted(keys.items())]
     return ", ".join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kernel was specialized for, and which of these facts tell kernels of one name apart; for `inspect`."""
+"""`specialization_of`, `told`: what each kernel was specialized for, and which of these facts tell kernels of one name apart.
+
+The command `inspect` fills its table with them.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from bundler.format.launch_spec import LaunchFacts, Path
 from bundler.format.metadata import parse_metadata
 
 UNKNOWN = "-"
-# In the table; --json has all of it.
+# Limits of a table cell; --json has everything.
 _ITEMS, _VALUE_CHARACTERS, _DIGEST_CHARACTERS = 8, 32, 8
 _CONSTEXPR, _DIVISIBILITY = "constexpr", "tt.divisibility"
-# Have columns of their own.
+# Options that have columns of their own.
 _COUNTED = frozenset({"num_warps", "num_stages"})
-# What Triton's metadata holds beside the options of the compile.
+# Entries of Triton's metadata that are no options of the compile.
 _NO_OPTIONS = frozenset({
     "hash", "target", "name", "shared", "tmem_size", "global_scratch_size", "global_scratch_align", "profile_scratch_size",
     "profile_scratch_align", "triton_version", "tensordesc_meta",

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`stats`, `prune`, and the store's part of `verify`: looking after a store."""
+"""The commands `stats` and `prune`, and `verify --store`: looking after a store.
+
+`app.py` lists the first two; `inspection.py` calls `verify_store`.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,22 @@ from bundler.cli.quantities import to_bytes, to_grace, to_seconds
 from bundler.cli.stores import existing_store, one_store_option
 from bundler.cli.terminal import Screen
 from bundler.lifecycle.machine_store import Store
-from bundler.store import holders
+from bundler.store import prune_choice
 from bundler.store.store_reports import Held, PruneReport, VerifyReport
 
 PROBLEMS_SHOWN = 10
 _REASONS = {
-    holders.TAGS: "tags reach",
-    holders.UNREAD_TAGS: "tags that cannot be read may reach",
-    holders.AGE: "--older-than spares",
-    holders.ROOM: "--max-bytes leaves room for",
-    holders.USE: "others used meanwhile",
+    prune_choice.TAGS: "tags reach",
+    prune_choice.UNREAD_TAGS: "tags that cannot be read may reach",
+    prune_choice.AGE: "--older-than spares",
+    prune_choice.ROOM: "--max-bytes leaves room for",
+    prune_choice.USE: "others used meanwhile",
 }
 _FIXES = {
-    holders.TAGS: "delete tags",
-    holders.GRACE: "prune again later or with a shorter --grace",
-    holders.AGE: "prune with a shorter --older-than",
-    holders.USE: "prune again",
+    prune_choice.TAGS: "delete tags",
+    prune_choice.GRACE: "prune again later or with a shorter --grace",
+    prune_choice.AGE: "prune with a shorter --older-than",
+    prune_choice.USE: "prune again",
 }
 
 
@@ -117,7 +120,7 @@ def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:
         f"{wording.size(report.kept_bytes)} stay, {over}, because {what_holds}",
         report.tagged_bytes > max_bytes,
     )
-    fixes = [_FIXES[held.by] for held in report.held if held.by in _FIXES and (tagged or held.by != holders.TAGS)]
+    fixes = [_FIXES[held.by] for held in report.held if held.by in _FIXES and (tagged or held.by != prune_choice.TAGS)]
     if tagged:
         screen.complain(f"{stay}; {', '.join([*fixes, 'or allow more'])}")
         return PROBLEM
@@ -131,7 +134,7 @@ def _amount(held: Held) -> str:
 
 def _why(by: str, grace_s: float) -> str:
     """Return what holds something, in words that its amount follows."""
-    return f"--grace of {wording.span(grace_s)} spares" if by == holders.GRACE else _REASONS[by]
+    return f"--grace of {wording.span(grace_s)} spares" if by == prune_choice.GRACE else _REASONS[by]
 
 
 def verify_store(screen: Screen, url: str, *, repair: bool) -> int:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens stores for commands: by `--store`, else by the environment, with the environment's settings for servers."""
+"""`open_stores`, `store_option`: stores for commands, named by `--store` or the environment, with the environment's settings for servers.
+
+Every command that works on a store uses it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def one_given_or_set(url: str | None) -> str | None:
 
 
 def only_one(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> str | None:
-    """Return the one store that was given; several would be looked after by their tiers' rules, which nobody expects."""
+    """Return the one store that was given; maintenance of several as tiers would follow the tiers' rules, which is not what a user expects."""
     if len(urls) > 1:
         raise click.BadParameter(f"expected one store, got {len(urls)}: look after each tier by itself")
     return urls[0] if urls else None
@@ -93,7 +96,7 @@ def open_stores(*urls: str, read_only: bool = False) -> Store:
 
 
 def existing_store(*urls: str, read_only: bool = False) -> Store:
-    """Open a store to read from it; raises `NotFound` when nobody made it, which is more likely a wrong path.
+    """Open a store to read from it; raises `NotFound` when it does not exist, since its path is then likely to be wrong.
 
     Of several tiers the farthest must be there; nearer ones are made when they are filled.
     """
@@ -106,7 +109,7 @@ def existing_store(*urls: str, read_only: bool = False) -> Store:
 
 
 def warn_of_unknown_variables() -> None:
-    """Name the variables that begin as ours do and that nobody reads."""
+    """Warn of environment variables that begin like this package's and are none of them."""
     unknown = config.unknown_words()
     if unknown is not None:
         warn(unknown)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Screen`: what a command prints: tables and lines for people, one JSON object for programs, warnings and errors on stderr."""
+"""`Screen`: what a command prints: tables and lines for people, one JSON object for programs, warnings and errors on stderr.
+
+`command.py` makes one `Screen` for each run of a command and hands it to the command.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ from bundler.cli import wording
 from bundler.errors import BundlerError, BundlerWarning
 from bundler.format.bundle import BlobSource, Bundle
 
-# Wide enough that nothing is cut where a program reads: the other end of a pipe has no width.
+# The width where a program reads: a pipe has none, so it is large enough that nothing is cut.
 PIPED_COLUMNS = 1000
 COLUMN_GAP = 3
-# A bar beside unit, rate and time left, and all that is beside what is done, in the widest case.
+# The width of a bar that has bytes, rate and time left beside it; and of everything but the description, in the widest case.
 BAR_COLUMNS = 20
 NUMBERS_COLUMNS = 60
 REASONS_SHOWN = 12
@@ -110,7 +113,7 @@ class Screen:
             )
         for row in cells:
             table.add_row(*map(Text, row))
-        # Rich fills the last column with blanks, which a pipe need not carry.
+        # Rich pads the last column with blanks, which are not printed.
         with self.out.capture() as capture:
             self.out.print(table)
         for text in capture.get().splitlines():
@@ -145,7 +148,7 @@ class Screen:
         needed = _needed(columns, cells)
         flexible = [i for i, column in enumerate(columns) if column.shrinks or column.folds]
         fixed = sum(needed) - sum(needed[i] for i in flexible) + COLUMN_GAP * (len(columns) - 1)
-        # The narrowest first: what it does not need is for the others.
+        # The narrowest first: the room that it does not need is shared by the others.
         room = self.out.width - fixed
         for left, i in zip(range(len(flexible), 0, -1), sorted(flexible, key=needed.__getitem__), strict=True):
             needed[i] = max(1, min(needed[i], room // left))
@@ -208,14 +211,14 @@ class Screen:
 
     @contextlib.contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Bar]:
-        """Show a bar while the block runs, if somebody watches; `total` is None when it is not known."""
+        """Show a bar while the block runs, on a terminal; `total` is None when it is not known."""
         done = MofNCompleteColumn() if total is not None else SpinnerColumn()
         with self._watched(what, total, BarColumn(), done, TimeElapsedColumn()) as progress:
             yield Bar(*progress)
 
     @contextlib.contextmanager
     def transfer(self, what: str, total_bytes: int) -> Iterator[Bar]:
-        """Show a bar of bytes with rate and time left while the block runs, if somebody watches."""
+        """Show a bar of bytes with rate and time left while the block runs, on a terminal."""
         columns = (BarColumn(BAR_COLUMNS), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         with self._watched(what, total_bytes, *columns) as progress:
             yield Bar(*progress, of_bytes=True)
@@ -227,7 +230,7 @@ class Screen:
         if not self.bars or not self.err.is_terminal or self.err.is_dumb_terminal:
             yield (None,)
             return
-        # A long path must not take the room of the numbers.
+        # A long path is cut, so that there is room for the numbers.
         name = RichColumn(no_wrap=True, overflow="ellipsis", max_width=max(1, self.err.width - NUMBERS_COLUMNS))
         with Progress(
             TextColumn("{task.description}", table_column=name), *more, console=self.err, transient=True
@@ -241,7 +244,7 @@ def _needed(columns: Sequence[Column], cells: Sequence[Row]) -> list[int]:
 
 
 class Bar:
-    """A progress bar, or nothing where nobody watches."""
+    """A progress bar; it shows nothing where there is no terminal."""
 
     def __init__(self, progress: Progress | None, task: Any = None, *, of_bytes: bool = False) -> None:
         self._progress = progress

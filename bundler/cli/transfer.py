@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`push`, `pull` and `tags`: bundles to a store, from it, and what they are called there."""
+"""The commands `push`, `pull` and `tags`: bundles to a store, from it, and what they are called there.
+
+`app.py` lists them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tune`: the configs that tuners chose, in a bundle or a cache directory: look, take out, put in, compare."""
+"""The command `tune`: the configs that tuners chose, in a bundle or a cache directory: look, take out, put in, compare.
+
+`app.py` lists it; `tuning_sources.py` reads the configs.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ RECORDS = (
 CANDIDATES = (Column("", True), Column("config", folds=True), Column("time", True), Column("why not", folds=True))
 CHANGES = (Column(""), Column("kernel", folds=True), Column("for", shrinks=True), Column("before", folds=True),
            Column("after", folds=True))  # fmt: skip
-_US, _NS = 1e3, 1e6
+_NS_OF_US, _US_OF_S = 1e3, 1e6
 
 
 @click.group(
@@ -84,7 +87,7 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
         if tuning is not None and tuning.timings:
             screen.table(CANDIDATES, _candidates(record, tuning))
         screen.line()
-    spent_s = sum(t.compile_us + t.measure_us for _, t in pairs if t is not None) / _NS
+    spent_s = sum(t.compile_us + t.measure_us for _, t in pairs if t is not None) / _US_OF_S
     tried = sum(len(t.timings) for _, t in pairs if t is not None)
     inductors = sum(record.found_by in {INDUCTOR, INDUCTOR_DESCENT} for record, _ in pairs)
     if inductors:
@@ -235,7 +238,7 @@ def _arguments(record: TuningRecord) -> str:
 
 
 def _time(time_ns: int | None) -> str:
-    return "-" if time_ns is None else f"{time_ns / _US:,.2f} us"
+    return "-" if time_ns is None else f"{time_ns / _NS_OF_US:,.2f} us"
 
 
 def _result(record: TuningRecord, tuning: Tuning | None) -> str:
@@ -272,5 +275,5 @@ def _facts(record: TuningRecord, tuning: Tuning | None) -> dict[str, Any]:
          "high_ns": t.high_ns, "reason": t.reason or None}
         for t in tuning.timings
     ]  # fmt: skip
-    return {**facts, "compile_s": tuning.compile_us / _NS, "measure_s": tuning.measure_us / _NS,
+    return {**facts, "compile_s": tuning.compile_us / _US_OF_S, "measure_s": tuning.measure_us / _US_OF_S,
             "when_s": tuning.when_s, "candidates": candidates}  # fmt: skip

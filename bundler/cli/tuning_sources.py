@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `tune` reads winners: bundles, cache directories, lookup tables, and the result files of tuners."""
+"""`read_winners`: reads the configs that tuners chose: from bundles, cache directories, lookup tables, and result files of tuners.
+
+The command `tune` is the caller.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from bundler.runtime.tuning.tuning_winners import record_of, table_entries
 INDUCTOR, INDUCTOR_DESCENT = "inductor", "inductor, coordinate descent"
 # Of a record made of a file of Inductor's tuner: the file, and the kernel that won.
 FILE_PART, KEY_PART = "file", "kernel key"
-_NS = 1e6
+_NS_OF_MS = 1e6
 _US_OF_MS = 1000
 _MAX_BYTES = 4 * MAX_FILE_BYTES
 
@@ -188,5 +191,5 @@ def _of_triton(data: bytes, path: str) -> Pair:
 
 
 def _timing(config: Named, time_ms: float | None) -> Timing:
-    return Timing(config, time_ns=None if time_ms is None else round(time_ms * _NS),
+    return Timing(config, time_ns=None if time_ms is None else round(time_ms * _NS_OF_MS),
                   reason="failed" if time_ms is None else "")  # fmt: skip

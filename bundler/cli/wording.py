@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers, reasons and names as a person reads them."""
+"""`size`, `duration`, `grouped`, `to_json`: numbers, reasons and names as a person reads them.
+
+Every command prints through it; `in_command_words` turns a message of the library into one of the command line.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@
     configs = [{ STAGES = 2, num_stages = 3 }]
     targets = ["cuda:90"]
 
-`read` returns each `[[kernel]]` as `Listed`.  The `build` command reads the file, and `Plan` resolves its constants.
+`read` returns each `[[kernel]]` as `ListedKernel`.  The `build` command reads the file, and `Plan` resolves its constants.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FunctionConstant:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedKernel:
     """One `[[kernel]]` of a build file."""
 
     module: str
@@ -59,7 +59,7 @@ class Listed:
     declaration: Declaration
 
 
-def read(path: str | os.PathLike[str]) -> tuple[tuple[Listed, ...], tuple[Target, ...]]:
+def read(path: str | os.PathLike[str]) -> tuple[tuple[ListedKernel, ...], tuple[Target, ...]]:
     """Return the kernels of a build file, and the targets that it names for all of them.
 
     Raises:
@@ -84,7 +84,7 @@ def read(path: str | os.PathLike[str]) -> tuple[tuple[Listed, ...], tuple[Target
     return listed, Declaration.of(str(path), targets=parsed.get("targets")).targets
 
 
-def _kernel(what: str, kernel: Any, folder: str) -> Listed:
+def _kernel(what: str, kernel: Any, folder: str) -> ListedKernel:
     if not isinstance(kernel, dict):
         raise ConfigError(f"{what}: expected a table, got {kernel!r:.80}")
     rest = dict(kernel)
@@ -96,7 +96,7 @@ def _kernel(what: str, kernel: Any, folder: str) -> Listed:
     declaration = replace(declaration, constants=_constants(what, declaration.constants), configs=configs)
     if module.endswith(".py"):
         module = os.path.join(folder, module)
-    return Listed(module, function, declaration)
+    return ListedKernel(module, function, declaration)
 
 
 def _constants(what: str, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from bundler.compile import module_import
-from bundler.compile.build_file import DtypeConstant, FunctionConstant, Listed
+from bundler.compile.build_file import DtypeConstant, FunctionConstant, ListedKernel
 from bundler.compile.compile_job import Job, SourceRef
 from bundler.compile.declarations import LIST, Declaration, declarations_of
 from bundler.compile.module_import import ModulePlace
@@ -87,12 +87,13 @@ class Plan:
         """
         for module in modules:
             place = module_import.find(module)
+            # Without --target, the declarations say; they are read by importing the module once for that alone.
             chosen = targets or self._declared_targets(place)
             found = [self._add_module(place, target) for target in chosen]
             if not any(found) and not self.failures:
                 raise _nothing_declared(module)
 
-    def add_listed(self, listed: Sequence[Listed], targets: Sequence[Target]) -> None:
+    def add_listed(self, listed: Sequence[ListedKernel], targets: Sequence[Target]) -> None:
         """Add what a build file lists.
 
         Raises:
@@ -123,6 +124,7 @@ class Plan:
                 message = error.message if isinstance(error, BundlerError) else f"{type(error).__name__}: {error}"
                 self.failures.append(Failure(name, str(target), f"{name} cannot be specialized: {message}"))
                 continue
+            # By key: two declarations may lead to the same kernel, which is built once.
             added += [self.jobs.setdefault(job.key, job) for job in jobs]
             if any(job.helpers_first for job in jobs):
                 self._note(name, target, _TWO_KEYS)
@@ -158,7 +160,7 @@ class Plan:
             self.failures.append(Failure.of(place.name, target, error))
         return found
 
-    def _add_listed(self, place: ModulePlace, module: ModuleType, item: Listed, target: Target) -> None:
+    def _add_listed(self, place: ModulePlace, module: ModuleType, item: ListedKernel, target: Target) -> None:
         try:
             kernel = module_import.function_in(module, item.function)
         except BundlerError as error:
@@ -219,6 +221,7 @@ def jobs_of(name: str, source: SourceRef, found: Specialized, target: Target) ->
 
 def _declared_in(module: ModuleType, place: ModulePlace) -> Iterator[tuple[str, Any, Declaration]]:
     """Yield (name, kernel, declaration): decorated kernels first, then those that are listed."""
+    # By identity: a kernel that is imported under a second name is still one kernel, declared once.
     names = {id(value): name for name, value in vars(module).items() if jit_specialization.is_kernel(value)}
     for name, value in list(vars(module).items()):
         if names.get(id(value)) == name and _package(jit_specialization.jit_function(value)) == _package(module):

@@ -31,7 +31,7 @@ Watch = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, repr=False)
-class Built(Summarized):
+class BuildResult(Summarized):
     """What a build made.
 
     Attributes:
@@ -54,10 +54,10 @@ class Built(Summarized):
     seconds: float
 
     @staticmethod
-    def nothing_of(plan: Plan) -> Built:
+    def nothing_of(plan: Plan) -> BuildResult:
         """Return what is known of a build that was not begun."""
         empty = Bundle(Content(), Observed(), MemoryBlobs({}))
-        return Built(empty, (), (), (), (), tuple(plan.failures), tuple(plan.notes), 0.0)
+        return BuildResult(empty, (), (), (), (), tuple(plan.failures), tuple(plan.notes), 0.0)
 
 
 def missing(plan: Plan, records: KernelRecords) -> tuple[Job, ...]:
@@ -69,7 +69,9 @@ def missing(plan: Plan, records: KernelRecords) -> tuple[Job, ...]:
     return tuple(job for job in plan.jobs.values() if not job.key or job.key in absent)
 
 
-def build(plan: Plan, workers: int | None = None, store: Store | None = None, watch: Watch | None = None) -> Built:
+def build(
+    plan: Plan, workers: int | None = None, store: Store | None = None, watch: Watch | None = None
+) -> BuildResult:
     """Compile a plan's jobs, on all cores, into a bundle.
 
     Of builds with one store at the same time, each kernel is compiled by one.
@@ -112,7 +114,7 @@ def build(plan: Plan, workers: int | None = None, store: Store | None = None, wa
         fresh, unsent = _send(store.kernel_records(), fresh, shared.in_store)
     made = {result.key for result in results if isinstance(result, Compiled) and not result.hit}
     there = {kernel.key for kernel in fresh.kernels}
-    return Built(
+    return BuildResult(
         fresh if held is None else merge([held.bundle, fresh]),
         tuple(sorted(made & there)),
         tuple(sorted(in_store | (there - made))),

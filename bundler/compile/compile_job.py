@@ -19,7 +19,15 @@ from bundler.format import wire
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Target, Toolchain
-from bundler.format.launch_spec import LaunchFacts, Named, Path
+from bundler.format.launch_spec import (
+    LaunchFacts,
+    Named,
+    Path,
+    named_from_wire,
+    named_to_wire,
+    paths_from_wire,
+    paths_to_wire,
+)
 from bundler.format.manifest import Observation
 from bundler.lifecycle.bundle_builder import Builder, KnownFacts
 from bundler.lifecycle.collection import known_facts
@@ -103,10 +111,10 @@ class Job:
             [
                 self.name,
                 self.source.to_wire(),
-                [[name, value.to_wire()] for name, value in self.signature],
-                [[list(path), value.to_wire()] for path, value in self.constants],
-                [[list(path), value.to_wire()] for path, value in self.attributes],
-                [[name, value.to_wire()] for name, value in self.options],
+                named_to_wire(self.signature),
+                paths_to_wire(self.constants),
+                paths_to_wire(self.attributes),
+                named_to_wire(self.options),
                 [self.target.backend, self.target.arch, self.target.warp_size],
                 self.key,
                 self.helpers_first,
@@ -134,10 +142,10 @@ class Job:
         return Job(
             name,
             SourceRef.from_wire(source),
-            _named(signature),
-            _by_path(constants),
-            _by_path(attributes),
-            _named(options),
+            named_from_wire(signature),
+            paths_from_wire(constants),
+            paths_from_wire(attributes),
+            named_from_wire(options),
             Target(*wire.fields(target, "job's target", str, str, int)),
             key,
             first,
@@ -196,16 +204,6 @@ class Compiled:
         if builder.add_directory(self.key, Observation(layouts=("triton",), times_us=times), known):
             return None
         return dict(builder.left_out)[self.key]
-
-
-def _named(data: list[Any]) -> Named:
-    pairs = [wire.fields(item, "named value", str, object) for item in data]
-    return tuple((name, Value.from_wire(value)) for name, value in pairs)
-
-
-def _by_path(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
-    pairs = [wire.fields(item, "value by path", list, object) for item in data]
-    return tuple((tuple(wire.expect(i, int, "path") for i in path), Value.from_wire(value)) for path, value in pairs)
 
 
 def perform(job: Job, cache_dir: str) -> Compiled:

@@ -47,8 +47,8 @@ from bundler.compile.worker_messages import (
 )
 from bundler.errors import WorkerDied
 from bundler.format import wire
+from bundler.project import VERSION
 from bundler.toolchain.warmup import warm
-from bundler.version import VERSION
 
 # A packet of the control socket: names and numbers only.
 PACKET_BYTES = 1 << 16

@@ -54,7 +54,7 @@ class CompileFuture(Future[T], Generic[T]):
         return True
 
     def on_cancel(self, function: Callable[[], None]) -> None:
-        """Have something done once when it is cancelled; set by whoever makes the future."""
+        """Have a function called once when the future is cancelled; its maker sets it."""
         self._on_cancel = function
 
     def mark_started(self) -> None:

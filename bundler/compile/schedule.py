@@ -17,6 +17,7 @@ def next_worker(processes: WorkerProcesses, size: int, generation: int) -> Worke
 
 def _free_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
     """Return a worker without a task, forked now if there may be one more; idle ones of an older generation are dismissed."""
+    # An older generation has imported a module that has changed since.
     staying = [worker for worker in processes.workers.values() if not worker.leaving]
     for worker in staying:
         if worker.task is None and worker.generation == generation:
@@ -32,6 +33,7 @@ def _early_worker(processes: WorkerProcesses, generation: int) -> Worker | None:
         task = worker.task
         if task is None or worker.next_task is not None or worker.leaving or worker.generation != generation:
             continue
+        # A worker that has begun with a task is up; one that is still starting may never get to a second task.
         if task.started_s is not None and not task.future.done():
             return worker
     return None
@@ -47,6 +49,7 @@ def take_back(processes: WorkerProcesses, size: int) -> Task | None:
     """Return a task that some worker was sent and has not begun, where another one could; None when there is none."""
     if not _has_room(processes, size):
         return None
+    # Sent ahead to save a round trip, a task must not wait for a slow one while another worker is free.
     for worker in processes.workers.values():
         task = processes.retract(worker)
         if task is not None:

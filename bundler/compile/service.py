@@ -106,6 +106,7 @@ class CompileService:
         self._pool = WorkerPool(plan, self.workers, queue_limit, idle_s, shared_leases(), self._began)
         self._closed = False
         self._begin_anew()
+        # A child has neither the pool's thread nor its processes, and locks in a state that nobody will change.
         after_fork(self._reset_in_child)
         self._at_exit = weakref.finalize(self, _close_pool, self._pool)
 
@@ -148,15 +149,17 @@ class CompileService:
         if self._closed:
             raise ConfigError("this compile service was closed; make another one")
         context = self._context.of(job, look=look)
-        if context.stale:
+        if context.stale:  # workers have imported the module as it was before its file changed
             self._pool.renew()
         future: CompileFuture[Compiled] = CompileFuture(job.name)
+        # Joining and counting are two steps: the listener is called without the lock that jobs are joined under.
         known, inflight, first = self._join(job, context.key, future)
         self._ledger.tell(job.name, "submitted", submitted=1)
         if known is not None:
             future.settle(known)
             self._ledger.tell(job.name, "remembered", remembered=1)
         elif inflight is not None:
+            # Set before the job starts, which may settle the future at once.
             future.on_cancel(lambda: self._withdraw(inflight, future))
             if first:
                 self._start(inflight, context)
@@ -217,6 +220,7 @@ class CompileService:
         """Return a remembered result, or the job under way that the future joined and whether that job is yet to be started."""
         with self._lock:
             known = self._results.get(key)
+            # A result is remembered with its directory, which a user may have deleted since.
             if known is not None and os.path.isdir(known.directory):
                 self._results.move_to_end(key)
                 return known, None, False
@@ -235,7 +239,7 @@ class CompileService:
             return self._decode(inflight, self._to_pool(inflight, context).result())
 
         try:
-            if self.in_process:
+            if self.in_process:  # within `submit`: without a worker there is nobody else to do it
                 self._finish(
                     inflight,
                     attempt(inflight.job, compile_here if self._once is None else self._wrap(inflight, compile_here)),
@@ -245,7 +249,7 @@ class CompileService:
             else:
                 wrapped = self._wrap(inflight, compile_here)
                 self._executor().submit(lambda: self._finish(inflight, attempt(inflight.job, wrapped)))
-        except BaseException as error:
+        except BaseException as error:  # such as a full message or Ctrl-C: others may wait for the same job
             self._finish(inflight, as_failure(inflight.job.name, error, ""))
             raise
 
@@ -309,6 +313,7 @@ class CompileService:
                 while len(self._results) > REMEMBERED:
                     self._results.popitem(last=False)
         self._ledger.ended(inflight.key, None if result is None else timing(inflight, result, now_s))
+        # Outside the lock: callbacks of futures run here, and may submit again.
         for future in waiting:
             if result is None:
                 future.cancel()
@@ -337,7 +342,7 @@ class CompileService:
                 del self._inflight[inflight.key]
             inner = inflight.inner if inflight.given_up else None
         if inner is not None:
-            inner.cancel()
+            inner.cancel()  # the pool kills the worker, if one has begun
         self._ledger.tell(future.name, "cancelled", cancelled=1)
 
     def _reset_in_child(self) -> None:

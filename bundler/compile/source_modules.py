@@ -8,7 +8,8 @@
 Triton's key of a kernel depends on its text, its line numbers and, for recursive functions, its module's name, never on the path:
 all three follow from the text here, so that keys are equal on every machine.
 
-Compile jobs with a `text` source load it; programs may make a `SourceModule` themselves.
+Compile jobs with a `text` source load it; programs may make a `SourceModule` themselves.  `module_of_text` serves Inductor's generated
+modules too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import io
 import linecache
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -40,25 +40,15 @@ from bundler.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from bundler.fork_safety import after_fork
+from bundler.fork_safety import ForkSafeLock
 from bundler.format.limits import DEFAULT_LIMITS
 
 PREFIX = "bundler_source_"
 _DIRECTORIES = ("triton-bundler", "sources")
 
 
-class _Imports:
-    """The lock under which modules are imported: of two threads that load one module, the second gets the module of the first."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        after_fork(self._forget)
-
-    def _forget(self) -> None:
-        self.lock = threading.RLock()
-
-
-_IMPORTS = _Imports()
+# One import at a time: of two threads that load one module, the second gets the module of the first.
+_IMPORTS = ForkSafeLock()
 
 
 @dataclass(frozen=True)
@@ -130,15 +120,10 @@ class SourceModule:
 
     def _import(self) -> ModuleType:
         text = self.read()
-        # Triton asks `inspect` for a kernel's text, which asks linecache.  An entry without a time is never read again from disk.
-        linecache.cache[self.path] = (len(text), None, io.StringIO(text).readlines(), self.path)
-        spec = importlib.util.spec_from_loader(self.name, _VerifiedText(self.path, text), origin=self.path)
-        assert spec is not None
-        spec.has_location = True  # sets __file__
-        module = importlib.util.module_from_spec(spec)
+        module, loader = module_of_text(self.name, self.path, text)
         sys.modules[self.name] = module
         try:
-            spec.loader.exec_module(module)  # type: ignore[union-attr]  # it is the one given above
+            loader.exec_module(module)
         except BaseException as error:
             self.unload()
             if not isinstance(error, Exception):
@@ -154,17 +139,30 @@ class SourceModule:
         return module
 
 
-class _VerifiedText(importlib.abc.ExecutionLoader):
-    """Imports text that was verified; reads neither the file again nor a .pyc that somebody may have put beside it."""
+class TextLoader(importlib.abc.ExecutionLoader):
+    """Imports a text that was read before; reads neither the file again nor a .pyc that somebody may have put beside it."""
 
     def __init__(self, path: str, text: str) -> None:
         self._path, self._text = path, text
 
     def get_filename(self, fullname: str) -> str:
+        """Return the path that tracebacks name."""
         return self._path
 
     def get_source(self, fullname: str) -> str:
+        """Return the text."""
         return self._text
+
+
+def module_of_text(name: str, path: str, text: str) -> tuple[ModuleType, TextLoader]:
+    """Return a new module whose source is a text, and the loader that runs the text in it."""
+    # Triton asks `inspect` for a kernel's text, which asks linecache.  An entry without a time is never read again from disk.
+    linecache.cache[path] = (len(text), None, io.StringIO(text).readlines(), path)
+    loader = TextLoader(path, text)
+    spec = importlib.util.spec_from_loader(name, loader, origin=path)
+    assert spec is not None
+    spec.has_location = True  # sets __file__
+    return importlib.util.module_from_spec(spec), loader
 
 
 def source_module(text: str, directory: str | os.PathLike[str] | None = None) -> SourceModule:

@@ -107,6 +107,7 @@ class FrameReader:
         self._data += data
         while len(self._data) >= _HEAD.size:
             (length,) = _HEAD.unpack_from(self._data)
+            # Before the bytes are waited for: a job that writes into its worker's socket may announce any length.
             if length > MESSAGE_BYTES:
                 raise LimitExceeded(
                     f"a message of {length} bytes from a compile process", limit=MESSAGE_BYTES, got=length

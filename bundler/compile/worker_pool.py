@@ -20,7 +20,7 @@ from bundler.compile.job_futures import CompileFuture
 from bundler.compile.pool_tasks import Task, TaskOutcome
 from bundler.compile.task_leases import TakeLease, TaskLeases
 from bundler.compile.worker_messages import decode_error
-from bundler.compile.worker_processes import Answer, Died, Event, Lost, Worker, WorkerPlan, WorkerProcesses, describe
+from bundler.compile.worker_processes import Answer, Event, ServerLost, Worker, WorkerEnded, WorkerPlan, WorkerProcesses
 from bundler.errors import BundlerError, ConfigError, FormatError
 from bundler.fork_safety import after_fork
 from bundler.format import wire
@@ -93,7 +93,7 @@ class WorkerPool:
                 self._changed.wait()
             self._check_open()
             known = self._poison.get(task.key)
-            if known is None:
+            if known is None:  # else it would end two more workers
                 task.submitted_s = time.monotonic()
                 self._queue.append(task)
                 self._run_thread()
@@ -211,9 +211,11 @@ class WorkerPool:
                     pause_s = self._pause_s(processes, active_s)
                 self._run_after()
                 if not processes.ready and now_s - begun_s > START_TIMEOUT_S:
-                    return self._replace(processes, Lost(f"not started within {START_TIMEOUT_S:g} s", never_ready=True))
+                    return self._replace(
+                        processes, ServerLost(f"not started within {START_TIMEOUT_S:g} s", never_ready=True)
+                    )
                 for event in processes.wait(pause_s):
-                    if isinstance(event, Lost):
+                    if isinstance(event, ServerLost):
                         return self._replace(processes, event)
                     with self._changed:
                         self._handle(event)
@@ -254,7 +256,7 @@ class WorkerPool:
             self._later.clear()
             self._stop_thread()
 
-    def _replace(self, processes: WorkerProcesses, lost: Lost) -> bool:
+    def _replace(self, processes: WorkerProcesses, lost: ServerLost) -> bool:
         """Decide what follows a lost server: its workers are gone with it, so no task counts as having ended one."""
         tasks = processes.tasks()
         self._lost += 1
@@ -300,7 +302,7 @@ class WorkerPool:
     def _assign(self, processes: WorkerProcesses, now_s: float) -> None:
         due = [task for task in self._later if task.not_before_s <= now_s]
         self._later = [task for task in self._later if task.not_before_s > now_s and not task.future.done()]
-        self._queue.extendleft(reversed(due))
+        self._queue.extendleft(reversed(due))  # tasks that waited for another process come first
         while self._queue or self._take_back(processes):
             worker = schedule.next_worker(processes, self._size, self._generation)
             if worker is None:
@@ -335,7 +337,7 @@ class WorkerPool:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Answer):
             self._handle_answer(event)
-        elif isinstance(event, Died):
+        elif isinstance(event, WorkerEnded):
             worker = event.worker
             following = worker.next_task
             if worker.task is not None:
@@ -365,14 +367,14 @@ class WorkerPool:
             (error,) = wire.fields(rest, "failure", list)
             self._settle(task, error=decode_error(error))
 
-    def _worker_died(self, task: Task, death: Died, words: str) -> None:
+    def _worker_died(self, task: Task, death: WorkerEnded, words: str) -> None:
         task.misses += task.started_s is None
         task.deaths += task.started_s is not None
         if task.deaths < DEATHS and task.misses < MISSES:
             self.retried += 1
             self._again(task)
             return
-        self._poison[task.key] = error = task.killed_workers(describe(death.status), words)
+        self._poison[task.key] = error = task.killed_workers(death.how(), words)
         self._settle(task, error=error)
 
     def _again(self, task: Task) -> None:

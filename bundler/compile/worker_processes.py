@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`WorkerProcesses`: starts the server, has it fork workers, sends them tasks, and hears what becomes of them.
 
-It decides nothing: the pool's thread calls it and gets events, `Answer`, `Died` and `Lost`.  Only `wake` may be called by any thread.
+It decides nothing: the pool's thread calls it and gets events, `Answer`, `WorkerEnded` and `ServerLost`.  Only `wake` may be called by any thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bundler.compile.pool_tasks import Task
 from bundler.compile.worker_messages import PROTOCOL, TOKEN_BYTES, FrameReader, JobEnvironment, frame, read_printed
 from bundler.errors import FormatError
 from bundler.format import wire
-from bundler.version import VERSION
+from bundler.project import VERSION
 
 _BOOT = "import sys; sys.path[:] = sys.argv[3:]; from bundler.compile.compile_worker import main; main()"
 # So much of the end of what the server printed goes into messages.
@@ -98,22 +98,31 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Died:
+class WorkerEnded:
     """A worker has ended; `status` as `os.wait` gives it."""
 
     worker: Worker
     status: int
 
+    def how(self) -> str:
+        """Return in words how the process ended."""
+        code = os.waitstatus_to_exitcode(self.status)
+        if code >= 0:
+            return f"it exited with status {code}"
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        hint = ", which the system also sends when it has no memory left" if name == "SIGKILL" else ""
+        return f"it was ended by {name}{hint}"
+
 
 @dataclass(frozen=True)
-class Lost:
+class ServerLost:
     """The server cannot start, or has ended, and every worker with it."""
 
     reason: str
     never_ready: bool
 
 
-Event = Answer | Died | Lost
+Event = Answer | WorkerEnded | ServerLost
 
 
 class WorkerProcesses:
@@ -127,7 +136,7 @@ class WorkerProcesses:
         self.ready = False
         self.workers: dict[int, Worker] = {}
         self._count = 0
-        self._lost: Lost | None = None
+        self._lost: ServerLost | None = None
         self._events: list[Event] = []
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
@@ -201,12 +210,12 @@ class WorkerProcesses:
         return None
 
     def kill(self, worker: Worker) -> None:
-        """End a worker and what it started; `Died` follows."""
+        """End a worker and what it started; `WorkerEnded` follows."""
         worker.leaving = True
         self._order("kill", worker.number)
 
     def dismiss(self, worker: Worker) -> None:
-        """Let an idle worker end by itself; `Died` follows."""
+        """Let an idle worker end by itself; `WorkerEnded` follows."""
         worker.leaving = True
         self._stop_listening(worker)
 
@@ -265,7 +274,7 @@ class WorkerProcesses:
         if self._lost is None:
             output = os.pread(self._output.fileno(), _WORDS_BYTES, max(0, self._size() - _WORDS_BYTES))
             words = output.decode("utf-8", "replace").strip()
-            self._lost = Lost(reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready)
+            self._lost = ServerLost(reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready)
 
     def _size(self) -> int:
         return os.fstat(self._output.fileno()).st_size
@@ -288,7 +297,7 @@ class WorkerProcesses:
             self._check(rest)
         elif what == "unready":
             (reason,) = wire.fields(rest, "unready", bytes)
-            self._lost = Lost(reason.decode("utf-8", "replace"), never_ready=True)
+            self._lost = ServerLost(reason.decode("utf-8", "replace"), never_ready=True)
         elif what == "forked":
             number, pid = wire.fields(rest, "forked", int, int)
             self.workers[number].pid = pid
@@ -328,7 +337,7 @@ class WorkerProcesses:
         if worker.channel in {key.fileobj for key in self._selector.get_map().values()}:
             self._read_worker(worker)  # it may have answered before it died
             self._stop_listening(worker)
-        self._events.append(Died(worker, status))
+        self._events.append(WorkerEnded(worker, status))
 
     def _stop_listening(self, worker: Worker) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -342,7 +351,7 @@ class WorkerProcesses:
         except BlockingIOError:
             pass  # the rest goes when there is room
         except OSError:
-            worker.unsent.clear()  # it is dead; `Died` follows
+            worker.unsent.clear()  # it is dead; `WorkerEnded` follows
             return
         both = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
         with contextlib.suppress(KeyError, ValueError):
@@ -360,13 +369,3 @@ def _start(control: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         # The terminal's signals go to a process group; this one is ours to end.
         process_group=0,
     )
-
-
-def describe(status: int) -> str:
-    """Return in words how a process ended."""
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"it exited with status {code}"
-    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-    hint = ", which the system also sends when it has no memory left" if name == "SIGKILL" else ""
-    return f"it was ended by {name}{hint}"

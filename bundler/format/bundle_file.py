@@ -7,10 +7,8 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from bundler.errors import AccessDenied, BundlerError, LimitExceeded, NotFound, StoreFull
@@ -138,10 +136,12 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     Raises:
         StoreFull, AccessDenied, NotFound, BundlerError: the operating system refused; the cause is chained.
     """
-    target = Path(path)
+    target = os.fspath(path)
     with os_errors(path, "write"):
         _check_replaceable(target)
-        name = str(target.with_name(f"{_temporary_prefix(target)}{secrets.token_hex(8)}.tmp"))
+        directory, base = os.path.split(target)
+        directory = directory or os.curdir
+        name = os.path.join(directory, f"{_temporary_prefix(base)}{os.urandom(8).hex()}.tmp")
 
         def write_and_rename() -> None:
             # The mode leaves the user's umask to decide, as for any new file.
@@ -149,14 +149,14 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
             with open(handle, "wb") as out:
                 # Before the writing, which may need the space; the new file's time is the file system's own clock.
                 with contextlib.suppress(OSError):
-                    _sweep(target, os.fstat(handle).st_mtime)
+                    _sweep(directory, base, os.fstat(handle).st_mtime)
                 write(out)
                 out.flush()
                 os.fsync(out.fileno())
-            Path(name).replace(target)
+            os.replace(name, target)
 
-        cleaned_up(write_and_rename, lambda: Path(name).unlink(missing_ok=True))
-        _sync_directory(target.parent)
+        cleaned_up(write_and_rename, lambda: _unlink(name))
+        _sync_directory(directory)
 
 
 def replace_content(path: str | os.PathLike[str], data: bytes) -> None:
@@ -167,14 +167,14 @@ def replace_content(path: str | os.PathLike[str], data: bytes) -> None:
 def check_replaceable(path: str | os.PathLike[str]) -> None:
     """Raise what `replace_file` would raise because of what is at `path` now."""
     with os_errors(path, "write"):
-        _check_replaceable(Path(path))
+        _check_replaceable(os.fspath(path))
 
 
-def _check_replaceable(target: Path) -> None:
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "it is a device, pipe or socket, expected a bundle file", str(target))
+def _check_replaceable(target: str) -> None:
+    if os.path.isdir(target):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise OSError(errno.EINVAL, "it is a device, pipe or socket, expected a bundle file", target)
 
 
 def cleaned_up(work: Callable[[], T], clean_up: Callable[[], object]) -> T:
@@ -221,19 +221,25 @@ def typed(error: OSError, path: str | os.PathLike[str], verb: str) -> BundlerErr
     return BundlerError(f"cannot {verb} {where}: {why}", path=where)
 
 
-def _temporary_prefix(target: Path) -> str:
-    return f".{target.name[:64]}."
+def _temporary_prefix(base: str) -> str:
+    return f".{base[:64]}."
 
 
-def _sweep(target: Path, now_s: float) -> None:
-    temporary = re.compile(rf"{re.escape(_temporary_prefix(target))}[0-9a-f]{{16}}\.tmp")
-    for name in filter(temporary.fullmatch, os.listdir(target.parent)):
+def _sweep(directory: str, base: str, now_s: float) -> None:
+    temporary = re.compile(rf"{re.escape(_temporary_prefix(base))}[0-9a-f]{{16}}\.tmp")
+    for name in filter(temporary.fullmatch, os.listdir(directory)):
+        path = os.path.join(directory, name)
         with contextlib.suppress(FileNotFoundError):
-            if now_s - os.lstat(target.parent / name).st_mtime > STALE_AFTER_S:
-                os.unlink(target.parent / name)
+            if now_s - os.lstat(path).st_mtime > STALE_AFTER_S:
+                os.unlink(path)
 
 
-def _sync_directory(directory: Path) -> None:
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _sync_directory(directory: str) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -38,10 +38,12 @@ from bundler.format.entry_rows import (
     tuning_records,
     value_of,
 )
-from bundler.format.launch_spec import LaunchSpec
 from bundler.format.lazy_kernel import LazyKernel, spans_of
 from bundler.format.limits import Limits
 from bundler.format.sentinel import Span
+
+if TYPE_CHECKING:
+    from bundler.format.launch_spec import LaunchSpec
 
 SCHEMA = 1
 # The value in a launch spec lies inside four arrays: content, kernels, kernel, spec.

@@ -12,7 +12,7 @@ import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -42,11 +42,13 @@ from bundler.format.entry_rows import (
     tuning_records,
     value_of,
 )
-from bundler.format.launch_spec import LaunchSpec
 from bundler.format.lazy_kernel import LazyKernel, spans_of
 from bundler.format.limits import Limits
 from bundler.format.sentinel import Span
 from bundler.format.summary import count
+
+if TYPE_CHECKING:
+    from bundler.format.launch_spec import LaunchSpec
 
 SCHEMA = 2
 # Stands for the name of the kernel, at the beginning of a file name, which cannot hold it.

@@ -7,16 +7,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
 from bundler.format.digest import digest_raw, digest_text, sha256
-from bundler.format.keyparts import KeyParts
-from bundler.format.launch_spec import LaunchFacts, LaunchSpec
 from bundler.format.metadata import check_metadata_size
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
+
+if TYPE_CHECKING:
+    from bundler.format.keyparts import KeyParts
+    from bundler.format.launch_spec import LaunchSpec
 
 Keep = Literal["all", "launch"]
 #: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.
@@ -153,12 +155,16 @@ class Kernel:
     @cached_property
     def launch(self) -> LaunchSpec:
         """What a static launch needs; its `facts` are None for a kernel that came by pack."""
+        from bundler.format.launch_spec import LaunchFacts  # a restore never looks at them
+
         facts = None if self.facts_bytes is None else LaunchFacts.from_bytes(self.facts_bytes)
-        return replace(self.spec, facts=facts)
+        return self.spec.with_facts(facts)
 
     @cached_property
     def parts(self) -> KeyParts | None:
         """The named parts of the key; None for a kernel that came by pack."""
+        from bundler.format.keyparts import KeyParts
+
         return None if self.parts_bytes is None else KeyParts.from_bytes(self.parts_bytes)
 
     def require_parts(self) -> KeyParts:
@@ -214,6 +220,21 @@ def check_kernel(kernel: Kernel) -> Kernel:
     artifacts = kernel.artifacts
     check_files(kernel.key, tuple(a.filename for a in artifacts), [a.size for a in artifacts])
     return kernel
+
+
+def check_documents(kernel: Kernel) -> None:
+    """Decode tensor descriptors, launch facts and key parts, and keep nothing of them; raises `FormatError`.
+
+    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
+    """
+    from bundler.format.keyparts import KeyParts
+    from bundler.format.launch_spec import LaunchFacts
+
+    kernel.spec.tensor_descriptors.plain()
+    if kernel.facts_bytes is not None:
+        LaunchFacts.from_bytes(kernel.facts_bytes)
+    if kernel.parts_bytes is not None:
+        KeyParts.from_bytes(kernel.parts_bytes)
 
 
 def check_files(key: str, filenames: tuple[str, ...], sizes: Sequence[int]) -> FileLayout:

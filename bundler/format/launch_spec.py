@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
+
 from bundler.errors import CannotLaunchStatically, FormatError
 from bundler.format import wire
 from bundler.format.constant_values import Value, encode
@@ -69,10 +71,10 @@ class LaunchFacts:
                      a.do_not_specialize_on_alignment]
                     for a in self.arguments
                 ],
-                _named_to_wire(self.signature),
-                [[list(path), value.to_wire()] for path, value in self.constants],
-                [[list(path), value.to_wire()] for path, value in self.attributes],
-                _named_to_wire(self.options),
+                named_to_wire(self.signature),
+                paths_to_wire(self.constants),
+                paths_to_wire(self.attributes),
+                named_to_wire(self.options),
             ]
         )  # fmt: skip
 
@@ -87,7 +89,7 @@ class LaunchFacts:
         kind, arguments, signature, constants, attributes, options = sections
         # Constants differ from kernel to kernel; the rest is shared by many, and then decoded once.
         return LaunchFacts(
-            _section(0, kind), _section(1, arguments), _section(2, signature), _decode(3, constants),
+            _section(0, kind), _section(1, arguments), _section(2, signature), _constants(constants),
             _section(4, attributes), _section(5, options),
         )  # fmt: skip
 
@@ -118,6 +120,13 @@ class LaunchSpec:
             f"<LaunchSpec {short(printable(self.entry))} {count(self.num_warps, 'warp')}{blocks}, "
             f"{count(self.shared_bytes, 'byte')} shared, {facts}>"
         )
+
+    def with_facts(self, facts: LaunchFacts | None) -> LaunchSpec:
+        """Return the same spec with these facts."""
+        spec = object.__new__(LaunchSpec)
+        # A frozen dataclass sets its fields one by one, and each kernel that is launched comes here.
+        spec.__dict__.update(self.__dict__, facts=facts)
+        return spec
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> LaunchSpec:
@@ -201,7 +210,7 @@ class TuningRecord(Summarized):
 
     def to_wire(self) -> list[Any]:
         """Return the positional form."""
-        return [self.kernel, [list(part) for part in self.parts], _named_to_wire(self.config), self.found_by]
+        return [self.kernel, [list(part) for part in self.parts], named_to_wire(self.config), self.found_by]
 
     @staticmethod
     def from_wire(data: Any, *, open_ended: bool = False) -> TuningRecord:
@@ -210,7 +219,7 @@ class TuningRecord(Summarized):
             data, "tuning record", str, list, list, str, open_ended=open_ended
         )
         pairs = tuple(tuple(wire.fields(part, "key part", str, str)) for part in parts)
-        return TuningRecord(kernel, pairs, _named_from_wire(config), found_by)
+        return TuningRecord(kernel, pairs, named_from_wire(config), found_by)
 
 
 def _optional(value: Value | None) -> list[Any] | None:
@@ -222,16 +231,24 @@ def _argument(data: Any) -> Argument:
     return Argument(name, annotation, None if default is None else Value.from_wire(default), *flags)
 
 
-def _named_to_wire(named: Named) -> list[Any]:
+def named_to_wire(named: Named) -> list[Any]:
+    """Return the positional form of values by name."""
     return [[name, value.to_wire()] for name, value in named]
 
 
-def _named_from_wire(data: list[Any]) -> Named:
+def named_from_wire(data: list[Any]) -> Named:
+    """Decode what `named_to_wire` wrote; raises `FormatError` for anything else."""
     pairs = [wire.fields(item, "named value", str, object) for item in data]
     return tuple((name, Value.from_wire(value)) for name, value in pairs)
 
 
-def _paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
+def paths_to_wire(by_path: tuple[tuple[Path, Value], ...]) -> list[Any]:
+    """Return the positional form of values by the path of an argument."""
+    return [[list(path), value.to_wire()] for path, value in by_path]
+
+
+def paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
+    """Decode what `paths_to_wire` wrote; raises `FormatError` for anything else."""
     result = []
     for item in data:
         path, value = wire.fields(item, "argument path", list, object)
@@ -242,16 +259,32 @@ def _paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
 _SECTIONS: tuple[Callable[[Any], Any], ...] = (
     lambda kind: wire.expect(kind, str, "launch facts"),
     lambda arguments: tuple(_argument(item) for item in wire.expect(arguments, list, "launch facts")),
-    lambda signature: _named_from_wire(wire.expect(signature, list, "launch facts")),
-    lambda constants: _paths_from_wire(wire.expect(constants, list, "launch facts")),
-    lambda attributes: _paths_from_wire(wire.expect(attributes, list, "launch facts")),
-    lambda options: _named_from_wire(wire.expect(options, list, "launch facts")),
+    lambda signature: named_from_wire(wire.expect(signature, list, "launch facts")),
+    lambda constants: paths_from_wire(wire.expect(constants, list, "launch facts")),
+    lambda attributes: paths_from_wire(wire.expect(attributes, list, "launch facts")),
+    lambda options: named_from_wire(wire.expect(options, list, "launch facts")),
 )
 
 
 def _decode(number: int, packed: bytes) -> Any:
     # Packed alone it lies one array less deep than in the facts; wrapped, it is as deep and as checked as there.
     return _SECTIONS[number](wire.unpack(b"\x91" + packed, "launch facts")[0])
+
+
+# What nearly all constants are: numbers, texts and the like, none inside another.
+_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, ...], tuple[str, bool | int | str | None]], ...])
+
+
+def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
+    """Return the constants in a section that `wire.split` found; they differ from kernel to kernel, so this is done for each."""
+    # No text in it can be longer than it is.  It declares no more than there is, or it would not have been split off.
+    if len(packed) <= DEFAULT_LIMITS.string_bytes:
+        try:
+            found = _PLAIN_CONSTANTS.decode(packed)
+        except (ValueError, RecursionError):  # others, or no constants at all: `_decode` knows, and says what is wrong
+            return _decode(3, packed)  # type: ignore[no-any-return]
+        return tuple([(path, Value.from_wire([tag, payload])) for path, (tag, payload) in found])
+    return _decode(3, packed)  # type: ignore[no-any-return]
 
 
 # Bounded by `wire.MAX_SPLIT_BYTES` an entry.  What it returns is immutable, so that threads and kernels can share it.

@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bundler.format.digest import digest_text
 from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain
-from bundler.format.launch_spec import LaunchSpec
 from bundler.format.sentinel import Span
+
+if TYPE_CHECKING:
+    from bundler.format.launch_spec import LaunchSpec
 
 _SPANS_REMEMBERED = 1024
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bundler.errors import FormatError
 from bundler.format import content_rows, content_tables, names, table_encoder, wire
@@ -25,11 +25,13 @@ from bundler.format.entries import (
     entry_files,
 )
 from bundler.format.entry_rows import Entries, schema_of
-from bundler.format.launch_spec import TuningRecord
 from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
 from bundler.format.summary import Summarized
+
+if TYPE_CHECKING:
+    from bundler.format.launch_spec import TuningRecord
 
 __all__ = ["SCHEMA", "Content", "Observation", "Observed", "content_digest", "merge_observed"]
 

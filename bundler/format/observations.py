@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from bundler.errors import FormatError
 from bundler.format import wire
-from bundler.format.candidate_timings import Tuning, merge_tunings
 from bundler.format.entry_rows import Count, schema_of
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.summary import Summarized
+
+if TYPE_CHECKING:
+    from bundler.format.candidate_timings import Tuning
 
 SCHEMA = 1
 # A tuning lies inside two arrays: observed, tunings.
@@ -100,6 +102,8 @@ def merge_observed(first: Observed, second: Observed) -> Observed:
             max(mine.times_us, other.times_us, key=lambda times: (len(times), times)),
         )
     hosts = tuple(sorted({*first.environments, *second.environments}))
+    from bundler.format.candidate_timings import merge_tunings
+
     return Observed(seen, hosts, merge_tunings(first.tunings, second.tunings))
 
 
@@ -170,6 +174,8 @@ def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning,
     # In a newer minor version the field may have become something else, which is ignored like all that is unknown.
     if type(rows) is not list and newer_minor:
         return ()
+    from bundler.format.candidate_timings import Tuning
+
     tunings = tuple(Tuning.from_wire(item, open_ended=newer_minor) for item in wire.expect(rows, list, "tunings"))
     if len({tuning.record for tuning in tunings}) != len(tunings):
         raise FormatError("observed: two tunings of one record")

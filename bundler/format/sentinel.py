@@ -12,11 +12,14 @@ path was written (ASCII escapes, as `json.dumps` writes; plain UTF-8; escaped sl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from bundler.errors import FormatError
 from bundler.format.summary import count
@@ -40,6 +43,7 @@ _PATH_BEGINS = re.compile(r"(?<!" + _NAME_CHARACTER + r")/")
 _TRITON_INSIDE = "/triton/backends/"
 # A restore writes the same few paths into every kernel.
 _PATHS_REMEMBERED = 64
+_DECODER = msgspec.json.Decoder()
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,9 @@ def to_sentinels(data: bytes, places: Sequence[tuple[int, str]]) -> tuple[bytes,
     Returns:
         The stored bytes and their spans; `data` itself and no spans when nothing matched or it is not JSON.
     """
-    spellings = sorted({(path.rstrip("/"), place) for place, path in places}, key=lambda s: (-len(s[0]), *s))
-    pattern = "|".join(f"(?P<p{n}>{_spelling(path)})" for n, (path, _) in enumerate(spellings) if path not in {"", "."})
-    if not pattern or not _may_name(data, [path for path, _ in spellings]) or not _is_json(data):
+    spellings, matcher = _matcher(frozenset(places))
+    if matcher is None or not _may_name(data, [path for path, _ in spellings]) or not _is_json(data):
         return data, ()
-    matcher = re.compile(rf"(?<!{_NAME_CHARACTER})(?:{pattern})(?![^/\s\"',;:)\]])")
     out: list[bytes] = []
     spans: list[Span] = []
     copied = size = 0
@@ -77,6 +79,14 @@ def to_sentinels(data: bytes, places: Sequence[tuple[int, str]]) -> tuple[bytes,
         size += len(PLACEHOLDERS[place])
         copied = end
     return (b"".join([*out, data[copied:]]), tuple(spans)) if spans else (data, ())
+
+
+@lru_cache(_PATHS_REMEMBERED)
+def _matcher(places: frozenset[tuple[int, str]]) -> tuple[list[tuple[str, int]], re.Pattern[str] | None]:
+    """Return the spellings of paths and what finds them; None when there is nothing to find."""
+    spellings = sorted({(path.rstrip("/"), place) for place, path in places}, key=lambda s: (-len(s[0]), *s))
+    pattern = "|".join(f"(?P<p{n}>{_spelling(path)})" for n, (path, _) in enumerate(spellings) if path not in {"", "."})
+    return spellings, re.compile(rf"(?<!{_NAME_CHARACTER})(?:{pattern})(?![^/\s\"',;:)\]])") if pattern else None
 
 
 def from_sentinels(data: bytes, spans: Sequence[Span], paths: Mapping[int, str]) -> bytes:
@@ -138,11 +148,9 @@ def _tokens(data: bytes) -> Iterator[tuple[int, bytes]]:
     if b"\\" in data:
         yield from ((t.start(1), t[1]) for t in _STRING.finditer(data) if b"/" in t[1] or b"\\" in t[1])
         return
-    offset = 0
-    for number, part in enumerate(data.split(b'"')):
-        if number % 2 and b"/" in part:
-            yield offset, part
-        offset += len(part) + 1
+    parts = data.split(b'"')
+    for number in [number for number in range(1, len(parts), 2) if b"/" in parts[number]]:  # few do
+        yield sum(map(len, parts[:number])) + number, parts[number]
 
 
 def _decoded(raw: bytes) -> str:
@@ -161,6 +169,10 @@ def _may_name(data: bytes, texts: Sequence[str]) -> bool:
 
 
 def _is_json(data: bytes) -> bool:
+    with contextlib.suppress(ValueError, RecursionError):
+        _DECODER.decode(data)
+        return True
+    # Python reads some documents that msgspec does not.
     try:
         # Decoded first: json.loads would also take bytes in UTF-16, where offsets mean something else.
         json.loads(data.decode("utf-8"))

@@ -8,7 +8,6 @@ processes tell each other).  Maps are refused: decoders keep the last of two equ
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -175,21 +174,16 @@ def split(data: bytes, members: int) -> list[bytes] | None:
     """
     if len(data) > MAX_SPLIT_BYTES:
         return None
-    unpacker = msgpack.Unpacker(max_buffer_size=MAX_SPLIT_BYTES)
-    unpacker.feed(data)
-    ends = []
     try:
-        if unpacker.read_array_header() != members:
-            return None
-        ends.append(unpacker.tell())
-        for _ in range(members):
-            unpacker.skip()
-            ends.append(unpacker.tell())
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+        return [bytes(member) for member in _splitter(members).decode(data)]
+    except (ValueError, RecursionError):
         return None
-    if ends[-1] != len(data):
-        return None
-    return [data[start:end] for start, end in itertools.pairwise(ends)]
+
+
+@functools.lru_cache(maxsize=16)
+def _splitter(members: int) -> msgspec.msgpack.Decoder[tuple[msgspec.Raw, ...]]:
+    # Of a fixed length: for any other the decoder would allocate what the array declares.
+    return msgspec.msgpack.Decoder(tuple[(msgspec.Raw,) * members])  # type: ignore[misc]
 
 
 def _typed(error: Exception, what: str, limits: Limits) -> FormatError:

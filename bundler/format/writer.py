@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import zstandard
 
+from bundler.errors import ConfigError
 from bundler.format import names, wire
 from bundler.format.container_layout import (
     CONTENT,
@@ -35,6 +35,7 @@ from bundler.format.manifest import Content, Observed
 
 # Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
 ZSTD_LEVEL = 9
+HIGHEST_LEVEL = zstandard.MAX_COMPRESSION_LEVEL
 # A table of 64 MiB: in the level's own, of 8 MiB, what lies more than a few MiB back in a prefix is forgotten.
 PREFIX_HASH_LOG = 24
 # Copies of one kernel shrink so well that a reader would take the frame for a bomb; the headers of blocks of this size
@@ -71,8 +72,21 @@ def plan_frames(content: Content) -> list[tuple[int, list[int]]]:
     return frames
 
 
+def check_level(level: int) -> None:
+    """Raise `ConfigError` when this is no level of compression."""
+    if type(level) is not int or not 1 <= level <= HIGHEST_LEVEL:
+        raise ConfigError(
+            f"level={level!r}: expected a whole number from 1, the fastest, to {HIGHEST_LEVEL}", got=level
+        )
+
+
 def write_container(
-    out: BinaryIO, content: Content, content_bytes: bytes, observed_bytes: bytes, read_blob: Callable[[bytes], bytes]
+    out: BinaryIO,
+    content: Content,
+    content_bytes: bytes,
+    observed_bytes: bytes,
+    read_blob: Callable[[bytes], bytes],
+    level: int = ZSTD_LEVEL,
 ) -> None:
     """Write a container to a seekable file at position 0.
 
@@ -82,6 +96,7 @@ def write_container(
         content_bytes: bytes of the content section.
         observed_bytes: bytes of the observed section.
         read_blob: returns the verified bytes of a blob by raw digest.
+        level: of compression, as zstd counts.
 
     Raises:
         FormatError: the manifest is beyond the default limits, or has names that a reader refuses.
@@ -96,7 +111,7 @@ def write_container(
 
     def compress(frame: tuple[int, list[int]]) -> tuple[int, bytes, int]:
         raw = load(frame[1])
-        return (*_compress(raw, shared if frame[0] == OPAQUE else b""), len(raw))
+        return (*_compress(raw, level, shared if frame[0] == OPAQUE else b""), len(raw))
 
     out.write(b"\0" * HEADER_BYTES)
     sections: list[Section] = []
@@ -107,6 +122,8 @@ def write_container(
         out.write(data)
         sections.append(Section(kind, codec, position, len(data), raw, sha256(data), tuple(blobs), tuple(prefix)))
         position += len(data)
+
+    from concurrent.futures import ThreadPoolExecutor  # who only reads imports this module too
 
     with ThreadPoolExecutor(COMPRESSION_THREADS) as pool:
         try:
@@ -121,7 +138,7 @@ def write_container(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     for kind, raw_bytes in ((CONTENT, content_bytes), (OBSERVED, observed_bytes)):
-        codec, data = _compress(raw_bytes)
+        codec, data = _compress(raw_bytes, level)
         put(kind, codec, data, len(raw_bytes), [], [])
     table = wire.pack([section.to_wire() for section in sections])
     out.write(table)
@@ -144,11 +161,11 @@ def _prefix_for_opaque(frames: list[tuple[int, list[int]]], content: Content) ->
     return chosen
 
 
-def _compress(raw: bytes, shared: bytes = b"") -> tuple[int, bytes]:
+def _compress(raw: bytes, level: int, shared: bytes = b"") -> tuple[int, bytes]:
     """Return codec and stored bytes; a frame that does not shrink, or shrinks suspiciously well, is stored as it is."""
     # zstd's long-distance matcher stays off: with it, real graph entries came out twice as large, in twice the time.
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        ZSTD_LEVEL,
+        level,
         source_size=len(raw) + len(shared),
         window_log=max(10, min(25, (len(raw) + len(shared)).bit_length())),
         hash_log=PREFIX_HASH_LOG if shared else 0,

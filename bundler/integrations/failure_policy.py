@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Troubles`: where a failure of a cache becomes a warning and a number, or in strict mode an error.
 
-Every way from Triton into a session (`lookup_engine.py`, `sessions.py`) leads through `Troubles.excused`, and nothing else in this
-room catches what it did not expect.
+Every way from Triton into a session (`lookup_engine.py`, `sessions.py`) leads through `Troubles.excused`, or through a handler that
+hands what it caught to `Troubles`; nothing else in this room catches what it did not expect.
 """
 
 from __future__ import annotations
@@ -36,15 +36,12 @@ class Excused:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        # The seam: no failure of ours may reach a program that only compiles.
         if not isinstance(error, Exception):
             return False
         if not self._heard:
             self._troubles.noted(error, self._doing)
-        elif isinstance(error, StrictModeViolation):
-            return False
         else:
-            self._troubles.met(error, self._doing)
+            self._troubles.excuse(error, self._doing)
         return True
 
 
@@ -71,6 +68,17 @@ class Troubles:
             Exception: what failed, in strict mode.
         """
         return Excused(self, doing, heard=heard)
+
+    def excuse(self, error: Exception, doing: str) -> None:
+        """Do what the end of an `excused` block does with an error; for a block that every kernel goes through.
+
+        Raises:
+            StrictModeViolation: as it is.
+            Exception: what failed, in strict mode.
+        """
+        if isinstance(error, StrictModeViolation):
+            raise error
+        self.met(error, doing)
 
     def met(self, error: Exception, doing: str) -> None:
         """Count a failure and warn of it the first time; in strict mode raise it instead.

@@ -6,10 +6,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-import importlib.abc
-import importlib.util
-import io
-import linecache
 import os
 import sys
 import threading
@@ -17,6 +13,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from bundler.compile.source_modules import module_of_text
 from bundler.errors import CompileFailed, ConfigError, FormatError
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.digest import sha256
@@ -111,17 +108,10 @@ def _kernel_sources(tree: ast.Module) -> dict[str, str]:
 
 def _import(text: str, path: str, told: Told) -> dict[str, GeneratedKernel]:
     """Run one kernel module and return its kernels."""
-    # Triton asks `inspect` for a kernel's text, which asks here; an entry without a time is never read again from disk.
-    linecache.cache[path] = (len(text), None, io.StringIO(text).readlines(), path)
-    spec = importlib.util.spec_from_loader(
-        _MODULE_PREFIX + sha256(text.encode()).hex()[:32], _Text(path, text), origin=path
-    )
-    assert spec is not None
-    spec.has_location = True  # sets __file__
-    module = importlib.util.module_from_spec(spec)
+    module, loader = module_of_text(_MODULE_PREFIX + sha256(text.encode()).hex()[:32], path, text)
     with _bound(told):
         try:
-            _Text(path, text).exec_module(module)
+            loader.exec_module(module)
         except ConfigError:
             raise
         except Exception as error:
@@ -131,19 +121,6 @@ def _import(text: str, path: str, told: Told) -> dict[str, GeneratedKernel]:
     if not kernels:
         raise FormatError(f"{path}: defines no kernel under @triton_heuristics", name=path)
     return kernels
-
-
-class _Text(importlib.abc.ExecutionLoader):
-    """Imports a text that was read once; no .pyc is written or read."""
-
-    def __init__(self, path: str, text: str) -> None:
-        self._path, self._text = path, text
-
-    def get_filename(self, fullname: str) -> str:
-        return self._path
-
-    def get_source(self, fullname: str) -> str:
-        return self._text
 
 
 # What torch's heuristics become ------------------------------------------------------------------------------------------

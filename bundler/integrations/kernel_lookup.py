@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bundler.errors import BundlerError, NotFound
 
 if TYPE_CHECKING:
-    from bundler.format.bundle import Bundle, Keep
+    from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.entries import Kernel
     from bundler.format.manifest import Observation
     from bundler.lifecycle.compiled_once import Turn
@@ -32,18 +32,15 @@ class Found(NamedTuple):
 
     Attributes:
         kernel: the kernel.
-        bundle: one that holds it, where its bytes are read when it is placed.
+        source: where its bytes are read when it is placed.
         place: where it was: `tag`, `store` or `registered`.
+        seen: what was observed when it was recorded, None where nothing was.
     """
 
     kernel: Kernel
-    bundle: Bundle
+    source: BlobSource
     place: str
-
-    @property
-    def seen(self) -> Observation | None:
-        """What was observed when it was recorded, None where nothing was."""
-        return self.bundle.observed.kernels.get(self.kernel.key)
+    seen: Observation | None
 
     @property
     def seconds(self) -> float:
@@ -61,7 +58,7 @@ class Shelf:
     def __init__(self, bundle: Bundle, place: str) -> None:
         self.bundle, self._place = bundle, place
         self._kernels = {kernel.key: kernel for kernel in bundle.kernels}
-        self._seen = bundle.observed.kernels
+        self._source, self._seen = bundle.blobs, bundle.observed.kernels
 
     def __contains__(self, key: str) -> bool:
         return key in self._kernels
@@ -69,7 +66,7 @@ class Shelf:
     def find(self, key: str) -> Found | None:
         """Return a kernel."""
         kernel = self._kernels.get(key)
-        return Found(kernel, self.bundle, self._place) if kernel is not None else None
+        return Found(kernel, self._source, self._place, self._seen.get(key)) if kernel is not None else None
 
     def seconds(self, key: str) -> float | None:
         """Return how long the compile of a kernel took, 0 when that is not known; None for a kernel that is not here."""
@@ -209,4 +206,5 @@ class Shelves:
 
 
 def _of_store(bundle: Bundle) -> Found:
-    return Found(bundle.kernels[0], bundle, "store")
+    kernel = bundle.kernels[0]
+    return Found(kernel, bundle.blobs, "store", bundle.observed.kernels.get(kernel.key))

@@ -25,7 +25,7 @@ from bundler.integrations.session_tally import MANY_HITS, Tally
 from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
 from bundler.integrations.strict_mode import Guard
 from bundler.integrations.user_directories import Homes, LocalDirectory
-from bundler.toolchain import compile_frames, directories, instances
+from bundler.toolchain import compile_frames, directories, identity, instances
 from bundler.toolchain.keeper import CacheCall, Group, Keeper
 
 if TYPE_CHECKING:
@@ -100,8 +100,11 @@ class Engine(Keeper):
         self._turns: dict[str, tuple[int, Turn]] = {}
         # By path.  A directory is listed, and swept, once a session, not for each kernel.
         self._directories: dict[str, CacheDirectory] = {}
-        # Keys that were restored at the start, from the tag.
+        # Keys that the tag brought to the usual directory at the start, and those of them whose bytes were checked for that.
         self._prefetched: frozenset[str] = frozenset()
+        self._written: frozenset[str] = frozenset()
+        # Looked for when the first kernel is placed: Triton, which asks for kernels, does not move.
+        self._triton_dir: str | None = None
         self.used: Used | None = None
 
     def start(self) -> None:
@@ -127,7 +130,8 @@ class Engine(Keeper):
         if report is None:
             self._mention_missing(tag)
         else:
-            self._prefetched = frozenset((*report.restored, *report.present, *report.repaired))
+            self._written = frozenset((*report.restored, *report.repaired))
+            self._prefetched = self._written.union(report.present)
             self.tally.add("bytes_fetched", report.bytes)
 
     def _mention_missing(self, tag: str) -> None:
@@ -160,10 +164,13 @@ class Engine(Keeper):
     def fetch(self, call: CacheCall) -> Group | None:
         """Place a kernel; None when it has to be compiled."""
         self._note()
-        with self.troubles.excused(f"looking up {call.name}"):
+        try:
             group = self._fetch(call)
-            if group is not None:
-                return group
+        except Exception as error:  # noqa: BLE001  # as `excused`, without its cost for each kernel
+            group = None
+            self.troubles.excuse(error, f"looking up {call.name}")
+        if group is not None:
+            return group
         self.tally.add("misses")
         try:
             self._strictly(call)
@@ -200,7 +207,17 @@ class Engine(Keeper):
         from bundler.lifecycle.kernel_placement import place_kernel
 
         directory = self._directory(call.root)
-        placed = place_kernel(found.bundle, found.kernel, directory, keep=self.options.keep, trust=self.options.trust)
+        if self._triton_dir is None:
+            self._triton_dir = identity.triton_dir()
+        placed = place_kernel(
+            found.source,
+            found.kernel,
+            directory,
+            keep=self.options.keep,
+            trust=self.options.trust,
+            triton_dir=self._triton_dir,
+            checked=found.place == "tag" and call.key in self._written,
+        )
         if isinstance(placed, Rejected):
             message = f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"
             self.troubles.noticed("rejected", message)
@@ -357,7 +374,12 @@ class Engine(Keeper):
             instances.note_from_now_on()
         if not self._notes.begun:
             self._attempt(self._notes.begin, "a note of this process was not written")
-        source, used = compile_frames.find_source(), self._notes.used_sources
+        try:
+            source = compile_frames.find_source()
+        except Exception as error:  # noqa: BLE001  # the source object may be of anybody's making
+            self.troubles.noted(error, "the source of a kernel was not noted")
+            return
+        used = self._notes.used_sources
         if source is not None and len(used) < KEPT_SOURCES:
             used.add(source)
 

@@ -53,6 +53,9 @@ class Builder:
     blobs: dict[bytes, bytes] = field(default_factory=dict)
     triton_dir: str | None = field(default_factory=identity.triton_dir)
 
+    def __post_init__(self) -> None:
+        self._roots = {self.root, os.path.abspath(self.root), os.path.realpath(self.root)}
+
     @property
     def kernels(self) -> list[Kernel]:
         """Kernels taken so far."""
@@ -77,7 +80,7 @@ class Builder:
         metadata = found.metadata
         release = metadata.get("triton_version")
         known = facts or KnownFacts(Toolchain(release=release if isinstance(release, str) else None))
-        roots = {self.root, os.path.abspath(self.root), os.path.realpath(self.root), *found.written_roots}
+        roots = self._roots | found.written_roots
         wanted = names.LAUNCH_KINDS if self.keep == "launch" else None
         artifacts = tuple(
             self._store(name, data, roots)
@@ -117,7 +120,7 @@ class Builder:
         if isinstance(data, Rejected):
             self.left_out.append((path, data.reason))
             return False
-        roots = {self.root, os.path.abspath(self.root), os.path.realpath(self.root)} if kind is TuningFile else set()
+        roots = self._roots if kind is TuningFile else set()
         artifact = self._store(name, data, roots)
         self.entries[path] = (
             HelperLibrary(path, artifact, identity.machine()) if kind is HelperLibrary else kind(path, artifact)  # type: ignore[call-arg]

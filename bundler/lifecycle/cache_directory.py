@@ -22,17 +22,13 @@ import itertools
 import json
 import logging
 import os
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from bundler.errors import BundlerError, FormatError
 from bundler.format import names
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
-from bundler.format.bundle_union import metadata_identity
 from bundler.format.limits import DEFAULT_LIMITS
-from bundler.lifecycle.bundle_builder import portable
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
 from bundler.lifecycle.kernel_writer import OCCUPIED, Buffer, NewKernel, remove_tree, write_file, write_kernels
 
@@ -91,7 +87,7 @@ class CacheDirectory:
         self._json_prefix = json.dumps(self._prefix)[1:-1]
         # Numbers of temporary directories.  Two processes begin at different random numbers, also on hosts that share the
         # directory and use one process id; threads of one process share the counter, so each gets another number.
-        self._numbers = itertools.count(secrets.randbits(63))
+        self._numbers = itertools.count(int.from_bytes(os.urandom(8)) >> 1)
         with os_errors(self.path, "write to"):
             os.makedirs(self.path, exist_ok=True)
             self._present = set(os.listdir(self.path))
@@ -296,6 +292,10 @@ def look(directory: str, key: str) -> KernelFiles | Rejected:
 
 def same_launch(directory: str, found: KernelFiles, stored_metadata: bytes) -> bool:
     """Tell whether a complete kernel is another build of the one whose stored metadata is given."""
+    # Only where another build may be in the way.
+    from bundler.format.bundle_union import metadata_identity
+    from bundler.lifecycle.bundle_builder import portable
+
     theirs, _ = portable(found.files[found.metadata_name], {directory, *found.written_roots})
     try:
         return metadata_identity(theirs) == metadata_identity(stored_metadata)
@@ -330,6 +330,8 @@ def _create(temporary: str, target: str) -> None:
 
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
+        import shutil  # what lies there for a day may be anything
+
         shutil.rmtree(path, ignore_errors=True)
     else:
         os.unlink(path)
@@ -357,4 +359,4 @@ def _leads_here(path: str, directory: str, name: str) -> bool:
 
 
 def _temporary_name(prefix: str) -> str:
-    return f"{prefix}{os.getpid()}.{secrets.token_hex(8)}"
+    return f"{prefix}{os.getpid()}.{os.urandom(8).hex()}"

@@ -14,6 +14,7 @@ import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice, pairwise
 from typing import Any
 
@@ -29,18 +30,21 @@ ATTEMPTS = 3
 # Of the source files that an assembly text names, so many are looked for in the binary; real ones name a few dozen.
 _SOURCES_LOOKED_FOR = 1000
 _SHOWN_CHARACTERS = 200
+# Without O_NONBLOCK opening a named pipe waits for somebody to write to it.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # How each text names source files: (directory, file) or (path).  Each begins with its literal, and looks behind that
 # afterwards: the other way round the search takes ten times as long, and it goes over every text there is.
 _SOURCES = {
-    "ttir": re.compile(rb'loc\((?<=\Wloc\()"([^"]+)":\d+:\d+\)'),
-    "ttgir": re.compile(rb'loc\((?<=\Wloc\()"([^"]+)":\d+:\d+\)'),
+    "ttir": re.compile(rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)'),
+    "ttgir": re.compile(rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)'),
     "llir": re.compile(rb'!DIFile\(filename: "(?P<file>[^"]+)", directory: "(?P<folder>[^"]*)"'),
     "ptx": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"'),
     "amdgcn": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"'),
 }
 _ASSEMBLY = {"ptx", "amdgcn"}
 
-Signature = tuple[tuple[str, int, int, int], ...]
+# What changes when a file is replaced or written: inode, size and modification time.
+Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ class KernelFiles:
     @property
     def written_roots(self) -> set[str]:
         """The cache directories that the group file names, as Triton spelled them."""
-        return {os.path.dirname(os.path.dirname(path)) for path in self.child_paths.values()}
+        directories = {path[: path.rfind("/") + 1] for path in self.child_paths.values()}  # one, as Triton writes it
+        return {os.path.dirname(os.path.dirname(directory + "file")) for directory in directories}
 
 
 @dataclass(frozen=True)
@@ -109,9 +114,10 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
     result: KernelFiles | Rejected = Rejected("never read")
     for _ in range(ATTEMPTS):
         try:
-            before = _signature(directory)
-            result = _read_once(directory, [name for name, *_ in before], limits)
-            if _signature(directory) == before:
+            present = os.listdir(directory)
+            seen: dict[str, Stamp] = {}
+            result = _read_once(directory, sorted(present), limits, seen)
+            if not _changed(directory, present, seen):
                 return result
         except FileNotFoundError as error:
             if not os.path.isdir(directory):
@@ -128,18 +134,22 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
     return Rejected("another process keeps writing to it")
 
 
-def _signature(directory: str) -> Signature:
-    """What changes when any file of the directory is replaced: name, inode, size and modification time."""
-    with os.scandir(directory) as entries:
-        stats = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-    return tuple(sorted((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats))
+def _changed(directory: str, present: list[str], seen: dict[str, Stamp]) -> bool:
+    """Tell whether names came or went, or files were replaced or written, since they were read."""
+    if any(_stamp(os.lstat(f"{directory}/{name}")) != stamp for name, stamp in seen.items()):
+        return True
+    return sorted(os.listdir(directory)) != sorted(present)
 
 
-def _read_once(directory: str, present: list[str], limits: Limits) -> KernelFiles | Rejected:
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_once(directory: str, present: list[str], limits: Limits, seen: dict[str, Stamp]) -> KernelFiles | Rejected:
     groups = [name for name in present if name.startswith(names.GROUP_PREFIX) and name.endswith(".json")]
     if len(groups) != 1:
         return Rejected("no group file: the compile did not finish" if not groups else "several group files")
-    children = _children(read_file(directory, groups[0], replace(limits, file_bytes=METADATA_BYTES)))
+    children = _children(read_file(directory, groups[0], _group_limits(limits), seen))
     if children is None:
         return Rejected(f"{groups[0]} is not a valid group file")
     if len(children) > limits.files_per_kernel:
@@ -151,7 +161,7 @@ def _read_once(directory: str, present: list[str], limits: Limits) -> KernelFile
     files: dict[str, bytes] = {}
     left = limits.kernel_bytes
     for name in ordered:
-        data = read_file(directory, name, limits)
+        data = read_file(directory, name, limits, seen)
         if isinstance(data, Rejected):
             return data
         files[name] = data
@@ -164,11 +174,22 @@ def _read_once(directory: str, present: list[str], limits: Limits) -> KernelFile
     return Rejected(mixed) if mixed else kernel
 
 
-def read_file(directory: str, name: str, limits: Limits) -> bytes | Rejected:
-    """Read one regular file; symbolic links are refused, since they could lead anywhere."""
+@lru_cache(1)
+def _group_limits(limits: Limits) -> Limits:
+    return replace(limits, file_bytes=METADATA_BYTES)
+
+
+def read_file(directory: str, name: str, limits: Limits, seen: dict[str, Stamp] | None = None) -> bytes | Rejected:
+    """Read one regular file; symbolic links are refused, since they could lead anywhere.
+
+    Args:
+        directory: where it is.
+        name: its name there.
+        limits: bounds on its size.
+        seen: gets the stamp that the file had when it was opened.
+    """
     try:
-        # Without O_NONBLOCK opening a named pipe waits for somebody to write to it.
-        fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(f"{directory or os.curdir}/{name}", _READ)
     except OSError as error:
         if error.errno == errno.ELOOP:
             return Rejected(f"{name} is a symbolic link")
@@ -179,6 +200,8 @@ def read_file(directory: str, name: str, limits: Limits) -> bytes | Rejected:
         raise
     try:
         status = os.fstat(fd)
+        if seen is not None:
+            seen[name] = _stamp(status)
         if not stat.S_ISREG(status.st_mode):
             return Rejected(f"{name} is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
         if status.st_size > limits.file_bytes:
@@ -296,7 +319,7 @@ def _named_sources(kind: str, data: bytes) -> set[bytes]:
         return set()
     if "folder" in pattern.groupindex:
         return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data))
-    return _plain(pattern.findall(data))
+    return _plain(set(pattern.findall(data)))
 
 
 def _plain(paths: Iterable[bytes]) -> set[bytes]:

@@ -8,20 +8,18 @@ Triton's cache manager (`bundler/integrations/lookup_engine.py`), which waits fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import names, sentinel
-from bundler.format.bundle import Bundle, Keep
-from bundler.format.digest import check_digest, digest_raw
-from bundler.format.entries import Artifact, Kernel
-from bundler.format.metadata import check_metadata_size
+from bundler.format.bundle import BlobSource, Keep
+from bundler.format.digest import check_digest
+from bundler.format.entries import Kernel, StoredFile
+from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome, ReadyKernel
 from bundler.lifecycle.kernel_directory import Rejected, why_unreadable
 from bundler.lifecycle.kernel_writer import Buffer
 from bundler.lifecycle.restore_options import Trust
-from bundler.toolchain import identity
 
 _BINARY_ENDINGS = tuple(f".{kind}" for kind in sorted(names.BINARY_KINDS))
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
@@ -32,19 +30,24 @@ class WantedKernel(NamedTuple):
 
     Attributes:
         kernel: which.
-        artifacts: those of its files that are wanted, in Triton's order.
+        files: those that are wanted, in Triton's order: name, raw digest, size and path sentinels.
         digests: the raw digest of each.
     """
 
     kernel: Kernel
-    artifacts: Sequence[Artifact]
+    files: Sequence[StoredFile]
     digests: Sequence[bytes]
 
     @classmethod
     def of(cls, kernel: Kernel, keep: Keep) -> WantedKernel:
         """Return what `keep` asks for."""
-        artifacts = sorted(kernel.launch_set if keep == "launch" else kernel.artifacts, key=_triton_order)
-        return cls(kernel, artifacts, [digest_raw(artifact.digest) for artifact in artifacts])
+        files = list(kernel.files(keep))
+        return cls(kernel, files, [digest for _, digest, _, _ in files])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these files as stored."""
+        return sum([size for _, _, size, _ in self.files])
 
 
 class StoredKernel:
@@ -53,41 +56,47 @@ class StoredKernel:
     Attributes:
         kernel: which.
         files: name -> bytes, in Triton's order.
-        with_paths: those of the files that hold a path.
+        with_paths: names of those that hold a path.
         metadata: the metadata as the bundle stores it.
     """
 
-    __slots__ = ("_binary_name", "_checked", "_metadata_name", "files", "kernel", "metadata", "with_paths")
+    __slots__ = ("_binary_name", "_checked", "_metadata_name", "_spans", "files", "kernel", "metadata", "with_paths")
 
     def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer]) -> None:
         self.kernel = wanted.kernel
         self.files: dict[str, Buffer] = {}
-        with_paths = []
-        for artifact, data in zip(wanted.artifacts, blobs, strict=True):
-            name = artifact.filename
+        self._spans: dict[str, Sequence[sentinel.Span]] = {}
+        for (name, _, _, spans), data in zip(wanted.files, blobs, strict=True):
             self.files[name] = data
-            if artifact.spans:
-                with_paths.append(artifact)
+            if spans:
+                self._spans[name] = spans
             if name.endswith(".json"):
                 self._metadata_name = name
             elif name.endswith(_BINARY_ENDINGS):
                 self._binary_name = name
-        self.with_paths = tuple(with_paths)
+        self.with_paths = tuple(self._spans)
         self.metadata = bytes(self.files[self._metadata_name])
         self._checked = False
 
     @classmethod
-    def read(cls, bundle: Bundle, wanted: WantedKernel) -> StoredKernel:
+    def read(cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False) -> StoredKernel:
         """Read and verify a kernel's files.
+
+        Args:
+            source: where the bytes of its bundle are.
+            wanted: what to read.
+            checked: whether these very bytes were found readable for Triton before; their digests are compared all the same.
 
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
-        blobs = bundle.blobs.view_blobs(wanted.digests)
-        if not bundle.blobs.verified:
-            for artifact, digest, data in zip(*wanted[1:], blobs, strict=True):
-                check_digest(data, digest, artifact.filename)
-        return cls(wanted, blobs)
+        blobs = source.view_blobs(wanted.digests)
+        if not source.verified:
+            for (name, digest, _, _), data in zip(wanted.files, blobs, strict=True):
+                check_digest(data, digest, name)
+        kernel = cls(wanted, blobs)
+        kernel._checked = checked
+        return kernel
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.
@@ -102,17 +111,16 @@ class StoredKernel:
         files: Files = self.files
         if self.with_paths:
             files = dict(files)
-            for artifact in self.with_paths:
-                files[artifact.filename] = localize(artifact, bytes(files[artifact.filename]), directory, triton_dir)
+            for name, spans in self._spans.items():
+                files[name] = localize(spans, bytes(files[name]), directory, triton_dir)
         self._check(files)
-        return ReadyKernel(
-            self.kernel.key, files, self.metadata, tuple([artifact.filename for artifact in self.with_paths])
-        )
+        return ReadyKernel(self.kernel.key, files, self.metadata, self.with_paths)
 
     def _check(self, files: Files) -> None:
         """Raise `FormatError` when Triton could not read these files, which differ in paths alone from those for other directories."""
         metadata = bytes(files[self._metadata_name])
-        check_metadata_size(len(metadata), self._metadata_name)
+        if len(metadata) > METADATA_BYTES:  # with other paths it has another size
+            check_metadata_size(len(metadata), self._metadata_name)
         if not self._checked:
             reason = why_unreadable(
                 self.kernel.key, (self._binary_name, files[self._binary_name]), (self._metadata_name, metadata)
@@ -122,30 +130,25 @@ class StoredKernel:
             self._checked = True
 
 
-def _triton_order(artifact: Artifact) -> tuple[int, str]:
-    return names.artifact_order(artifact.filename)
-
-
 def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
     """Return why a kernel needs more trust than it is given, None when it does not."""
     # Triton loads a library from the directory of its own key, and any bundle can call that directory a kernel.
     if keep == "launch" or trust == "code":
         return None
-    return NEEDS_TRUST if any(artifact.filename.endswith(".so") for artifact in kernel.artifacts) else None
+    return NEEDS_TRUST if kernel.layout.has_library else None
 
 
-def localize(artifact: Artifact, data: bytes, directory: str, triton_dir: str | None) -> bytes:
-    """Put paths of this machine in place of an artifact's sentinels."""
-    if not artifact.spans:
+def localize(spans: Sequence[sentinel.Span], data: bytes, directory: str, triton_dir: str | None) -> bytes:
+    """Put paths of this machine in place of a file's sentinels."""
+    if not spans:
         return data
     paths = {sentinel.CACHE_DIR: directory}
     if triton_dir is not None:
         paths[sentinel.TRITON_DIR] = triton_dir
-    return sentinel.from_sentinels(data, artifact.spans, paths)
+    return sentinel.from_sentinels(data, spans, paths)
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A kernel that is in place.
 
     Attributes:
@@ -160,7 +163,14 @@ class Placed:
 
 
 def place_kernel(
-    bundle: Bundle, kernel: Kernel, directory: CacheDirectory, *, keep: Keep, trust: Trust
+    source: BlobSource,
+    kernel: Kernel,
+    directory: CacheDirectory,
+    *,
+    keep: Keep,
+    trust: Trust,
+    triton_dir: str | None,
+    checked: bool = False,
 ) -> Placed | Rejected:
     """Place one kernel where Triton asks for it at this moment.
 
@@ -169,10 +179,12 @@ def place_kernel(
     else is as for `bundler.restore`.
 
     Args:
-        bundle: where its bytes are.
+        source: where the bytes of its bundle are.
         kernel: which.
         directory: the cache directory, whatever the layout that the kernel was recorded under.
         keep, trust: as for `bundler.restore`.
+        triton_dir: where Triton is installed, None when it is not.
+        checked: as for `StoredKernel.read`.
 
     Returns:
         `Rejected` when its bytes are damaged, when Triton could not read them, or when it needs more trust.
@@ -185,10 +197,10 @@ def place_kernel(
     if untrusted is not None:
         return Rejected(untrusted)
     wanted = WantedKernel.of(kernel, keep)
-    bundle.blobs.prefetch(wanted.digests)
+    source.prefetch(wanted.digests)
     try:
-        stored = StoredKernel.read(bundle, wanted)
-        ready = stored.ready_for(directory.path, identity.triton_dir() if stored.with_paths else None)
+        stored = StoredKernel.read(source, wanted, checked=checked)
+        ready = stored.ready_for(directory.path, triton_dir)
     except (DigestMismatch, FormatError, NotFound) as error:
         return Rejected(error.message)
     outcome = directory.publish(ready)

@@ -7,6 +7,7 @@ one batch while the caller reads and verifies the next; elsewhere the caller wri
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import threading
@@ -43,7 +44,7 @@ class PlacementQueue:
         self._waiting: dict[str, tuple[CacheDirectory, list[ReadyKernel]]] = {}
         self._count = self._bytes = 0
         self._most = KERNELS_AT_FIRST
-        self._writing: _Writing | None = None
+        self._writing: _BatchesUnderWay | None = None
 
     def add(self, directory: CacheDirectory, kernel: ReadyKernel) -> None:
         """Add a kernel.
@@ -76,7 +77,7 @@ class PlacementQueue:
         self._most = min(KERNELS_PER_BATCH, 2 * self._most)
         self._settle()
         if batches:
-            self._writing = _Writing(batches)
+            self._writing = _BatchesUnderWay(batches)
             self._writing.start()
 
     def _settle(self) -> None:
@@ -85,7 +86,7 @@ class PlacementQueue:
             self._writing = None
 
 
-class _Writing:
+class _BatchesUnderWay:
     """Batches that are being written, one after the other, in a thread of their own where that helps."""
 
     def __init__(self, batches: Iterable[KernelBatch]) -> None:
@@ -98,9 +99,9 @@ class _Writing:
 
     def start(self) -> None:
         if kernel_writer.compiled_writer() is not None:
-            # Where no thread can be had, this one writes.
+            # Where no thread can be had, this one writes.  `threading.Thread` would wait until the new one runs.
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=self._write, args=(threads_to_write(),), name="bundler-kernel-writer").start()
+                _thread.start_new_thread(self._write, (threads_to_write(),))
                 return
         self._write(threads=1)
         if self._problem is not None:

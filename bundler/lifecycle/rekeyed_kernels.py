@@ -16,8 +16,7 @@ from bundler.format.entries import Kernel, Toolchain
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.lifecycle_reports import RestoreReport
-from bundler.toolchain import identity, rekeyed_key
-from bundler.toolchain.events import kernel_hash
+from bundler.toolchain import identity
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,8 @@ def _derived(bundle: Bundle, kernel: Kernel, blobs: dict[bytes, bytes]) -> Kerne
     """
     if kernel.parts is None or kernel.launch.facts is None:
         raise ToolchainMismatch("what its key was made of is not known, since it came by pack")
+    from bundler.toolchain import rekeyed_key  # every restore imports this module, and hardly one derives a key
+
     key, parts = rekeyed_key.key_here(kernel.key, kernel.launch.facts, kernel.parts, kernel.target)
     data = _with_hash(bundle.read(kernel.metadata), kernel.key, key)
     digest = sha256(data)
@@ -112,6 +113,8 @@ def _derived(bundle: Bundle, kernel: Kernel, blobs: dict[bytes, bytes]) -> Kerne
 
 
 def _with_hash(metadata: bytes, old: str, new: str) -> bytes:
+    from bundler.toolchain.events import kernel_hash
+
     before, after = (b'"%s"' % kernel_hash(key).encode() for key in (old, new))
     if metadata.count(before) != 1:
         raise FormatError(f"its metadata names its hash {metadata.count(before)} times, expected once", key=old)

@@ -11,13 +11,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
-from bundler.format.entries import HelperLibrary, Kernel
+from bundler.format.entries import HelperLibrary
 from bundler.lifecycle import rekeyed_kernels as rekeying
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, ReadyKernel
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
@@ -25,8 +25,10 @@ from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
-from bundler.lifecycle.tuning_directory import place_tunings
-from bundler.toolchain import directories, helper_libraries
+from bundler.toolchain import directories
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # From a store far away one thread fetches a run while this one writes another; what was fetched and not yet written is in
 # memory, which this bounds.  Otherwise one thread reads and verifies: those are thousands of short calls, and threads lose more by
@@ -121,6 +123,10 @@ class _Tally:
         self.bytes += size
 
 
+def _size_of(wanted: WantedKernel) -> int:
+    return wanted.size_bytes
+
+
 def _worst(one: Outcome, two: Outcome) -> Outcome:
     """A kernel that goes to several directories counts as repaired, else restored, if it was that anywhere."""
     order: tuple[Outcome, ...] = ("present", "restored", "repaired")
@@ -142,6 +148,8 @@ class Restoration(RestorePlan):
             self._kernels()
             self._companions()
             if self.bundle.tuning_records:
+                from bundler.lifecycle.tuning_directory import place_tunings  # few bundles have any
+
                 self.tally.tuned = place_tunings(self.bundle, self.base or directories.triton_cache_dir())
         except BundlerError as error:
             error.facts["report"] = self._report(started)
@@ -155,7 +163,7 @@ class Restoration(RestorePlan):
         kernels = self._wanted_kernels()
         for root in {root for kernel in kernels for root in self._roots(kernel)}:
             self._place(root)
-        runs = self._runs(kernels)
+        runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
         queue = PlacementQueue(self.tally.placed)
 
         def place_all() -> None:
@@ -166,13 +174,14 @@ class Restoration(RestorePlan):
 
         cleaned_up(place_all, queue.close)
 
-    def _fetched(self, run: list[Kernel]) -> list[WantedKernel]:
-        wanted = [WantedKernel.of(kernel, self.options.keep) for kernel in run]
-        self.bundle.blobs.prefetch([digest for one in wanted for digest in one.digests])
-        return wanted
+    def _fetched(self, run: list[WantedKernel]) -> list[WantedKernel]:
+        self.bundle.blobs.prefetch([digest for wanted in run for digest in wanted.digests])
+        return run
 
-    def _fetched_ahead(self, runs: Iterable[list[Kernel]]) -> Iterator[list[WantedKernel]]:
+    def _fetched_ahead(self, runs: Iterable[list[WantedKernel]]) -> Iterator[list[WantedKernel]]:
         """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next ones."""
+        from concurrent.futures import ThreadPoolExecutor  # no other restore needs it
+
         ready: deque[Future[list[WantedKernel]]] = deque()
         with ThreadPoolExecutor(1) as reader:
             try:
@@ -188,7 +197,7 @@ class Restoration(RestorePlan):
     def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
         roots = self._roots(wanted.kernel)
         try:
-            stored = StoredKernel.read(self.bundle, wanted)
+            stored = StoredKernel.read(self.bundle.blobs, wanted)
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
             ready = [stored.ready_for(root, self.triton_dir) for root in roots]
         except (DigestMismatch, FormatError, NotFound) as error:
@@ -225,6 +234,8 @@ class Restoration(RestorePlan):
         if not isinstance(entry, HelperLibrary):
             return [entry.path]
         releases = {kernel.toolchain.release for kernel in self.bundle.kernels}
+        from bundler.toolchain import helper_libraries
+
         others = helper_libraries.other_keys(key, filename, releases.pop() if len(releases) == 1 else None)
         return [entry.path, *(f"{other}/{filename}" for other in sorted(others))]
 

@@ -55,7 +55,7 @@ class _Check(RestorePlan):
         missing: list[tuple[str, str]] = []
         names: set[str] = {kernel.key for kernel in wanted}
         directories: set[str] = {root for kernel in wanted for root in self._roots(kernel)}
-        for kernels in self._runs(wanted):
+        for kernels in self._runs(wanted, lambda kernel: kernel.metadata.size):
             missing += self._missing_kernels(kernels)
         for entry in self._fetched_companions():
             names.add(entry.path)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from bundler.format import names
-from bundler.format.bundle import Bundle, Keep
+from bundler.format.bundle import Bundle
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
@@ -23,6 +24,7 @@ from bundler.lifecycle.restore_options import RestoreOptions
 from bundler.toolchain import directories, identity
 from bundler.user_warnings import warn
 
+T = TypeVar("T")
 Companion = TuningFile | HelperLibrary | Opaque
 
 # Neighbours share compressed frames and are fetched together, so they are worked on together, as far as memory allows.
@@ -41,25 +43,16 @@ _NOTHING_SEEN = Observation()
 _OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
 
 
-def runs(kernels: Iterable[Kernel], keep: Keep, *, far: bool) -> Iterator[list[Kernel]]:
-    """Split kernels into runs of neighbours, bounded in number and in bytes; a larger kernel is alone.
-
-    Args:
-        kernels: which.
-        keep: which of their files are read.
-        far: whether each run costs a round trip.
-    """
-    most, most_bytes = KERNELS_PER_RUN, BYTES_PER_RUN
-    if far:
-        most, most_bytes = UNITS_PER_TRIP // (2 if keep == "all" else 1), BYTES_PER_TRIP
-    run: list[Kernel] = []
+def runs(items: Iterable[T], size_of: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+    """Split items into runs of neighbours, bounded in number and in bytes; a larger one is alone."""
+    run: list[T] = []
     size = 0
-    for kernel in kernels:
-        more = kernel.size if keep == "all" else sum(artifact.size for artifact in kernel.launch_set)
+    for item in items:
+        more = size_of(item)
         if run and (len(run) == most or size + more > most_bytes):
             yield run
             run, size = [], 0
-        run.append(kernel)
+        run.append(item)
         size += more
     if run:
         yield run
@@ -112,8 +105,10 @@ class RestorePlan:
             else:
                 self.unusable.append((entry.path, reason))
 
-    def _runs(self, kernels: Iterable[Kernel]) -> Iterator[list[Kernel]]:
-        return runs(kernels, self.options.keep, far=self.bundle.blobs.waits)
+    def _runs(self, items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+        if not self.bundle.blobs.waits:
+            return runs(items, size_of, KERNELS_PER_RUN, BYTES_PER_RUN)
+        return runs(items, size_of, UNITS_PER_TRIP // (2 if self.options.keep == "all" else 1), BYTES_PER_TRIP)
 
     def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]]) -> None:
         keys = {kernel.key for kernel in self.bundle.kernels}
@@ -141,7 +136,7 @@ class RestorePlan:
         return None
 
     def _localize(self, artifact: Artifact, data: bytes, root: str) -> bytes:
-        return localize(artifact, data, root, self.triton_dir)
+        return localize(artifact.spans, data, root, self.triton_dir)
 
     def _roots(self, kernel: Kernel) -> list[str]:
         """Cache directories that this kernel goes to."""

@@ -16,7 +16,6 @@ from bundler.errors import BundlerError, NotFound
 from bundler.format.bundle import BlobSource
 from bundler.format.digest import digest_text
 from bundler.format.limits import Limits
-from bundler.format.manifest import Content
 from bundler.store import bounds
 from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries
@@ -31,7 +30,6 @@ from bundler.store.store_layout import (
     dictionary_key,
     dictionary_of,
     split_unit,
-    units_of,
 )
 
 # A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/restore_plan.py).
@@ -48,7 +46,7 @@ class StoreBlobs(BlobSource):
 
     Args:
         backend, name: the store.
-        content: what bundle the blobs are of.
+        units: of the bundle that the blobs are of.
         limits: bounds on what is read.
         hints: dictionaries that its units are likely to need.
         dictionaries: where to look for them, when somebody has some already.
@@ -61,7 +59,7 @@ class StoreBlobs(BlobSource):
         self,
         backend: Backend,
         name: str,
-        content: Content,
+        units: Iterable[Unit],
         limits: Limits,
         *,
         hints: Sequence[Hint] = (),
@@ -74,12 +72,12 @@ class StoreBlobs(BlobSource):
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
         self._units: dict[bytes, list[Unit]] = {}
         self._keys: list[str] = []
-        for unit in units_of(content):
+        for unit in units:
             self._keys.append(unit.key)
             for digest, _ in unit.blobs:
                 self._units.setdefault(digest, []).append(unit)
         # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
-        self._cache: dict[bytes, bytes] = {}
+        self._cache: dict[bytes, memoryview] = {}
         self._damaged: dict[str, BundlerError] = {}
 
     @property
@@ -88,7 +86,17 @@ class StoreBlobs(BlobSource):
         return self._keys
 
     def read_blob(self, digest: bytes) -> bytes:
-        """Return the verified bytes of a blob; raises `NotFound`, `DigestMismatch`, `FormatError`, `StoreUnavailable`."""
+        """Return the verified bytes of a blob; raises as `view_blob`."""
+        return bytes(self.view_blob(digest))
+
+    def view_blob(self, digest: bytes) -> memoryview:
+        """Return the verified bytes of a blob where they lie in their unit, which stays in memory as long.
+
+        Raises:
+            NotFound: the bundle has no such blob, or the store has lost it.
+            DigestMismatch, FormatError: the store's bytes are damaged.
+            StoreUnavailable: they cannot be had now.
+        """
         cached = self._cache.get(digest)
         if cached is not None:
             return cached
@@ -102,11 +110,19 @@ class StoreBlobs(BlobSource):
             raise failures[0]
         raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
 
+    def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """Return the verified bytes of several blobs; raises as `view_blob`."""
+        cached = map(self._cache.get, digests)
+        return [self.view_blob(digest) if data is None else data for digest, data in zip(digests, cached, strict=True)]
+
     def prefetch(self, digests: Collection[bytes]) -> None:
         """Fetch the units of these blobs in few round trips; what is missing or damaged shows when it is read."""
+        missing = [digest for digest in digests if digest not in self._cache]
+        if not missing:
+            return
         wanted: dict[str, Unit] = {}
         # A blob that is in several units comes with one that is fetched anyway, if there is one.
-        for units in sorted((self._units.get(d, []) for d in digests if d not in self._cache), key=len):
+        for units in sorted((self._units.get(d, []) for d in missing), key=len):
             if units and not any(unit.key in wanted for unit in units):
                 wanted[units[0].key] = units[0]
         for batch in unit_batches(wanted.values()):
@@ -141,7 +157,7 @@ class StoreBlobs(BlobSource):
         """Forget what was decoded; the store stays open."""
         self._cache.clear()
 
-    def _fetch(self, unit: Unit) -> dict[bytes, bytes]:
+    def _fetch(self, unit: Unit) -> dict[bytes, memoryview]:
         damage = self._damaged.pop(unit.key, None)
         if damage is not None:
             raise damage
@@ -155,8 +171,8 @@ class StoreBlobs(BlobSource):
         self._trim()
         return blobs
 
-    def _open(self, unit: Unit, value: bytes) -> dict[bytes, bytes]:
-        def split(value: bytes) -> dict[bytes, bytes]:
+    def _open(self, unit: Unit, value: bytes) -> dict[bytes, memoryview]:
+        def split(value: bytes) -> dict[bytes, memoryview]:
             payload = unit_payload(
                 value,
                 unit.key,

@@ -33,10 +33,10 @@ from bundler.format.manifest import Content, Observed
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
-from bundler.store.dictionaries import Packing
+from bundler.store.dictionaries import UnitCompression
 from bundler.store.error_translation import store_errors
-from bundler.store.holders import GRACE_S, Wish
 from bundler.store.maintenance import Maintenance
+from bundler.store.prune_choice import GRACE_S, PruneRequest
 from bundler.store.references import References
 from bundler.store.store_layout import Hint
 from bundler.store.store_reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
@@ -106,6 +106,7 @@ class BundleStore:
         started = time.monotonic()
         key = None if tag is None else store_layout.tag_key(tag)
         sent = _Sent()
+        # Each round merges with what the tag says now; units that an earlier round sent are present in the next.
         for _ in range(SWAP_ATTEMPTS):
             before = self._ref(key)
             current, hints = self._current(before, tag, mode), store_layout.hints_of(before)
@@ -192,7 +193,7 @@ class BundleStore:
             grace_s: nothing that was used in so many last seconds on the store's own clock: another process may be about to
                 name it.  A push that takes longer may lose units, whose kernels are misses until the next push.
         """
-        return self._maintenance.prune(Wish(max_bytes, older_than_s, grace_s), dry_run=dry_run)
+        return self._maintenance.prune(PruneRequest(max_bytes, older_than_s, grace_s), dry_run=dry_run)
 
     def close(self) -> None:
         """Release the byte store; closing twice is fine."""
@@ -263,27 +264,27 @@ class BundleStore:
             present -= self._without_dictionary(there, {digest for _, digest in lost})
         missing = [unit for key, unit in units.items() if key not in present]
         sent.present += len(units) - len(missing)
-        packing = Packing(self._backend, self.name, [hint for hint in hints if hint not in lost])
+        compression = UnitCompression(self._backend, self.name, [hint for hint in hints if hint not in lost])
         if missing and not self._backend.reads_are_cheap:
-            new = packing.choose(missing, partial(_payload, bundle))
+            new = compression.choose(missing, partial(_payload, bundle))
             if new:
                 self._put(new, units)
                 sent.bytes += _size(new)
-        sealed = self._sealed(bundle, missing, packing)
+        sealed = self._sealed(bundle, missing, compression)
         for batch in batches(sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])):
             values = dict(batch)
             self._put(values, units)
             sent.bytes += _size(values)
             sent.units += len(values)
         with store_errors(self.name):
-            self._backend.flush()
+            self._backend.flush()  # before the manifest: after a power failure it must not name what was lost
         if manifest not in present:
             values = {manifest: store_layout.encode_manifest(bundle.content.encode(), observed)}
             self._put(values, units)
             with store_errors(self.name):
                 self._backend.flush()
             sent.bytes += _size(values)
-        return manifest, packing.hints({unit.family for unit in units.values()})
+        return manifest, compression.hints({unit.family for unit in units.values()})
 
     def _look(self, units: Mapping[str, store_layout.Unit], others: list[str], sent: _Sent) -> set[str]:
         """Return which of these objects are there, marked as in use; asked in batches."""
@@ -305,12 +306,12 @@ class BundleStore:
         return gone
 
     def _sealed(
-        self, bundle: Bundle, units: Iterable[store_layout.Unit], packing: Packing
+        self, bundle: Bundle, units: Iterable[store_layout.Unit], compression: UnitCompression
     ) -> Iterator[tuple[str, bytes]]:
         """Yield what is to be stored for these units by key, unit by unit: the values are made as they are sent."""
         for unit in units:
             try:
-                yield unit.key, packing.seal(unit, _payload(bundle, unit))
+                yield unit.key, compression.seal(unit, _payload(bundle, unit))
             except NotFound as error:
                 # The tag that was merged names a unit that is gone.  Readers skip its kernel until a process that has it pushes again.
                 _log.warning("%s: %s is dangling: %s", self.name, unit.key, error)
@@ -361,7 +362,14 @@ class BundleStore:
         content_bytes, observed_bytes = checked(self._backend, self.name, manifest, value, decode, removable)
         content = Content.decode(content_bytes, self._limits)
         observed = Observed.decode(observed_bytes, self._limits)
-        blobs = StoreBlobs(self._backend, self.name, content, self._limits, hints=hints, read_only=read_only)
+        blobs = StoreBlobs(
+            self._backend,
+            self.name,
+            store_layout.units_of(content),
+            self._limits,
+            hints=hints,
+            read_only=read_only,
+        )
         if not read_only:
             self._keep_alive([manifest, *map(_key_of, hints), *blobs.keys])
         return Bundle(content, observed, blobs, content_bytes=content_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Packing`, `Dictionaries`: dictionaries are bytes that many units have in common, stored once.
+"""`UnitCompression`, `Dictionaries`: dictionaries are bytes that many units have in common, stored once.
 
 A unit that is compressed alone is ten times as large as its share of a bundle file: within one kernel little repeats, but two
 kernels have much in common.  So a push to a store that is far away looks at the units that it sends of one family (the launch
@@ -7,7 +7,7 @@ sets of one target, or its IR), joins those that have least in common with the o
 of the family with it.  The head of each unit names the dictionary by its digest.  The key of a unit still depends on its own content
 alone, and everybody can read it.
 
-`Packing` chooses dictionaries for one push, `Dictionaries` holds those that a reader has needed so far; `BundleStore` and `StoreBlobs` call them.
+`UnitCompression` chooses dictionaries for one push, `Dictionaries` holds those that a reader has needed so far; `BundleStore` and `StoreBlobs` call them.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Dictionary:
             return None
         alone = shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL)
         content, alone_bytes, shared_bytes = b"", 0, 0
+        # In the given order, each against the dictionary so far: a sample that resembles an earlier one adds nothing.
         for sample in samples:
             before = len(alone.compress(sample))
             after = len(shared.compress(sample)) if content else before
@@ -128,6 +129,7 @@ class Dictionaries:
                 found = checked(self._backend, self._name, key, value, partial(opened, key), removable)
             except DAMAGED:
                 continue
+            # In order of arrival: a pull needs the dictionaries of one tag, which are few, so the oldest are of other tags.
             for oldest in list(self._known)[: max(0, len(self._known) + 1 - KEPT)]:
                 self._known.pop(oldest, None)
             self._known[found.digest] = found
@@ -137,12 +139,13 @@ def opened(key: str, value: bytes) -> Dictionary:
     """Return the dictionary that a stored value is; raises `DigestMismatch` or `FormatError`."""
     if not _KEY.fullmatch(key):
         raise FormatError(f"{key}: no key of a dictionary; verify --repair removes it", key=key)
+    # The digest in the key is that of the content, so a dictionary cannot be exchanged for another one.
     content = store_layout.unseal(value, key, None, most_bytes=DICTIONARY_BYTES)
     check_digest(content, bytes.fromhex(key.rpartition("/")[2]), key)
     return Dictionary(content)
 
 
-class Packing:
+class UnitCompression:
     """How one push compresses its units, family by family.
 
     Args:
@@ -172,6 +175,7 @@ class Packing:
         new: dict[str, bytes] = {}
         for family, members in families.items():
             samples = list(_sampled(members, read))
+            # A dictionary that is in the store already costs nothing, so a new one is made only where none serves.
             found = self._hinted(family, samples)
             if found is None:
                 found = Dictionary.of(samples)

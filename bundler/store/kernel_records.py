@@ -17,8 +17,9 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import NamedTuple
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend, Lease
@@ -32,7 +33,6 @@ from bundler.errors import (
 from bundler.format import content_rows, names, wire
 from bundler.format.bundle import Bundle, Keep, MemoryBlobs
 from bundler.format.bundle_union import merge
-from bundler.format.digest import digest_raw
 from bundler.format.entries import Kernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observation, Observed
@@ -85,25 +85,25 @@ class Published(Summarized):
     others: frozenset[str]
 
 
-@dataclass(frozen=True)
-class ToldFailure:
+class ToldFailure(NamedTuple):
     """A compile that failed somewhere: a token that tells it from others of the same key, and what the compiler said."""
 
     token: str
     message: str
 
 
-@dataclass(frozen=True)
 class _Record:
-    kernel: Kernel
-    seen: Observation
+    def __init__(self, kernel: Kernel, seen: Observation) -> None:
+        self.kernel, self.seen = kernel, seen
 
     def keeping(self, keep: Keep) -> _Record:
-        return self if keep == "all" else replace(self, kernel=replace(self.kernel, artifacts=self.kernel.launch_set))
+        if keep == "all":
+            return self
+        return _Record(self.kernel.with_artifacts(self.kernel.launch_set), self.seen)
 
     @cached_property
     def units(self) -> list[store_layout.Unit]:
-        return list(store_layout.units_of(Content.of([self.kernel])))
+        return list(store_layout.units_of_kernel(self.kernel))
 
 
 class KernelRecords:
@@ -288,14 +288,14 @@ class KernelRecords:
 
     def _read(self, group: list[_Record], blobs: dict[bytes, bytes], damaged: dict[str, str]) -> dict[str, _Record]:
         """Fetch the units of some kernels in one batch; returns those that are whole."""
-        content = Content.of([record.kernel for record in group])
-        source = StoreBlobs(self._backend, self.name, content, self._limits, dictionaries=self._dictionaries)
-        source.prefetch([digest_raw(a.digest) for record in group for a in record.kernel.artifacts])
+        units = [unit for record in group for unit in record.units]
+        source = StoreBlobs(self._backend, self.name, units, self._limits, dictionaries=self._dictionaries)
+        digests = [[digest for unit in record.units for digest, _ in unit.blobs] for record in group]
+        source.prefetch([digest for some in digests for digest in some])
         found = {}
-        for record in group:
+        for record, wanted in zip(group, digests, strict=True):
             try:
-                raw = [digest_raw(artifact.digest) for artifact in record.kernel.artifacts]
-                blobs |= {digest: source.read_blob(digest) for digest in raw}
+                blobs.update(zip(wanted, map(bytes, source.view_blobs(wanted)), strict=True))
                 found[record.kernel.key] = record
             except (NotFound, *DAMAGED) as error:
                 damaged[record.kernel.key] = error.message

@@ -24,8 +24,8 @@ from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries, opened
 from bundler.store.error_translation import store_errors
 from bundler.store.file_records import FILES
-from bundler.store.holders import GRACE, UNREAD_TAGS, Wish, choose
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
+from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
 from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
 
 # Objects read in one call: the larger, the more memory; the smaller, the more round trips.
@@ -91,6 +91,7 @@ class Maintenance:
         sound: set[str] = set()
         known: dict[str, store_layout.Unit] = {}
         needed: dict[str, list[str]] = {}
+        # Manifests and records first, by the order of KINDS: they say what the units that follow have to hold.
         for key, value in self._everything():
             try:
                 self._checked(key, value, partial(self._check, key, known, needed), DAMAGED if repair else ())
@@ -100,6 +101,7 @@ class Maintenance:
         lacking = self._without_units(needed, sound, damaged)
         unread = self._unread_failures(repair=repair)
         bad = {*damaged, *filter(_is_record, lacking)}
+        # Damaged objects were removed as they were read; a record that lacks a unit is whole itself, and removed here.
         for key in bad - damaged.keys() if repair else ():
             quarantine(self._backend, self._name, key)
         with store_errors(self._name):
@@ -120,11 +122,12 @@ class Maintenance:
                 try:
                     decode_failure(value or b"", key)
                 except FormatError as error:
+                    # By compare-and-set: a process may have written a new note of a failure meanwhile.
                     if value is not None and (not repair or self._backend.swap_ref(key, value, None)):
                         unread[key] = error.message
         return unread
 
-    def prune(self, wish: Wish, *, dry_run: bool) -> PruneReport:
+    def prune(self, request: PruneRequest, *, dry_run: bool) -> PruneReport:
         """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`."""
         with store_errors(self._name):
             now_s = self._backend.now_s()
@@ -139,22 +142,23 @@ class Maintenance:
         loose.sort(key=lambda s: (used_s[s.key], _rank(s.key), s.key))
         tagged = [s for s in everything if s.key in reached]
         # A tag that cannot be read does not say what it reaches: then nothing is known to be loose.
-        choice = choose(tagged, loose, used_s, now_s, wish, blind=bool(unfollowed))
+        choice = choose(tagged, loose, used_s, now_s, request, blind=bool(unfollowed))
         gone = {stat.key for stat in choice.removed}
         if not dry_run:
-            gone = self._remove([stat.key for stat in choice.removed], needed, now_s - wish.grace_s)
+            gone = self._remove([stat.key for stat in choice.removed], needed, now_s - request.grace_s)
         removed = [stat for stat in choice.removed if stat.key in gone]
         kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
         return PruneReport(
             tuple(stat.key for stat in removed), _bytes(removed), kept_bytes, _bytes(tagged),
             sum(one.objects for one in held if one.by in {GRACE, UNREAD_TAGS}),
-            0 if wish.max_bytes is None else max(0, kept_bytes - wish.max_bytes), unfollowed, held, wish.grace_s,
+            0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes), unfollowed, held, request.grace_s,
         )  # fmt: skip
 
     def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float) -> set[str]:
         """Remove objects that were not touched meanwhile, each before the objects that it needs; returns the keys that were removed."""
         gone: set[str] = set()
         still_needed: set[str] = set()
+        # In the order of ranks a process that is killed here leaves units that nothing names, never a name without its unit.
         for rank in range(_RANKS):
             of_rank = [key for key in keys if _rank(key) == rank]
             gone |= self._delete([key for key in of_rank if key not in still_needed], before_s)
@@ -165,6 +169,7 @@ class Maintenance:
         gone: set[str] = set()
         with store_errors(self._name):
             for batch in batches(keys, store_layout.BATCH_KEYS):
+                # The store compares times itself: an object that was used since it was listed stays.
                 gone |= self._backend.delete(batch, unmodified_since_s=before_s)
         return gone
 
@@ -198,6 +203,7 @@ class Maintenance:
             asked = {key: limits[key] for key in keys} if whole else bounds.of_heads(keys)
             with store_errors(self._name):
                 values = self._backend.get_within(asked)
+            # Popped, so that no more than one batch is in memory.
             for key in list(values):
                 yield key, values.pop(key)
 
@@ -211,7 +217,7 @@ class Maintenance:
         reached: set[str] = set()
         unfollowed: list[tuple[str, str]] = []
         for tag, manifest, why, hinted in self._tagged_and_hinted():
-            reached.update(hinted)
+            reached.update(hinted)  # a dictionary that a tag names serves its next push
             if manifest is None:
                 unfollowed.append((tag, why))
                 continue
@@ -273,6 +279,7 @@ class Maintenance:
             elif digest is not None and self._dictionaries.get(digest) is None:
                 raise NotFound(f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is missing")
         except NotFound as error:
+            # Either the dictionary is missing, which is this unit's damage, or it is there and damaged itself, and reported so.
             with store_errors(self._name):
                 there = digest is not None and self._backend.exists([store_layout.dictionary_key(digest)])
             if not there:

@@ -21,6 +21,7 @@ Every module of this room reads and writes objects and refs through it.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,8 +33,8 @@ import zstandard
 from bundler.backends.port import Unread
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.format import names, wire
-from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, digest_text, sha256
-from bundler.format.entries import HelperLibrary, Opaque, TuningFile
+from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
+from bundler.format.entries import HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -59,6 +60,8 @@ RECORDS = f"{MAJOR}/k"
 # A record is of one kernel, and has some KB.
 RECORD_BYTES = MIB
 
+_of_thread = threading.local()
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -83,19 +86,23 @@ class Unit:
 
 def units_of(content: Content) -> Iterator[Unit]:
     """Yield the units of a bundle; a blob that two kernels share is in a unit of each."""
-    blobs = {digest_text(raw): (raw, size) for raw, size in content.blobs}
-
-    def unit(digests: list[str], family: str = "") -> Unit:
-        return Unit(tuple(sorted({blobs[digest] for digest in digests})), family)
-
     for kernel in content.kernels:
-        yield unit([a.digest for a in kernel.launch_set], f"{kernel.target}/launch")
-        rest = [a.digest for a in kernel.artifacts if a.kind not in names.LAUNCH_KINDS]
-        if rest:
-            yield unit(rest, f"{kernel.target}/rest")
+        yield from units_of_kernel(kernel)
     companions: list[TuningFile | HelperLibrary | Opaque] = [*content.tuning_files, *content.helpers, *content.opaque]
     for entry in companions:
-        yield unit([entry.artifact.digest])
+        yield Unit(((digest_raw(entry.artifact.digest), entry.artifact.size),))
+
+
+def units_of_kernel(kernel: Kernel) -> Iterator[Unit]:
+    """Yield the units of a kernel: its launch set, and the rest of it if there is more."""
+    launch: set[tuple[bytes, int]] = set()
+    rest: set[tuple[bytes, int]] = set()
+    for name, digest, size, _ in kernel.files():
+        (launch if names.artifact_kind(name) in names.LAUNCH_KINDS else rest).add((digest, size))
+    target = str(kernel.target)
+    yield Unit(tuple(sorted(launch)), f"{target}/launch")
+    if rest:
+        yield Unit(tuple(sorted(rest)), f"{target}/rest")
 
 
 def seal(payload: bytes) -> bytes:
@@ -215,18 +222,26 @@ def decompress(
             limits.check(limit, declared, key)
         elif declared != size:
             raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
-        reader = zstandard.ZstdDecompressor(dict_data=dictionary)
+        reader = _decompressor() if dictionary is None else zstandard.ZstdDecompressor(dict_data=dictionary)
         payload: bytes = reader.decompress(frame, max_output_size=declared, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{key}: {error}", key=key) from error
     return payload
 
 
-def split_unit(payload: bytes, unit: Unit) -> dict[bytes, bytes]:
-    """Return a unit's blobs by raw digest, each verified."""
-    blobs, offset = {}, 0
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor serves one thread at a time."""
+    reader: zstandard.ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
+    if reader is None:
+        reader = _of_thread.decompressor = zstandard.ZstdDecompressor()
+    return reader
+
+
+def split_unit(payload: bytes, unit: Unit) -> dict[bytes, memoryview]:
+    """Return a unit's blobs by raw digest, each verified, where they lie in the payload."""
+    blobs, offset, view = {}, 0, memoryview(payload)
     for digest, size in unit.blobs:
-        data = payload[offset : offset + size]
+        data = view[offset : offset + size]
         check_digest(data, digest, unit.key)
         blobs[digest] = data
         offset += size

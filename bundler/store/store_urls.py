@@ -15,7 +15,7 @@ from typing import Any, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, unquote_to_bytes, urlsplit, urlunsplit
 
 from bundler.backends import redis
-from bundler.backends.breaker import PROBE_S, Guarded, Patience, bounded
+from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, bounded
 from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
@@ -135,7 +135,7 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
     # Guarded as a server is: a network file system whose server is gone makes every call wait for ever.
     unhurried_s = max(LEAST_UNHURRIED_S, UNHURRIED * timeout_s)
     return Guarded(
-        backend, Patience(timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s)
+        backend, Deadlines(timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s)
     )
 
 
@@ -156,7 +156,7 @@ def _open_server(url: str, how: Opening) -> Guarded:
         backend = redis.RedisBackend(settings)
     # Connecting, logging in, the exchange: with the server's own time-outs none of the three takes longer.
     deadline_s = settings.connect_timeout_s + 2 * settings.timeout_s
-    return Guarded(backend, Patience(deadline_s=deadline_s, budget_s=max(1.0, deadline_s), probe_s=how.probe_s))
+    return Guarded(backend, Deadlines(deadline_s=deadline_s, budget_s=max(1.0, deadline_s), probe_s=how.probe_s))
 
 
 def _is_fixed(path: str) -> bool:

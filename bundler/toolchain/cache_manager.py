@@ -28,12 +28,13 @@ from triton.runtime.cache import CacheManager, FileCacheManager
 from bundler.config import disabled, inner_manager
 from bundler.format import names
 from bundler.format.bundle_file import read_regular
-from bundler.format.metadata import METADATA_BYTES
 from bundler.toolchain.keeper import CacheCall, Keeper, KeeperSource
 from bundler.toolchain.manager_environment import MANAGER_VARIABLE, named_manager, names_our_manager
 
 # A restore may move a half-written directory aside while Triton writes into it.
 _PUT_ATTEMPTS = 3
+# A group file names a dozen files; what is larger is none.
+_GROUP_BYTES = 1 << 20
 # Files that Triton keeps one by one, without a kernel around them.
 SINGLE_FILES = (*names.LIBRARY_SUFFIXES, names.AUTOTUNE_SUFFIX)
 
@@ -124,7 +125,7 @@ class KeptCacheManager(CacheManager):  # type: ignore[misc]
         return path
 
     def _keepers(self) -> list[Keeper]:
-        return [source.current() for source in self.sources]
+        return [source.keeper or source.find() for source in self.sources]
 
     def _home_of(self, root: str) -> str:
         """Return where to write what belongs into `root`; what is empty is Triton's to refuse."""
@@ -202,7 +203,7 @@ def read_group(directory: str, filename: str) -> dict[str, str] | None:
         # Asked first: most keys are in only one of the places that are looked at, and a failed `open` costs five times as much.
         if not os.path.exists(path):
             return None
-        data = read_regular(path, METADATA_BYTES)
+        data = read_regular(path, _GROUP_BYTES)
         children = json.loads(data.decode("utf-8"))["child_paths"]
         group = {str(name): os.fspath(path) for name, path in children.items()}
         for member in group.values():

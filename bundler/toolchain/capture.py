@@ -4,7 +4,7 @@
 These functions only read; the one thing that they run of others' code is Triton's own computing of the key.  They
 can be called later than the compile and from another thread, as long as the kernel's source was not edited in between.
 
-Recordings and spooled records are made with them; the tuner and key comparisons use single ones.
+Recordings and spooled records are made with them; `jit_specialization`, `rekeyed_key` and the tuner use single ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`compile_function`, `compile_ir`: call Triton's compiler for one specialized kernel, given as data, and return its event.
 
-Compile jobs call them; `decode_value` and `type_of`, which make Triton's objects from data, serve whoever reads such data.
+Compile jobs call them; other modules use `decode_value` and `type_of`, which make Triton's objects from data.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class _Link:
 
     __slots__ = ("owner", "previous")
 
-    def __init__(self, owner: Listening, previous: Callable[..., None] | None) -> None:
-        self.owner: Listening | None = owner
+    def __init__(self, owner: CompileListener, previous: Callable[..., None] | None) -> None:
+        self.owner: CompileListener | None = owner
         self.previous = previous
 
     def __call__(self, *args: Any, **facts: Any) -> None:
@@ -50,7 +50,7 @@ class _Link:
             self.previous(*args, **facts)
 
 
-class Listening:
+class CompileListener:
     """Calls callbacks for each compile and hit of this process.
 
     Guarantees: safe from any thread; a callback hears every compile that ends after `attach` returns, in the thread that compiled;
@@ -206,5 +206,5 @@ def _event(facts: dict[str, Any]) -> CompileEvent:
     )
 
 
-listening = Listening()
+listening = CompileListener()
 after_fork(listening.reset_after_fork)

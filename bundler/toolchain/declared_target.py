@@ -16,7 +16,6 @@ from typing import Any
 
 from bundler.errors import RecordingError
 from bundler.format.entries import Target
-from bundler.project import install
 
 # Triton has one active driver a process, so threads that declare another one take turns.
 declaring = threading.RLock()
@@ -74,6 +73,8 @@ def triton_target(target: Target) -> Any:
     try:
         from triton.backends.compiler import GPUTarget
     except ImportError as error:
+        from bundler.project import install
+
         raise RecordingError(
             f"Triton cannot be imported ({error}), so nothing can be compiled; {install('triton')}"
         ) from error

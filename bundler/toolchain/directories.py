@@ -9,11 +9,9 @@ Restores, recordings, sessions, the tuner and the compile service ask it where k
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import sys
-import tempfile
 from typing import Any
 
 from bundler.errors import ConfigError
@@ -70,6 +68,10 @@ def inductor_layout(directory: str) -> tuple[str, int] | None:
 
 
 def _default_inductor_dir() -> str:
+    # Few ask for the usual place, and these import much of what asks the system.
+    import getpass
+    import tempfile
+
     try:
         user = getpass.getuser()
     except (KeyError, ModuleNotFoundError, OSError):

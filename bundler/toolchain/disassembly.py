@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`disassemble`: the machine code of a device binary as text, by the disassembler that Triton or the GPU's vendor installed.
 
-The command `show` of the command line calls it.
+`triton-bundler inspect --show sass` calls it.
 """
 
 from __future__ import annotations

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
 import sys
-import sysconfig
-from pathlib import Path
+from importlib.machinery import EXTENSION_SUFFIXES
+from typing import TYPE_CHECKING
 
 from bundler.format.entries import Toolchain
+
+# A restore asks who compiles here, and `importlib.metadata`, which knows, would take longer to import than the restore.
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows")
 _VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
@@ -56,7 +60,8 @@ def installed_triton() -> Toolchain | None:
 @functools.lru_cache(maxsize=8)
 def _release(directory: str) -> str | None:
     try:
-        match = _VERSION.search(Path(directory, "__init__.py").read_text(encoding="utf-8"))
+        with open(os.path.join(directory, "__init__.py"), encoding="utf-8") as file:
+            match = _VERSION.search(file.read())
     except (OSError, UnicodeDecodeError):
         match = None
     if match is not None:
@@ -65,8 +70,10 @@ def _release(directory: str) -> str | None:
     return distribution.version if distribution is not None else None
 
 
-def _distribution(directory: str) -> importlib.metadata.Distribution | None:
+def _distribution(directory: str) -> Distribution | None:
     """Return the installed distribution whose `triton` package is `directory`."""
+    import importlib.metadata
+
     for name in DISTRIBUTIONS:
         try:
             distribution = importlib.metadata.distribution(name)
@@ -95,8 +102,7 @@ def _binary_digest(path: str, size_bytes: int, _mtime_ns: int) -> str | None:
 
 def recorded_digest(path: str, size_bytes: int) -> str | None:
     """Return the sha256 (hex) that the wheel's RECORD gives for Triton's binary, if it describes a file of that size."""
-    distribution = _distribution(os.path.dirname(os.path.dirname(path)))
-    record = distribution.read_text("RECORD") if distribution is not None else None
+    record = _record_of(os.path.dirname(os.path.dirname(path)))
     if record is None:
         return None
     line = re.search(rf"^triton/_C/{re.escape(os.path.basename(path))},sha256=([\w-]+),(\d+)\s*$", record, re.MULTILINE)
@@ -107,6 +113,22 @@ def recorded_digest(path: str, size_bytes: int) -> str | None:
     except (binascii.Error, ValueError):
         return None
     return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
+
+
+def _record_of(directory: str) -> str | None:
+    """Return the RECORD of the distribution whose `triton` package is `directory`."""
+    site = os.path.dirname(directory)
+    beside = [
+        os.path.join(site, name, "RECORD")
+        for name in os.listdir(site)
+        if name.endswith(".dist-info") and name.partition("-")[0].replace("_", "-") in DISTRIBUTIONS
+    ]
+    if len(beside) == 1:
+        with contextlib.suppress(OSError, UnicodeDecodeError), open(beside[0], encoding="utf-8") as file:
+            return file.read()
+    # Several, none, or a package that is linked to from elsewhere: `importlib.metadata` knows all ways of installing.
+    distribution = _distribution(directory)
+    return distribution.read_text("RECORD") if distribution is not None else None
 
 
 def _hash_file(path: str) -> str | None:
@@ -122,7 +144,8 @@ def _hash_file(path: str) -> str | None:
 
 def extension_suffix() -> str:
     """Return the suffix of this Python's extension modules, such as `.cpython-311-x86_64-linux-gnu.so`."""
-    return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    # As `sysconfig` says too, which reads how Python was built before it answers.
+    return EXTENSION_SUFFIXES[0]
 
 
 def machine() -> str:
@@ -140,14 +163,17 @@ def environment() -> tuple[tuple[str, str], ...]:
         ("python", platform.python_version()),
         ("platform", f"{sys.platform} {machine()}"),
         ("triton", triton.release if triton is not None else None),
-        ("torch", _version_of("torch")),
+        ("torch", version_of("torch")),
         ("driver", _driver()),
         ("gpu", _gpu_names()),
     ]
     return tuple((name, text) for name, text in facts if text)
 
 
-def _version_of(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution; None when it is not installed."""
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -164,8 +190,9 @@ def _driver() -> str | None:
 
 def _gpu_names() -> str | None:
     models = set()
-    for information in Path("/proc/driver/nvidia/gpus").glob("*/information"):
-        match = re.search(r"^Model:\s*(.+?)\s*$", _text(str(information)), re.MULTILINE)
+    directory = "/proc/driver/nvidia/gpus"
+    for gpu in os.listdir(directory) if os.path.isdir(directory) else ():
+        match = re.search(r"^Model:\s*(.+?)\s*$", _text(os.path.join(directory, gpu, "information")), re.MULTILINE)
         if match is not None:
             models.add(match[1])
     return ", ".join(sorted(models)) or None
@@ -173,6 +200,7 @@ def _gpu_names() -> str | None:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError:
         return ""

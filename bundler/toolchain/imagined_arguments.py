@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`stand_in`: arguments of a call that nobody makes: a build file describes them, and objects stand in for them.
+"""`stand_in`: objects that stand in for the arguments of a call which a build file or a recording describes.
 
 ====================================  ==================================================================================
 spec                                  stands for

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`keep_winners`: keeps torch from tuning a kernel again whose tuning result it has just read.
 
-`bundler.integrations.inductor.load` calls it once a process.
+`bundler.integrations.inductor.load` calls it.
 """
 
 from __future__ import annotations

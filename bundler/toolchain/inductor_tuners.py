@@ -53,7 +53,7 @@ def loaded_kernels() -> list[LoadedKernel]:
 def loaded_directories() -> Iterator[str]:
     """Yield the directory of each kernel that Inductor loaded in this process, and of its candidates.
 
-    torch launches many of them without asking Triton, so nobody else hears of them.  Nothing where torch compiled none, or in a torch
+    torch launches many of them without asking Triton, so Triton's listener does not hear of them.  Nothing where torch compiled none, or in a torch
     that we do not know.
     """
     if instances.INDUCTOR_TUNER.module not in sys.modules or inductor_caches.missing():

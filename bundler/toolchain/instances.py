@@ -15,12 +15,11 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bundler.fork_safety import after_fork
+from bundler.fork_safety import ForkSafeLock
 from bundler.toolchain import namespaces
 
 _Notes = weakref.WeakValueDictionary[int, Any]
@@ -51,18 +50,7 @@ _NOTED = (JIT_FUNCTION, TUNER, INDUCTOR_TUNER)
 awaited = {kind.module for kind in _NOTED}
 
 
-class _Lock:
-    """A lock that a forked child gets anew, since a thread of the parent may have held it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        after_fork(self.reset_after_fork)
-
-    def reset_after_fork(self) -> None:
-        self.lock = threading.Lock()
-
-
-_wrapping = _Lock()
+_wrapping = ForkSafeLock()
 
 
 def note_from_now_on() -> None:

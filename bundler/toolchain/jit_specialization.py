@@ -52,7 +52,7 @@ class Specialized:
 
 
 @dataclass(frozen=True)
-class _Stopped:
+class _CompileRequest:
     """What the JIT was about to compile: its own objects."""
 
     source: Any
@@ -138,9 +138,9 @@ def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
     return call
 
 
-def _stop(function: Any, call: dict[str, Any]) -> _Stopped:
+def _stop(function: Any, call: dict[str, Any]) -> _CompileRequest:
     """Run the JIT up to where it would compile."""
-    heard: list[_Stopped] = []
+    heard: list[_CompileRequest] = []
     # A copy, since another thread may launch the function meanwhile, and its launch would silently do nothing.
     stand_in: Any = copy.copy(function)
 
@@ -148,7 +148,7 @@ def _stop(function: Any, call: dict[str, Any]) -> _Stopped:
         _key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, _warmup: Any
     ) -> None:
         source = stand_in.ASTSource(function, signature, constants, attributes)
-        heard.append(_Stopped(source, options, stand_in.device_caches[device][3]))
+        heard.append(_CompileRequest(source, options, stand_in.device_caches[device][3]))
 
     stand_in._do_compile = instead_of_compiling  # noqa: SLF001  # where the JIT's work ends and the compiler's begins
     stand_in.device_caches = defaultdict(stand_in.create_binder)
@@ -198,7 +198,7 @@ def _check_types(signature: Mapping[str, Any], arguments: Mapping[str, Spec]) ->
             )  # fmt: skip
 
 
-def _as_data(stopped: _Stopped) -> Specialized:
+def _as_data(stopped: _CompileRequest) -> Specialized:
     source = stopped.source
     specialized = Specialized(
         tuple((name, _type_value(kind)) for name, kind in source.signature.items()),
@@ -220,7 +220,7 @@ def _type_value(kind: Any) -> Value:
     return Value("tuple", tuple(map(_type_value, kind))) if isinstance(kind, tuple) else Value("str", str(kind))
 
 
-def _keys(stopped: _Stopped) -> Iterator[tuple[str, bool | None]]:
+def _keys(stopped: _CompileRequest) -> Iterator[tuple[str, bool | None]]:
     """Yield the keys that a JIT may ask for.
 
     Before Triton 3.9 a function's hash has the constants of a module that the functions it calls use, only if these were
@@ -286,7 +286,7 @@ def _callable_kind() -> Any:
     return sys.modules["triton.runtime.jit"].JITCallable
 
 
-def _key(stopped: _Stopped) -> str:
+def _key(stopped: _CompileRequest) -> str:
     # `compile` parses the options that the JIT parsed once more, and makes its key from those.
     options = stopped.backend.parse_options(dict(vars(stopped.options)))
     digest = keytext.recompute(stopped.source, stopped.backend, options, environment_in_keys(), stages_key_now())

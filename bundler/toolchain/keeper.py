@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from bundler.toolchain.spool_records import SpooledEvent
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Group = Mapping[str, str]
 
 
-class CacheCall:
+class CacheCall(NamedTuple):
     """One look-up of Triton's: the kernel's key, the name of its metadata file, the cache directory, and when it began."""
 
-    __slots__ = ("began_ns", "filename", "key", "root")
-
-    def __init__(self, key: str, filename: str, root: str, began_ns: int) -> None:
-        self.key, self.filename, self.root, self.began_ns = key, filename, root, began_ns
+    key: str
+    filename: str
+    root: str
+    began_ns: int
 
     @property
     def name(self) -> str:
@@ -87,17 +87,11 @@ class Keeper:
 class KeeperSource:
     """Says which keeper serves a process now; asked for each key, so it is an attribute while the answer stays the same.
 
-    Args:
-        find: returns the keeper where none is set.
-
     Attributes:
-        keeper: set and cleared by who knows.
+        keeper: set and cleared by who knows; None where `find` has to be asked.
+        find: returns the keeper.
     """
 
     def __init__(self, find: Callable[[], Keeper]) -> None:
         self.keeper: Keeper | None = None
-        self._find = find
-
-    def current(self) -> Keeper:
-        """Return the keeper of this process."""
-        return self.keeper or self._find()
+        self.find = find

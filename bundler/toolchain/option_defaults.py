@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`chosen_options`: which options of a recorded compile somebody chose: those that differ from the defaults of its target.
+"""`chosen_options`: the options of a recorded compile that were chosen: those that differ from the defaults of its target.
 
 All other options follow from the target, and another target has its own: architecture, libraries, lists of fp8 types.
 
@@ -54,7 +54,7 @@ def chosen_options(facts: LaunchFacts, recorded: Target, target: Target) -> tupl
 
 
 def other_defaults(facts: LaunchFacts, recorded: Target, target: Target) -> tuple[tuple[str, Any, Any], ...]:
-    """Return (name, recorded value, new value) of options that nobody seems to have chosen, and that now have another value."""
+    """Return (name, recorded value, new value) of options that were at their default, and whose default is another here."""
     before, after = _defaults(recorded), _defaults(target)
     return tuple(
         (name, value.plain(), after[name].plain())
@@ -72,7 +72,7 @@ def encoded(options: dict[str, Any]) -> Named:
 
 @functools.lru_cache(maxsize=32)
 def _defaults(target: Target) -> dict[str, Value]:
-    """Return every option that a target's backend has, with its value when nobody chooses."""
+    """Return every option that a target's backend has, with its default."""
     from triton.compiler.compiler import make_backend
 
     options = make_backend(triton_target(target)).parse_options({})

@@ -11,14 +11,11 @@ publishes its GPUs as files.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bundler.format.entries import Target
@@ -85,6 +82,8 @@ def _find(item: str, devices: list[tuple[str, int]]) -> int | None:
 
 
 def _nvml_devices() -> list[tuple[str, int]] | None:
+    import ctypes  # as in `_read_nvml`: where there is no GPU, nothing is asked
+
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
@@ -101,6 +100,8 @@ def _nvml_devices() -> list[tuple[str, int]] | None:
 
 
 def _read_nvml(nvml: Any) -> Iterator[tuple[str, int]]:
+    import ctypes
+
     count = ctypes.c_uint()
     _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
     for index in range(count.value):
@@ -118,6 +119,8 @@ def _check(status: int) -> None:
 
 
 def _ask_cuda() -> list[int] | None:
+    import subprocess
+
     try:
         answer = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _PROBE],
@@ -151,9 +154,10 @@ def amd_targets() -> tuple[Target, ...] | None:
 
 def _amd_names() -> Iterator[str]:
     """Yield `gfx942` for each GPU; the file has it as a decimal number, two digits each for minor and stepping."""
-    for properties in sorted(Path(_AMD_NODES).glob("*/properties")):
+    for node in sorted(os.listdir(_AMD_NODES)) if os.path.isdir(_AMD_NODES) else ():
         try:
-            match = re.search(r"^gfx_target_version (\d+)$", properties.read_text(encoding="ascii"), re.MULTILINE)
+            with open(os.path.join(_AMD_NODES, node, "properties"), encoding="ascii") as file:
+                match = re.search(r"^gfx_target_version (\d+)$", file.read(), re.MULTILINE)
         except (OSError, UnicodeDecodeError):
             continue  # a node that another container owns cannot be read
         version = int(match[1]) if match is not None else 0

@@ -11,10 +11,7 @@ import functools
 import logging
 import os
 import re
-import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 from typing import Any
 
 from bundler.toolchain.identity import triton_dir
@@ -23,6 +20,7 @@ _LOG = logging.getLogger("bundler.toolchain")
 # ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
 _TIMEOUT_S = 20
 _RELEASE = re.compile(r"release (\S+?), (V\S+)")
+_GET_PTXAS = re.compile(rb"^def get_ptxas\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def ptxas_version(arch: int) -> str | None:
@@ -71,7 +69,11 @@ def _blackwell_threshold(compiler_source: str) -> int | None:
     there is exact for each release, and needs no import.
     """
     try:
-        tree = ast.parse(Path(compiler_source).read_bytes())
+        with open(compiler_source, "rb") as file:
+            source = file.read()
+        # Only that function: parsing all of the module takes as long as a restore of a hundred kernels.
+        text = _GET_PTXAS.search(source)
+        tree = ast.parse(text[0] if text is not None else source)
     except (OSError, SyntaxError, ValueError):
         return None
     for function in ast.walk(tree):
@@ -94,7 +96,8 @@ def _threshold_in(function: ast.FunctionDef) -> int | None:
 
 def candidates(program: str) -> list[str]:
     """Return paths in the order in which Triton tries them: what the user set, then the one it was installed with."""
-    name = program + (sysconfig.get_config_var("EXE") or "")
+    # What Triton takes from `sysconfig`, which reads how Python was built before it answers.
+    name = program + (".exe" if sys.platform in {"win32", "cygwin"} else "")
     default = os.path.join(triton_dir() or "", "backends", "nvidia", "bin", name)
     chosen = _set_in_python(program.replace("-", "_"))
     if chosen is None:
@@ -111,6 +114,8 @@ def _set_in_python(attribute: str) -> str | None:
 @functools.lru_cache(maxsize=32)
 def _ask(path: str, _size_bytes: int, _mtime_ns: int) -> str | None:
     """Run `path --version`; size and modification time only tell states of the file apart."""
+    import subprocess
+
     try:
         answer = subprocess.run(
             [path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, timeout=_TIMEOUT_S

@@ -37,7 +37,7 @@ def visible_targets() -> tuple[Target, ...] | None:
 def current_device() -> int | None:
     """Return the index of the device that the current thread would compile for; None when unknown.
 
-    Only asks who is already there and initialized: torch, or the driver object that Triton uses.  Never raises.
+    Only asks torch, or the driver object that Triton uses, where it is already initialized.  Never raises.
     """
     cuda = _initialized_cuda()
     if cuda is not None:

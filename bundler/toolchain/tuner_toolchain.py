@@ -73,7 +73,7 @@ def toolchain_part(target: Target) -> str:
 
 
 def device_name(device: int) -> str:
-    """Return the model of a GPU, such as `NVIDIA H200`; empty when nobody who is here already knows it."""
+    """Return the model of a GPU, such as `NVIDIA H200`; empty when neither torch nor the system tells it without being initialized."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         return str(cuda.get_device_name(device))

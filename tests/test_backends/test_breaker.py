@@ -18,7 +18,7 @@ from bundler.backends.backend_errors import (
     BackendUnavailable,
     InvalidKey,
 )
-from bundler.backends.breaker import FAILURES_IN_A_ROW, JITTER, Guarded, Patience
+from bundler.backends.breaker import FAILURES_IN_A_ROW, JITTER, Deadlines, Guarded
 from bundler.backends.memory import MemoryBackend
 from bundler.backends.read_only import ReadOnly
 from bundler.backends.single_tier import Rules, Tier
@@ -27,7 +27,7 @@ from bundler.backends.tiers import Tiers
 pytestmark = pytest.mark.serial
 
 OPERATIONS = 200
-QUICK = Patience(deadline_s=0.05, budget_s=0.2, probe_s=0.05)
+QUICK = Deadlines(deadline_s=0.05, budget_s=0.2, probe_s=0.05)
 
 
 class Moody(MemoryBackend):
@@ -83,7 +83,7 @@ def test_a_call_that_overstays_is_left_behind(moody):
 
 def test_the_deadline_grows_with_the_bytes():
     """Large values get the time that a slow line needs for them."""
-    guarded = Guarded(MemoryBackend(), Patience(deadline_s=0.5, bytes_per_s=1000, bytes_per_key=500))
+    guarded = Guarded(MemoryBackend(), Deadlines(deadline_s=0.5, bytes_per_s=1000, bytes_per_key=500))
     allowed = []
     guarded._breaker.allowed_s = lambda seconds: (allowed.append(seconds), seconds)[1]
     guarded.put({"a": b"x" * 2000})
@@ -147,7 +147,7 @@ def test_it_is_asked_again_in_the_background_and_comes_back(moody):
 
 def test_a_probe_that_hangs_is_the_only_one(moody):
     """While a probe is under way no other is started."""
-    guarded = Guarded(moody, Patience(deadline_s=5, probe_s=0.01))
+    guarded = Guarded(moody, Deadlines(deadline_s=5, probe_s=0.01))
     moody.error = BackendUnavailable("refused")
     opened(guarded)
     moody.hangs = threading.Event()
@@ -164,7 +164,7 @@ def test_when_it_is_asked_again_differs_between_processes(moody):
     """A thousand processes that lost their server together do not come back together."""
     moments = set()
     for _ in range(20):
-        guarded = Guarded(moody, Patience(probe_s=30))
+        guarded = Guarded(moody, Deadlines(probe_s=30))
         moody.error = BackendUnavailable("refused")
         opened(guarded)
         moments.add(guarded._breaker._probe_at_s - time.monotonic())

@@ -248,7 +248,7 @@ def test_an_answer_longer_than_asked_for_is_unavailable(parser, backend, admin):
     backend.put({"a": b"x" * 200_000})
     link, name = backend._link, "tb:o:a"
     with pytest.raises(BackendUnavailable, match="more than was asked for"):
-        link.exchange([(name, ("GET", name))], 1000)
+        link.exchange_strings([(name, ("GET", name))], 1000)
     assert backend.get(["a"]) == {"a": b"x" * 200_000}
 
 

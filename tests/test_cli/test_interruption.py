@@ -18,6 +18,8 @@ _STOPPED = """
 import json, os, shutil, signal, sys
 from bundler.cli import main
 import bundler.cli.app, bundler.lifecycle.restoration, bundler.lifecycle.directory_pack, bundler.lifecycle.machine_store
+from bundler.lifecycle import kernel_writer
+kernel_writer.compiled_writer = lambda: None  # the extension does not go by way of os
 number, place, points, _, *words = sys.argv[1:]
 
 def watched(name, counter, point, here):

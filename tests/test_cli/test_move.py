@@ -63,6 +63,15 @@ def test_pack_keeps_the_launch_set_alone(cli_json, cache, tmp_path):
     assert sum(target["ir_bytes"] for target in told["targets"]) == 0
 
 
+def test_pack_compresses_as_hard_as_it_is_told(cli, cli_json, cache, tmp_path):
+    """A low level is a larger file with the same bundle; a level that there is not is a wrong use."""
+    (_, fast), (_, small) = (cli_json("pack", cache, "-o", tmp_path / f"{n}", "--level", n) for n in (1, 19))
+    assert fast["digest"] == small["digest"]
+    assert fast["size_bytes"] > small["size_bytes"]
+    assert cli("pack", cache, "-o", tmp_path / "none", "--level", 23).exit_code == 2
+    assert not (tmp_path / "none").exists()
+
+
 def test_pack_groups_what_it_left_out(cli, cache, tmp_path):
     """Pack names each reason once, with how many, and puts every file into --json."""
     copy = tmp_path / "copy"

@@ -74,3 +74,25 @@ def test_large_facts_are_decoded_whole():
     large = facts(("y" * 4000,) * 40)
     assert wire.split(large.to_bytes(), 6) is None
     assert LaunchFacts.from_bytes(large.to_bytes()) == large
+
+
+@pytest.mark.parametrize(
+    "value", [7, -7, 1 << 70, True, None, "text", 1.5, (1, (2, "x")), [None], {"a": 1}, ("y" * 4000,) * 2]
+)
+def test_constants_of_each_kind_come_back(value, monkeypatch):
+    """Simple ones are decoded at once, others one by one, with the same result."""
+    made = facts(value)
+    assert LaunchFacts.from_bytes(made.to_bytes()) == made
+    monkeypatch.setattr(launch_spec.wire, "split", lambda data, members: None)
+    assert LaunchFacts.from_bytes(made.to_bytes()) == made
+
+
+def test_an_array_that_declares_more_than_there_is_is_refused_before_room_is_made_for_it():
+    """Four thousand million sections, or constants, in a few bytes."""
+    for data in (
+        b"\xdd\xff\xff\xff\xff" + b"\xc0" * 8,
+        WHOLE.replace(b"\x91\x92\x91\x01", b"\xdd\xff\xff\xff\xff\x92\x91\x01", 1),
+    ):
+        assert data != WHOLE
+        with pytest.raises(FormatError):
+            LaunchFacts.from_bytes(data)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bundler.errors import AccessDenied, BundlerError, NotFound, StoreFull
+from bundler.errors import AccessDenied, BundlerError, ConfigError, NotFound, StoreFull
 from bundler.format import bundle_file as file_module
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import replace_file
@@ -137,6 +137,30 @@ def test_saving_twice_gives_the_same_bytes(build, tmp_path):
     for name in ("a", "b"):
         bundle.save(tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == bundle.to_bytes()
+
+
+@pytest.mark.parametrize("level", [1, 3, 22])
+def test_a_level_changes_the_file_and_not_the_bundle(build, tmp_path, level):
+    """Whatever the level of compression, the bundle is the same, and `to_bytes` gives what `save` writes."""
+    bundle = build.several()
+    bundle.save(tmp_path / "b.tbundle", level=level)
+    assert (tmp_path / "b.tbundle").read_bytes() == bundle.to_bytes(level=level)
+    with Bundle.load(tmp_path / "b.tbundle") as loaded:
+        loaded.verify()
+        assert loaded.digest == bundle.digest
+    assert bundle.to_bytes(level=9) == bundle.to_bytes()
+
+
+@pytest.mark.parametrize("level", [0, 23, -1, True, 3.0, "9", None])
+def test_a_level_that_there_is_not_is_refused(build, tmp_path, level):
+    """A wrong level is an error of the caller, which writes nothing."""
+    for save in (
+        lambda: build.one().save(tmp_path / "b.tbundle", level=level),
+        lambda: build.one().to_bytes(level=level),
+    ):
+        with pytest.raises(ConfigError, match="expected a whole number from 1, the fastest, to 22"):
+            save()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_saving_over_a_directory_is_refused(build, tmp_path):

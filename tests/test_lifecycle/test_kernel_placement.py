@@ -16,11 +16,12 @@ from bundler.lifecycle import compatibility
 from bundler.lifecycle.cache_directory import CacheDirectory
 from bundler.lifecycle.kernel_directory import Rejected
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, Placed, place_kernel
+from bundler.toolchain import identity
 
 
 def _place(bundle, directory, *, keep="all", trust="kernels"):
     (kernel,) = bundle.kernels
-    return place_kernel(bundle, kernel, directory, keep=keep, trust=trust)
+    return place_kernel(bundle.blobs, kernel, directory, keep=keep, trust=trust, triton_dir=identity.triton_dir())
 
 
 @pytest.fixture
@@ -100,5 +101,8 @@ def test_neither_the_machine_nor_the_directory_is_looked_at_for_each_kernel(bund
     with monkeypatch.context() as patched:
         patched.setattr(os, "listdir", never)
         patched.setattr(os, "scandir", never)
-        placed = [place_kernel(bundle, kernel, there, keep="all", trust="kernels") for kernel in bundle.kernels]
+        placed = [
+            place_kernel(bundle.blobs, kernel, there, keep="all", trust="kernels", triton_dir=None)
+            for kernel in bundle.kernels
+        ]
     assert {one.outcome for one in placed} == {"restored"}

@@ -90,10 +90,10 @@ def test_a_file_that_vanishes_while_being_read_rejects_the_kernel(planted, key, 
     """A kernel that loses a file between the listing and the reading is left out, also when we try again."""
     real = kernel_directory.read_file
 
-    def vanishing(directory, name, limits):
+    def vanishing(directory, name, *more):
         if name.endswith(".llir"):
             os.unlink(os.path.join(directory, name))
-        return real(directory, name, limits)
+        return real(directory, name, *more)
 
     monkeypatch.setattr(kernel_directory, "read_file", vanishing)
     assert "gelu_kernel.llir" in reason(planted / key)
@@ -103,9 +103,9 @@ def test_a_directory_that_vanishes_while_being_read_is_missing(planted, key, mon
     """A kernel whose whole directory goes while we read is reported as gone."""
     real = kernel_directory.read_file
 
-    def vanishing(directory, name, limits):
+    def vanishing(directory, name, *more):
         shutil.rmtree(directory, ignore_errors=True)
-        return real(directory, name, limits)
+        return real(directory, name, *more)
 
     monkeypatch.setattr(kernel_directory, "read_file", vanishing)
     found = kernel_directory.read_kernel(str(planted / key))
@@ -116,8 +116,8 @@ def rewritten(planted, key, times, monkeypatch):
     """Let another process replace the binary so many times while we read, each time with other bytes of equal size."""
     real, seen = kernel_directory.read_file, []
 
-    def changing(directory, name, limits):
-        data = real(directory, name, limits)
+    def changing(directory, name, *more):
+        data = real(directory, name, *more)
         if name.endswith(".json") and not name.startswith(workshop.GROUP) and len(seen) < times:
             seen.append(name)
             binary = workshop.one(planted / key, ".cubin")

@@ -233,10 +233,11 @@ def test_messages_name_addresses_and_how_to_install():
 
 def test_addresses_are_those_of_the_metadata():
     """The addresses in messages are the project URLs; each page that is cited is in docs, and each Python we support is named."""
-    from bundler import project
+    from bundler import __version__, project
 
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert metadata["urls"] == project.URLS
+    assert (metadata["version"], __version__) == (project.VERSION, project.VERSION)
     pages = {
         name
         for path in sources("bundler")

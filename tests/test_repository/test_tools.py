@@ -29,7 +29,7 @@ def test_another_name_is_refused(run_tool):
     """A name that no program has is a mistake of the command line, which names those that there are."""
     done = run_tool("bench nothing")
     assert done.returncode == 2
-    assert "'bundle', 'compile', 'remote', 'page'" in done.stderr
+    assert "'bundle', 'compile', 'remote', 'scale', 'page'" in done.stderr
 
 
 @pytest.fixture(scope="module")

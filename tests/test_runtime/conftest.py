@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels with every kind of argument, compiled once a session through Triton's JIT, and a machine that is not there."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -69,12 +70,17 @@ def _compile_calls(folder):
 
 
 @pytest.fixture(scope="session")
-def dispatcher_type(tmp_path_factory):
-    """Return the compiled dispatcher: the installed one, or compiled now."""
-    return (
-        compiled_dispatch.dispatcher_type()
-        or compiling.compile_extension("_dispatch", tmp_path_factory.mktemp("dispatch")).Dispatcher
-    )
+def dispatch_extension(tmp_path_factory):
+    """Return the extension `_dispatch`: the installed one, or compiled now."""
+    if compiled_dispatch.dispatcher_type() is not None:
+        return importlib.import_module("bundler.runtime.launch._dispatch")
+    return compiling.compile_extension("_dispatch", tmp_path_factory.mktemp("dispatch"))
+
+
+@pytest.fixture(scope="session")
+def dispatcher_type(dispatch_extension):
+    """Return the compiled dispatcher."""
+    return dispatch_extension.Dispatcher
 
 
 @pytest.fixture(params=TARGETS)

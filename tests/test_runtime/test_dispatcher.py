@@ -10,6 +10,7 @@ import launch_calls as calls
 import pytest
 
 from bundler.errors import CannotLaunchStatically, NotFound
+from bundler.runtime.launch import compiled_dispatch
 
 X, Y, OUT = calls.X, calls.Y, calls.OUT
 ARGS = (X, Y, OUT, 1024)
@@ -68,6 +69,48 @@ def test_what_does_not_fit_is_refused_after_calls_that_did(cuda, args, keywords)
         with pytest.raises((CannotLaunchStatically, NotFound)):
             kernel[(4,)](*args, **keywords)
     assert len(cuda.driver.launches) == 3
+
+
+@pytest.mark.parametrize("where", ["python", "extension"])
+def test_a_kernel_with_its_grid_is_called_with_the_grid_in_front(where, request):
+    """Whatever is given by position or by name arrives behind the grid, however much it is; the pair lives on without its maker."""
+    base = compiled_dispatch.PythonGridded
+    if where == "extension":
+        base = request.getfixturevalue("dispatch_extension").Gridded
+
+    class Kernel(base):
+        def __init__(self, launch):
+            self._launch = launch
+
+    grid = (4, 2)
+    bound = Kernel(lambda *args, **keywords: (args, keywords))[grid]
+    gc.collect()
+    assert bound() == ((grid,), {})
+    for count in (1, 63, 64, 65, 300):
+        args, keywords = tuple(range(count)), {f"k{number}": number for number in range(count)}
+        assert bound(*args) == ((grid, *args), {})
+        assert bound(**keywords) == ((grid,), keywords)
+        assert bound(7, *args, **keywords) == ((grid, 7, *args), keywords)
+        assert list(map(bound, args)) == [((grid, value), {}) for value in args]
+    with pytest.raises(ZeroDivisionError):
+        Kernel(lambda grid: grid / 0)[1]()
+
+
+def test_kernels_with_grids_that_hold_each_other_are_collected(dispatch_extension):
+    """A kernel whose launch leads back to it goes away with what it made."""
+
+    class Kernel(dispatch_extension.Gridded):
+        pass
+
+    kernel = Kernel()
+    with pytest.raises(AttributeError):
+        kernel[1]
+    kernel._launch = kernel.__repr__  # a method holds its object
+    kernel.made = kernel[(1,)]
+    gone = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert gone() is None
 
 
 @compiled_only

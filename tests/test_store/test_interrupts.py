@@ -14,7 +14,7 @@ import bundler
 from bundler.backends import file_steps, leases, local
 from bundler.backends.local import LocalBackend
 from bundler.format import bundle_file as bundle_files
-from bundler.lifecycle import cache_directory, tuning_directory
+from bundler.lifecycle import cache_directory, kernel_writer, placement_queue, tuning_directory
 from bundler.toolchain import child_recording
 
 # Python looks for signals where a function begins and where a built-in one returns.
@@ -27,6 +27,8 @@ WHERE = {
         local,
         bundle_files,
         cache_directory,
+        kernel_writer,
+        placement_queue,
         tuning_directory,
         child_recording,
         contextlib,
@@ -107,6 +109,12 @@ def restore(place, made):
     bundler.restore(made, place / "cache", only="all")
 
 
+def restore_in_python(place, made):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kernel_writer, "compiled_writer", lambda: None)
+        restore(place, made)
+
+
 def pack(place, made):
     bundler.pack(place / "cache").save(place / "out" / "packed.tbundle")
 
@@ -129,7 +137,16 @@ def _old_store(place, made):
         shelf.age(store, 10 * shelf.DAY_S)
 
 
-BEFORE = {push: None, prune: _old_store, pull: push, restore: None, pack: restore, lease: None, spool: None}
+BEFORE = {
+    push: None,
+    prune: _old_store,
+    pull: push,
+    restore: None,
+    restore_in_python: None,
+    pack: restore,
+    lease: None,
+    spool: None,
+}
 
 
 # What was being read is closed when its last reference goes.
@@ -159,7 +176,8 @@ def test_an_interrupt_at_any_step_leaves_no_temporary(work, tmp_path, monkeypatc
         if stopped and at % 7 == 0:
             work(place, made)  # and it can be done again
     close_lost(place)
-    assert at > 5, "the work has fewer steps than this test thinks"
+    # The extension writes a batch in one step of Python.
+    assert at > (1 if work is restore else 5), "the work has fewer steps than this test thinks"
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

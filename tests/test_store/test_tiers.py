@@ -22,7 +22,7 @@ from bundler.errors import AccessDenied, BundlerWarning, ConfigError, NotFound, 
 
 HERE = Path(__file__).parent
 OPERATIONS = 200
-# Patience for a machine that does other things too; time-outs themselves are tested with the defaults.
+# Deadlines for a machine that does other things too; time-outs themselves are tested with the defaults.
 PATIENT = {"timeout_s": 5, "connect_timeout_s": 5}
 # What redis-py says to a server when it connects, and what this test asks of it.
 _GREETINGS = {"hello", "client", "auth", "select", "info", "ping", "command", "flushall", "config"}

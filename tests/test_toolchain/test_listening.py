@@ -9,7 +9,7 @@ import pytest
 from bundler.errors import RecordingError
 from bundler.toolchain import compile_frames
 from bundler.toolchain import events as events_module
-from bundler.toolchain.compile_listener import Listening, listening
+from bundler.toolchain.compile_listener import CompileListener, listening
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.toolchain, pytest.mark.release]
@@ -159,7 +159,7 @@ def test_the_users_listener_may_raise(compile_add, knob):
 
 def test_our_errors_do_not_reach_the_user(compile_add, caplog):
     """A failing callback is logged once per cause and counted; the compile and other callbacks go on."""
-    own = Listening()
+    own = CompileListener()
     heard = []
 
     def fails(event):
@@ -183,7 +183,7 @@ def test_our_errors_do_not_reach_the_user(compile_add, caplog):
 
 def test_a_changed_triton_is_counted_not_raised(compile_add, monkeypatch):
     """If the compile cannot be read at all, it still ends well."""
-    own = Listening()
+    own = CompileListener()
     own.attach(print)
     monkeypatch.setattr(compile_frames, "find_compile", lambda: 1 / 0)
     assert compile_add().hash
@@ -232,7 +232,7 @@ def test_asynchronous_compiles_are_heard(warm_up, events):
 
 def test_hearing_opens_no_file_and_starts_nothing(compile_add):
     """What is done inside the user's compile is bounded: no file is looked at, no process started, no library loaded."""
-    own, heard, seen, watching = Listening(), [], [], []
+    own, heard, seen, watching = CompileListener(), [], [], []
     hear = own.hear
 
     def watched(facts):
@@ -306,12 +306,12 @@ def test_a_triton_without_listener_is_an_error(monkeypatch):
 
     monkeypatch.setattr(knobs, "compilation", object())
     with pytest.raises(RecordingError, match="no compilation listener"):
-        Listening().attach(print)
+        CompileListener().attach(print)
 
 
 def test_a_compile_that_nobody_reports_is_an_error_that_says_who_stands_in_the_way(compile_add, knob):
     """Where another program's listener took the place of ours and does not call it, `heard` names it instead of failing oddly."""
-    own = Listening()
+    own = CompileListener()
     own.attach(print)
     try:
         knob.listener = lambda **_facts: None

@@ -1,43 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to have us: importing the package, and recording compiles."""
+"""What the package costs a program that uses it: its imports, kernels that are found, and recording compiles."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
+from tools.bench.fresh import imports
+from tools.bench.hits import hits
 from tools.shared import example_kernels, measurement
 from tools.shared.measurement import row
-from tools.shared.processes import ROOT
 
-IMPORT_TARGET_MS = 60.0
 RECORDING_TARGET_US = 200.0
 
 
 def basics(rounds: int) -> list[dict[str, Any]]:
-    """Return the rows of both."""
-    return [import_cost(rounds), recording_cost(rounds)]
-
-
-def import_cost(rounds: int) -> dict[str, Any]:
-    """Time `import bundler` in fresh interpreters against an interpreter that imports nothing."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # users have compiled bytecode
-    with tempfile.TemporaryDirectory(prefix="bench.") as folder:
-        environment["PYTHONPYCACHEPREFIX"] = folder
-        samples: dict[str, list[float]] = {"pass": [], "import bundler": []}
-        for number in range(rounds + 1):
-            for code, times in samples.items():
-                started = time.perf_counter()
-                subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-                if number:  # the first pair fills the bytecode cache
-                    times.append((time.perf_counter() - started) * 1e3)
-    figure = measurement.median([b - a for a, b in zip(samples["pass"], samples["import bundler"], strict=True)])
-    return row("import bundler, added to interpreter start", figure, "ms", most=IMPORT_TARGET_MS, samples=samples)
+    """Return the rows of all."""
+    with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as folder:
+        return [*imports(rounds), *hits(Path(folder), rounds), recording_cost(rounds)]
 
 
 def recording_cost(rounds: int) -> dict[str, Any]:

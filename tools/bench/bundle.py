@@ -21,6 +21,7 @@ from typing import Any
 
 from tools.bench import jobs
 from tools.bench.basics import basics
+from tools.bench.fresh import first_restore
 from tools.bench.jobs import tar_program
 from tools.bench.memory import memory
 from tools.bench.rows import bundle_rows, corpus_rows
@@ -71,7 +72,8 @@ def main() -> int:
             if not profile:
                 profile = profiles(planted, work, serving["ours"], 1 if options.quick else PROFILES)
     with working_folder(measurement.fast_directory()) as work:
-        rows = [*bundle_rows(places, kernels), *corpus(work), *memory(cache, work, few or MEMORY_ROUNDS)]
+        fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
+        rows = [*bundle_rows(places, kernels), fresh, *corpus(work), *memory(cache, work, few or MEMORY_ROUNDS)]
     result = {
         "kernels": kernels,
         "rounds": rounds,

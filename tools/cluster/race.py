@@ -45,7 +45,7 @@ ACTS_A_ROUND = 3
 KERNELS_A_PUSH = 3
 TWO_DAYS_S = 2 * 24 * 3600
 SHOWN_PROBLEMS = 10
-# Everybody merges into the first, so it must hold all; the others are replaced and deleted under everybody's hands.
+# Every process merges into the first tag, so it must hold all; the others are replaced and deleted while processes use them.
 ALL, LOOSE = "team/all", ("team/one", "two")
 GROUP = "__grp__"
 TEMPORARY = "tmp.bundler."

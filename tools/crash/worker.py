@@ -182,7 +182,7 @@ def perform(case: Case, work: Callable[[Path], None], root: Path, told: Path) ->
     """Do a case's work, or its sweeping, in this process; returns the exit status, and leaves the error's text in `told`."""
     signal.alarm(CHILD_LIMIT_S)
     ignored: list[str] = []
-    # What Python would only print: an error in a thread or a destructor is nobody's typed error either.
+    # Python only prints an error in a thread or a destructor; here it counts as an untyped error.
     sys.unraisablehook = lambda found: ignored.append(f"ignored {found.exc_value!r}")
     threading.excepthook = lambda found: ignored.append(f"in a thread: {found.exc_value!r}")
     try:

@@ -46,7 +46,7 @@ PATIENT: dict[str, Any] = {"timeout_s": 5, "connect_timeout_s": 5}
 DATABASES = 16
 # A push, a read that finds what is forged, another push, and one to spare.
 ATTEMPTS = 3
-# A limit is nobody's damage: what is over one stays after a repair.
+# An object over a limit is not damaged, and stays after a repair.
 LIMITS = ("limit", "at most", "deeper than", "upgrade")
 
 

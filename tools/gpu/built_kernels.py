@@ -92,7 +92,8 @@ def build_here(output: str) -> dict[str, Any]:
 
     target = str((visible_targets() or ())[0])
     program = [sys.executable, "-m", "bundler", "build", "examples/kernels.py", "--target", target, "-o", output]
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     done = subprocess.run(program, env={**os.environ, **hidden}, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"build failed: {done.stderr or done.stdout}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a new process takes to the end of the first launches of 150 kernels: Triton, ours, and a bare loop."""
+"""How long a new process takes to the end of the first launches of 150 kernels: Triton, ours, and a bare loop.
+
+`check.py` calls `rows`.  Further processes run under clocks: the result says what each phase of ours and each call of the driver took.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.gpu import launches
+from tools.gpu.launch_profile import BLOCK, GRID, KERNELS, SIZE, Profile, Vector, watch
 from tools.shared import measurement
 
-KERNELS, SIZE, BLOCK = 150, 1024, 256
-GRID = (SIZE // BLOCK, 1, 1)
 ROUNDS = 5
+PROFILED_ROUNDS = 3
 # Ours may take this many times what the bare loop takes.
 MOST = 2.0
 SPARE_BYTES = 50_000_000
@@ -52,7 +55,19 @@ def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[s
         figures[words] = {"name": words, "ours": measurement.median(seconds[name]) * 1e3, "limit": limit * 1e3, "unit": "ms",
                           "ratio": ratio, "target": target}  # fmt: skip
     found += _facts(taken)
-    return found, {"first": {"figures": figures, "cold_s": cold["seconds"], "runs": taken}}
+    phases = {"bare": [step(folder, "first-bare", str(cubins), "watched", cache=folder / "nothing")["phases_us"]
+                       for _ in range(PROFILED_ROUNDS)]}  # fmt: skip
+    for path in launches.PATHS:
+        phases[path] = [step(folder, "first-static", str(bundle), path, "watched", cache=folder / "nothing")["phases_us"]
+                        for _ in range(PROFILED_ROUNDS)]  # fmt: skip
+    found += [_phases_row(name, runs) for name, runs in phases.items()]
+    return found, {"first": {"figures": figures, "cold_s": cold["seconds"], "runs": taken, "phases_us": phases}}
+
+
+def _phases_row(name: str, runs: list[dict[str, float]]) -> dict[str, Any]:
+    """Return a row with the median microseconds a kernel of each phase."""
+    words = [f"{phase} {measurement.median([run[phase] for run in runs]):.1f}" for phase in runs[0]]
+    return {"check": f"first launches, us a kernel by phase: {name}", "ok": True, "found": ", ".join(words)}
 
 
 def _facts(taken: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -148,62 +163,65 @@ class Card:
         return hashlib.sha256(memory.raw).hexdigest()
 
 
-class Vector:
-    """Memory with a type, on the first device: all that a launch asks of a tensor."""
-
-    dtype = "float32"
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def data_ptr(self) -> int:
-        """Return the address."""
-        return self._address
-
-    def get_device(self) -> int:
-        """Return the device's number."""
-        return 0
-
-
-def bare(cubins: str) -> dict[str, Any]:
+def bare(cubins: str, watched: str = "") -> dict[str, Any]:
     """Read, cuModuleLoadData, cuModuleGetFunction, cuLaunchKernel: the limit."""
-    card = Card()
-    cuda, folder = card.cuda, Path(cubins)
+    card, profile = Card(), Profile()
+    folder = Path(cubins)
     specs = [json.loads((folder / f"{number}.json").read_text()) for number in range(KERNELS)]
+    calls = [
+        getattr(card.cuda, name)
+        for name in ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuCtxSynchronize")
+    ]
+    read = Path.read_bytes
+    if watched:
+        calls = [profile.timed(call.__name__, call) for call in calls]
+        read = profile.timed("read", read)
+    load, find, launch, synchronize = calls
     started = time.perf_counter()
     for number, (entry, threads, shared) in enumerate(specs):
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        card.check(cuda.cuModuleLoadData(ctypes.byref(module), (folder / f"{number}.cubin").read_bytes()))
-        card.check(cuda.cuModuleGetFunction(ctypes.byref(function), module, entry.encode()))
+        card.check(load(ctypes.byref(module), read(folder / f"{number}.cubin")))
+        card.check(find(ctypes.byref(function), module, entry.encode()))
         values = (ctypes.c_uint64(card.x), ctypes.c_uint64(card.row(number)), ctypes.c_int(SIZE), ctypes.c_uint64(),
                   ctypes.c_uint64())  # fmt: skip
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        card.check(cuda.cuLaunchKernel(function, *GRID, threads, 1, 1, shared, None, parameters, None))
-    card.check(cuda.cuCtxSynchronize())
-    return {"seconds": time.perf_counter() - started, "digest": card.digest()}
+        card.check(launch(function, *GRID, threads, 1, 1, shared, None, parameters, None))
+    card.check(synchronize())
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "digest": card.digest(), "phases_us": profile.microseconds(KERNELS)}
 
 
-def static(path: str, launch_path: str) -> dict[str, Any]:
+def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     """Launch all kernels from the bundle, in a process that has neither torch nor Triton."""
     card = Card()
     before = _resident_bytes()
     started = time.perf_counter()
+    driver = launches.open_driver(launch_path)  # before the import below, which looks for the extension
     from bundler.runtime.launch.bundle_kernels import load
 
-    driver = launches.open_driver(launch_path)
     imported = time.perf_counter() - started
+    profile = watch(driver) if watched else Profile()
     started = time.perf_counter()
     kernels = load(path, driver=driver)
     opened = time.perf_counter() - started
     kernel, x = kernels["numbered"], Vector(card.x)
-    for number in range(KERNELS):
-        kernel[GRID](x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK)
-    card.check(card.cuda.cuCtxSynchronize())
+    synchronize: Callable[..., Any] = card.cuda.cuCtxSynchronize
+    if watched:
+        launch = profile.timed("launch", lambda number: kernel[GRID](
+            x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK
+        ))  # fmt: skip
+        for number in range(KERNELS):
+            launch(number)
+        synchronize = profile.timed("synchronize", synchronize)
+    else:
+        for number in range(KERNELS):
+            kernel[GRID](x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK)
+    card.check(synchronize())
     seconds = time.perf_counter() - started
     cubin_bytes = sum(s.kernel.binary.size for s in kernel.specializations)
     return {
         "seconds": seconds, "import_s": imported, "open_s": opened, "digest": card.digest(), "path": driver.launch_path,
-        "growth_bytes": _resident_bytes() - before, "cubin_bytes": cubin_bytes,
+        "growth_bytes": _resident_bytes() - before, "cubin_bytes": cubin_bytes, "phases_us": profile.microseconds(KERNELS),
         "foreign": [name for name in ("torch", "triton") if name in sys.modules],
     }  # fmt: skip
 

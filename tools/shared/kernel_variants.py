@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tools.shared.processes import ROOT, command
 
-PROCESSES = 2
+PROCESSES = len(os.sched_getaffinity(0))
 TARGET = ("cuda", 90, 32)
 
 

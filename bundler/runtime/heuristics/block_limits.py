@@ -110,7 +110,7 @@ def grow_for_grid(x: int, hint: int, warps: int, setting: Setting) -> int:
     """
     newest, hip = setting.policy.is_newest, setting.device.is_hip
     warp_size = setting.device.warp_size if newest else DEFAULT_WARP_SIZE
-    # AMD's devices bound the threads of a grid and not its blocks; the old rule took that bound for everybody.
+    # AMD's devices bound the threads of a grid and not its blocks; the 2.6 rule applied that bound to every device.
     weight = warps * warp_size if hip or not newest else 1
     most = max_block("x", setting) if newest else hint
     blocks = ceil_div(hint, x)

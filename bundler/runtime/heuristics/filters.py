@@ -46,7 +46,7 @@ def meet_descriptor_floors(configs: Sequence[Config], setting: Setting, *, persi
 def one_for_determinism(configs: Sequence[Config], setting: Setting) -> list[Config]:
     """Return the candidates, each once; under a deterministic policy the one that every run takes.
 
-    That one has neither the largest nor a tiny R block, since the extremes are seldom good and nobody will measure.
+    That one has neither the largest nor a tiny R block: extremes are seldom good, and no measurement will find out.
     """
     left = unique(configs)
     if not setting.policy.deterministic or len(left) == 1:

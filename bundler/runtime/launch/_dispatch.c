@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One type, Dispatcher: the quick half of StaticKernel's launch.
+ * Dispatcher, the quick half of StaticKernel's launch, and Gridded, the type under StaticKernel, whose `kernel[grid]` it makes.
  *
  * It makes of a call the same distinctions as Reader does in Python, as bytes, finds what such calls were bound to, and
  * launches.  Whatever is not common (a call not seen before, a value that needs care, a hook) goes to Python as it came.
@@ -29,6 +29,9 @@ typedef struct {
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
   PyObject *known;     /* dict: key -> (launcher, how many values it takes, grids, bound, what the key points to), or None */
+  PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call again and again */
+  PyObject *last_names;          /* of the last call with keywords, and whether each counts by its value */
+  char last_flags[MOST_VALUES];
   Py_ssize_t capacity;
 } dispatcher_t;
 
@@ -49,6 +52,7 @@ static struct {
   PyTypeObject *type;
   unsigned version; /* changes when the type does */
   PyCFunction data_ptr, get_device;
+  PyGetSetDef *dtype;
 } tensors[TYPES];
 static unsigned next_type;
 
@@ -80,6 +84,20 @@ static int find_method(PyTypeObject *type, PyObject *name, PyCFunction *found) {
   return 1;
 }
 
+/* Returns the property of C that an attribute is, or NULL; the type of the object holds it as long as it has this version. */
+static PyGetSetDef *find_property(PyTypeObject *type, PyObject *name) {
+  PyObject *found = PyObject_GetAttr((PyObject *)type, name);
+  PyGetSetDef *property = NULL;
+  if (found == NULL) {
+    PyErr_Clear();
+    return NULL;
+  }
+  if (Py_TYPE(found) == &PyGetSetDescr_Type && PyType_IsSubtype(type, PyDescr_TYPE(found)))
+    property = ((PyGetSetDescrObject *)found)->d_getset;
+  Py_DECREF(found);
+  return property != NULL && property->get != NULL ? property : NULL;
+}
+
 static PyObject *call_method(PyObject *object, PyObject *name, PyCFunction function) {
   return function != NULL ? function(object, NULL)
                           : PyObject_VectorcallMethod(name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
@@ -101,11 +119,13 @@ static int tensor_type(PyTypeObject *type) {
   tensors[row].version = type->tp_version_tag;
   tensors[row].data_ptr = data_ptr;
   tensors[row].get_device = get_device;
+  tensors[row].dtype = find_property(type, word_dtype);
   return (int)row;
 }
 
 static int read_tensor(call_t *call, PyObject *tensor, int row) {
   PyObject *device, *dtype, *address = call_method(tensor, word_data_ptr, tensors[row].data_ptr);
+  PyGetSetDef *property;
   unsigned long long number;
   long where;
   unsigned char entry[sizeof(void *) + 1];
@@ -121,7 +141,8 @@ static int read_tensor(call_t *call, PyObject *tensor, int row) {
   Py_DECREF(device);
   if (where != call->device) /* also after an error, which is -1 */
     return 0;
-  dtype = PyObject_GetAttr(tensor, word_dtype);
+  property = tensors[row].dtype;
+  dtype = property != NULL ? property->get(tensor, property->closure) : PyObject_GetAttr(tensor, word_dtype);
   if (dtype == NULL)
     return 0;
   call->dtypes[call->count] = dtype;
@@ -190,16 +211,33 @@ static int read_value(call_t *call, PyObject *value, int by_value) {
   return done;
 }
 
-static int read_named(dispatcher_t *self, call_t *call, PyObject *const *values, PyObject *names) {
+/* Writes for each name whether its value counts as such; calls from one place in a program have one tuple of names. */
+static int read_flags(dispatcher_t *self, PyObject *names) {
   Py_ssize_t index;
   for (index = 0; index < PyTuple_GET_SIZE(names); index++) {
-    PyObject *name = PyTuple_GET_ITEM(names, index), *flag = PyDict_GetItemWithError(self->names, name);
-    /* Names are interned where calls are written; another string of the same letters only makes another key. */
-    if (PyErr_Occurred() || !put(call, 'k', &name, sizeof(name))) {
-      PyErr_Clear();
+    PyObject *flag = PyDict_GetItemWithError(self->names, PyTuple_GET_ITEM(names, index));
+    if (PyErr_Occurred()) {
+      Py_CLEAR(self->last_names);
       return 0;
     }
-    if (!read_value(call, values[index], flag != Py_False))
+    self->last_flags[index] = flag != Py_False;
+  }
+  Py_XSETREF(self->last_names, Py_NewRef(names));
+  return 1;
+}
+
+static int read_named(dispatcher_t *self, call_t *call, PyObject *const *values, PyObject *names) {
+  char flags[MOST_VALUES]; /* reading a value may run Python, which may make another call */
+  Py_ssize_t index, count = PyTuple_GET_SIZE(names);
+  if (names != self->last_names && !read_flags(self, names)) {
+    PyErr_Clear();
+    return 0;
+  }
+  memcpy(flags, self->last_flags, (size_t)count);
+  for (index = 0; index < count; index++) {
+    PyObject *name = PyTuple_GET_ITEM(names, index);
+    /* Names are interned where calls are written; another string of the same letters only makes another key. */
+    if (!put(call, 'k', &name, sizeof(name)) || !read_value(call, values[index], flags[index]))
       return 0;
   }
   return 1;
@@ -343,23 +381,39 @@ static int hooked(dispatcher_t *self) {
   return found;
 }
 
+static int is_last(dispatcher_t *self, call_t *call) {
+  return self->last_key != NULL && PyBytes_GET_SIZE(self->last_key) == (Py_ssize_t)call->used &&
+         memcmp(PyBytes_AS_STRING(self->last_key), call->key, call->used) == 0;
+}
+
+/* Returns the row of a known call, a new reference; NULL without an exception for an unknown one, with its key in `*key`. */
+static PyObject *find_row(dispatcher_t *self, call_t *call, PyObject **key) {
+  PyObject *row;
+  *key = NULL;
+  if (is_last(self, call))
+    return Py_NewRef(self->last_row);
+  *key = PyBytes_FromStringAndSize((char *)call->key, (Py_ssize_t)call->used);
+  row = *key == NULL ? NULL : PyDict_GetItemWithError(self->known, *key);
+  if (row == NULL)
+    return NULL;
+  Py_XSETREF(self->last_key, Py_NewRef(*key));
+  Py_XSETREF(self->last_row, Py_NewRef(row));
+  return Py_NewRef(row); /* others may forget it while the launch lets them run */
+}
+
 static PyObject *find_and_launch(dispatcher_t *self, call_t *call, PyObject *device, PyObject *const *all,
                                  size_t flagged, PyObject *names) {
-  PyObject *row, *result = NULL, *key = PyBytes_FromStringAndSize((char *)call->key, (Py_ssize_t)call->used);
+  PyObject *key, *result = NULL, *row = find_row(self, call, &key);
   int hooks;
-  if (key == NULL)
-    return NULL;
-  row = PyDict_GetItemWithError(self->known, key);
   if (row == NULL) {
     result = PyErr_Occurred() ? NULL : launch_and_learn(self, call, key, all, flagged, names);
   } else if (row == Py_None || (hooks = hooked(self)) > 0) {
     result = PyObject_Vectorcall(self->slow, all, flagged, names);
   } else if (hooks == 0) {
-    Py_INCREF(row); /* others may forget it while the launch lets them run */
     result = launch_known(self, call, PyTuple_GET_ITEM(row, 0), device, all, PyVectorcall_NARGS(flagged) - 1, names);
-    Py_DECREF(row);
   }
-  Py_DECREF(key);
+  Py_XDECREF(row);
+  Py_XDECREF(key);
   return result;
 }
 
@@ -426,6 +480,8 @@ static int dispatcher_traverse(dispatcher_t *self, visitproc visit, void *arg) {
   Py_VISIT(self->measure);
   Py_VISIT(self->names);
   Py_VISIT(self->known);
+  Py_VISIT(self->last_row);
+  Py_VISIT(self->last_names);
   return 0;
 }
 
@@ -438,6 +494,9 @@ static int dispatcher_clear(dispatcher_t *self) {
   Py_CLEAR(self->positions);
   Py_CLEAR(self->names);
   Py_CLEAR(self->known);
+  Py_CLEAR(self->last_key);
+  Py_CLEAR(self->last_row);
+  Py_CLEAR(self->last_names);
   return 0;
 }
 
@@ -465,23 +524,148 @@ static PyType_Slot slots[] = {{Py_tp_new, dispatcher_new},
 static PyType_Spec spec = {"bundler.runtime.launch._dispatch.Dispatcher", sizeof(dispatcher_t), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
 
+/* ------------------------------------------------------------------------------------------------------ kernel[grid] */
+
+/* What `kernel[grid]` returns: calls a function with the grid in front.  functools.partial does the same, and took, with the method
+ * that made it, a sixth of a launch. */
+typedef struct {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject *function, *grid;
+} bound_t;
+
+static PyTypeObject *bound_type;
+
+static PyObject *call_bound(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names) {
+  bound_t *self = (bound_t *)object;
+  Py_ssize_t count = PyVectorcall_NARGS(flagged), all = count + (names == NULL ? 0 : PyTuple_GET_SIZE(names));
+  PyObject *on_stack[MOST_VALUES + 1], **with_grid = on_stack, *result, *kept;
+  if (flagged & PY_VECTORCALL_ARGUMENTS_OFFSET) { /* the caller lets us write in front of its arguments */
+    with_grid = (PyObject **)args - 1;
+    kept = with_grid[0];
+    with_grid[0] = self->grid;
+    result = PyObject_Vectorcall(self->function, with_grid, (size_t)count + 1, names);
+    with_grid[0] = kept;
+    return result;
+  }
+  if (all > MOST_VALUES && (with_grid = PyMem_New(PyObject *, all + 1)) == NULL)
+    return PyErr_NoMemory();
+  with_grid[0] = self->grid;
+  memcpy(with_grid + 1, args, (size_t)all * sizeof(PyObject *));
+  result = PyObject_Vectorcall(self->function, with_grid, (size_t)count + 1, names);
+  if (with_grid != on_stack)
+    PyMem_Free(with_grid);
+  return result;
+}
+
+static int bound_traverse(bound_t *self, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(self->function);
+  Py_VISIT(self->grid);
+  return 0;
+}
+
+static int bound_clear(bound_t *self) {
+  Py_CLEAR(self->function);
+  Py_CLEAR(self->grid);
+  return 0;
+}
+
+static void bound_dealloc(bound_t *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  bound_clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+static PyMemberDef bound_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(bound_t, vectorcall), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot bound_slots[] = {{Py_tp_dealloc, bound_dealloc},
+                                    {Py_tp_traverse, bound_traverse},
+                                    {Py_tp_clear, bound_clear},
+                                    {Py_tp_call, PyVectorcall_Call},
+                                    {Py_tp_members, bound_members},
+                                    {Py_tp_doc, "A kernel with its grid: call it with the kernel's arguments."},
+                                    {0, NULL}};
+
+static PyType_Spec bound_spec = {"bundler.runtime.launch._dispatch.Bound", sizeof(bound_t), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                                     Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                 bound_slots};
+
+typedef struct {
+  PyObject_HEAD
+  PyObject *launch;
+} gridded_t;
+
+static PyObject *subscript(PyObject *object, PyObject *grid) {
+  PyObject *function = ((gridded_t *)object)->launch;
+  bound_t *made;
+  if (function == NULL) {
+    PyErr_SetString(PyExc_AttributeError, "_launch");
+    return NULL;
+  }
+  made = PyObject_GC_New(bound_t, bound_type);
+  if (made == NULL)
+    return NULL;
+  made->vectorcall = call_bound;
+  made->function = Py_NewRef(function);
+  made->grid = Py_NewRef(grid);
+  PyObject_GC_Track(made);
+  return (PyObject *)made;
+}
+
+static int gridded_traverse(gridded_t *self, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(self->launch);
+  return 0;
+}
+
+static int gridded_clear(gridded_t *self) {
+  Py_CLEAR(self->launch);
+  return 0;
+}
+
+static void gridded_dealloc(gridded_t *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  gridded_clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+static PyMemberDef gridded_members[] = {{"_launch", T_OBJECT_EX, offsetof(gridded_t, launch), 0, "launch(grid, *arguments)"},
+                                        {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot gridded_slots[] = {{Py_tp_dealloc, gridded_dealloc},
+                                      {Py_tp_traverse, gridded_traverse},
+                                      {Py_tp_clear, gridded_clear},
+                                      {Py_mp_subscript, subscript},
+                                      {Py_tp_members, gridded_members},
+                                      {Py_tp_doc, "Has `_launch`, which `self[grid]` calls with the grid in front."},
+                                      {0, NULL}};
+
+static PyType_Spec gridded_spec = {"bundler.runtime.launch._dispatch.Gridded", sizeof(gridded_t), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, gridded_slots};
+
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dispatch", "The compiled dispatcher.", -1, NULL,
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__dispatch(void) {
-  PyObject *made, *type = PyType_FromSpec(&spec);
+  PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec), *gridded = PyType_FromSpec(&gridded_spec);
+  bound_type = (PyTypeObject *)PyType_FromSpec(&bound_spec);
   word_device = PyUnicode_InternFromString("device");
   word_stream = PyUnicode_InternFromString("stream");
   word_data_ptr = PyUnicode_InternFromString("data_ptr");
   word_get_device = PyUnicode_InternFromString("get_device");
   word_dtype = PyUnicode_InternFromString("dtype");
-  made = PyModule_Create(&module);
-  if (type == NULL || made == NULL || !word_device || !word_stream || !word_data_ptr || !word_get_device ||
-      !word_dtype || PyModule_AddObjectRef(made, "Dispatcher", type) < 0) {
-    Py_XDECREF(type);
-    Py_XDECREF(made);
-    return NULL;
-  }
-  Py_DECREF(type);
+  if (type == NULL || gridded == NULL || bound_type == NULL || made == NULL || !word_device || !word_stream ||
+      !word_data_ptr || !word_get_device || !word_dtype || PyModule_AddObjectRef(made, "Dispatcher", type) < 0 ||
+      PyModule_AddObjectRef(made, "Gridded", gridded) < 0)
+    Py_CLEAR(made);
+  Py_XDECREF(type);
+  Py_XDECREF(gridded);
   return made;
 }

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load`: from a bundle to `Kernels`, its kernels by name, ready to be launched; the public way into the launch room."""
+"""`load`: from a bundle to `Kernels`, its kernels by name, ready to be launched; the public way into the launch room.
+
+Users call it as `bundler.runtime.load`.  The tuner, which has kernels before there is a bundle, makes its `StaticKernel`s itself.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,7 @@ def load(
         NotFound: the bundle has no kernel, or a fallback is for none of its kernels.
         FormatError, DigestMismatch: what is at the path is not a bundle, or a damaged one.
     """
+    # Only what was opened here is closed here: a bundle that was given may serve others.
     owned = None
     if not isinstance(bundle, Bundle):
         bundle = owned = Bundle.load(bundle)
@@ -70,9 +74,11 @@ class Kernels(Mapping[str, StaticKernel]):
         self._driver, self._owned, self._targets = driver, owned, {str(k.target) for k in bundle.kernels}
         self._loader, self._hooks = Loader(driver), Hooks()
         self._compiled: list[Bundle] = []
+        # By kernel key: its name and the reason, for who asks for that name.
         self._refused: dict[str, tuple[str, str]] = {}
         self._fallback, self._debug, self._lock = fallback, debug, threading.Lock()
         self._loader.add_source(bundle)
+        # Names of fallbacks alone are there, too: Triton compiles their first kernel.
         found = self._specializations(bundle)
         self._found = {name: found.get(name, []) for name in sorted(found.keys() | fallback.keys())}
         # Made when first asked for, since that decodes what was recorded of a kernel's specializations: a process uses few.
@@ -130,6 +136,7 @@ class Kernels(Mapping[str, StaticKernel]):
 
     def unload(self) -> None:
         """Take all kernels off their devices, after the launches that use them ended; the next launch loads again."""
+        # What was remembered goes first, so that no call finds a kernel that is no longer on its device.
         with self._lock:
             made = list(self._kernels.values())
         for kernel in made:
@@ -154,6 +161,7 @@ class Kernels(Mapping[str, StaticKernel]):
             return kernel
 
     def _adopt(self, bundle: Bundle) -> None:
+        # The bundle stays open as long as this object: its kernels are read when a call needs them.
         self._compiled.append(bundle)
         self._loader.add_source(bundle)
         for name, found in self._specializations(bundle).items():
@@ -163,6 +171,7 @@ class Kernels(Mapping[str, StaticKernel]):
     def _specializations(self, bundle: Bundle) -> dict[str, list[Specialization]]:
         by_name: dict[str, list[Specialization]] = {}
         for kernel in bundle.kernels:
+            # Architectures are told apart at a call, which knows its device.
             if kernel.target.backend != self._driver.backend:
                 continue
             reason = _unknown(kernel)

@@ -113,7 +113,10 @@ class Reader:
 def _tensor_entry(dtype: Any, address: int, found: int | None, device: int) -> Any:
     """Return the entry of a tensor found on a device: its type alone in the common case, aligned and on the current device."""
     aligned = address & _UNALIGNED == 0
-    return dtype if aligned and found == device else (dtype, found, aligned)
+    if aligned and found == device:
+        return dtype
+    # A tensor without memory may be anywhere, and one with memory on another device may not: they are two kinds of call.
+    return dtype, found, aligned, address == 0
 
 
 def device_of(tensor: Any, pointer_device: Callable[[int], int | None]) -> int | None:

@@ -1,25 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """`compiled_dispatcher`: the compiled half of `StaticKernel`'s launch, where the extension `_dispatch` was built.
 
-It tells calls apart as `Reader` does, and hands to Python those that it does not know.
+It tells calls apart as `Reader` does, and hands to Python those that it does not know.  `Gridded` is what `StaticKernel` inherits from
+for `kernel[grid]`: the extension's type, or the same in Python.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.launch_hooks import Hooks
 
 
-def dispatcher_type() -> Any | None:
-    """Return the extension's dispatcher, None where it was not built."""
+def _extension() -> Any | None:
     try:
         from bundler.runtime.launch import _dispatch  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         return None
-    return _dispatch.Dispatcher
+    return _dispatch
+
+
+def dispatcher_type() -> Any | None:
+    """Return the extension's dispatcher, None where it was not built."""
+    return getattr(_extension(), "Dispatcher", None)
+
+
+class PythonGridded:
+    """Has `_launch`, which `self[grid]` calls with the grid in front."""
+
+    _launch: Callable[..., None]
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return functools.partial(self._launch, grid)
+
+
+if TYPE_CHECKING:
+    Gridded = PythonGridded
+else:
+    Gridded = getattr(_extension(), "Gridded", PythonGridded)
 
 
 def compiled_dispatcher(

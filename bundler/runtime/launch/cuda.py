@@ -101,10 +101,11 @@ class CudaDriver(NativeDriver):
     # Contexts --------------------------------------------------------------------------------------------------------
 
     def _current_device(self) -> int:
-        if not self._current_context():
-            return 0
         device = ctypes.c_int()
-        self.check(self._library.cuCtxGetDevice(device), "cuCtxGetDevice")
+        status = self._library.cuCtxGetDevice(device)
+        if status == api.INVALID_CONTEXT:  # there is none in this thread
+            return 0
+        self.check(status, "cuCtxGetDevice")
         return device.value
 
     def _current_context(self) -> int:
@@ -112,10 +113,13 @@ class CudaDriver(NativeDriver):
         self.check(self._library.cuCtxGetCurrent(context), "cuCtxGetCurrent")
         return context.value or 0
 
-    def _place(self, device: int) -> int:
-        """Return the context for a device: the current one if it is on that device, else the primary one."""
+    def _go_to(self, device: int) -> tuple[int, Leave]:
+        """Make a context for a device current: the one that is, if it is on that device, else the primary one."""
         current = self._current_context()
-        return current if current and self._current_device() == device else self._primary(device)
+        if current and self._current_device() == device:
+            return current, _stay
+        primary = self._primary(device)
+        return primary, self._enter(primary)
 
     def _primary(self, device: int) -> int:
         with self.lock:

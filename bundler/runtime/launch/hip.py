@@ -110,16 +110,16 @@ class HipDriver(NativeDriver):
         self.check(self._library.hipGetDevice(device), "hipGetDevice")
         return device.value
 
-    def _place(self, device: int) -> int:
-        return device
+    def _go_to(self, device: int) -> tuple[int, Leave]:
+        return device, self._enter(device)
 
     def _enter(self, device: int) -> Leave:
         before = self._current_device()
         if before != device:
-            self._go_to(device)
-        return functools.partial(self._go_to, before)
+            self._set_device(device)
+        return functools.partial(self._set_device, before)
 
-    def _go_to(self, device: int) -> None:
+    def _set_device(self, device: int) -> None:
         self.check(self._library.hipSetDevice(device), f"hipSetDevice({device})")
 
     def _read_properties(self, device: int) -> DeviceProperties:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
 from bundler.runtime.launch.parameter_buffer import Packer
-from bundler.runtime.launch.plan import LaunchPlan
+from bundler.runtime.launch.plan import LaunchPlan, Parameter
+from bundler.runtime.launch.shared_parts import SharedParts
 
 # What `fail` is told when it was not the driver that refused.
 CLOSED, BAD_GRID = -1, -2
@@ -81,11 +82,12 @@ def compiled_launcher(kind: Any, binding: Binding) -> Any:
             packers.append(Packer(plan))
         return bytes(packers[0].pack(values))
 
+    arguments, fields = _packings.get(plan.parameters, _packing)
     extended = binding.extended if binding.attributes else None
     return kind(
-        plain=_address(binding.plain),
-        extended=0 if extended is None else _address(extended),
-        where=_address(binding.ask_place),
+        plain=_addresses.get(binding.plain, _address),
+        extended=0 if extended is None else _addresses.get(extended, _address),
+        where=_addresses.get(binding.ask_place, _address),
         place=binding.place,
         function=binding.function,
         block=plan.block_threads,
@@ -93,8 +95,8 @@ def compiled_launcher(kind: Any, binding: Binding) -> Any:
         shared=plan.shared_bytes,
         attributes=binding.attributes,
         buffer_bytes=plan.buffer_bytes,
-        arguments=len(plan.arguments),
-        fields=tuple((p.kind, p.offset, -1 if p.argument is None else p.argument) for p in plan.parameters),
+        arguments=arguments,
+        fields=fields,
         slow_pack=slow_pack,
         fail=binding.fail,
         enter=binding.enter,
@@ -102,9 +104,22 @@ def compiled_launcher(kind: Any, binding: Binding) -> Any:
     )
 
 
+def _packing(parameters: tuple[Parameter, ...]) -> tuple[int, tuple[tuple[str, int, int], ...]]:
+    """Return how many values the extension packs, and for each parameter its kind, its offset and the value that fills it, or -1."""
+    filled = sum(parameter.argument is not None for parameter in parameters)
+    return filled, tuple((p.kind, p.offset, -1 if p.argument is None else p.argument) for p in parameters)
+
+
+# Plans of one signature share their parameters.
+_packings: SharedParts[tuple[Parameter, ...], tuple[int, tuple[tuple[str, int, int], ...]]] = SharedParts(1024)
+
+
 def _address(function: Any) -> int:
     # A function of ctypes is memory that holds its address; cast() would take five times as long.
     return ctypes.c_void_p.from_buffer(function).value or 0
+
+
+_addresses: SharedParts[Any, int] = SharedParts(64)
 
 
 class CtypesLauncher:
@@ -114,7 +129,8 @@ class CtypesLauncher:
     """
 
     def __init__(self, binding: Binding) -> None:
-        self._binding, self._packer = binding, Packer(binding.plan)
+        self._binding, self._scratch = binding, binding.scratch
+        self._pack_into = Packer(binding.plan).pack_into
         self._frames: list[_Frame] = []
         self._closed = False
 
@@ -124,24 +140,22 @@ class CtypesLauncher:
 
     def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: int, /, *values: Any) -> None:
         """Launch; see `Launcher`."""
-        frame = self._take()
-        self._packer.pack_into(frame.buffer, values)
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = _Frame(self._binding)
+        self._pack_into(frame.buffer, values)
         place = (grid_x, grid_y, grid_z, stream)
         if self._closed:
             self._binding.fail(CLOSED)
         if place == frame.place or self._aim(frame, place):
-            scratch = self._binding.scratch
-            if scratch is None:
-                self._launch(frame)
+            if self._scratch is not None:
+                self._launch_with_scratch(self._scratch, frame, place, values)
             else:
-                self._launch_with_scratch(scratch, frame, place, values)
+                status = frame.launch()
+                if status:
+                    self._launch_again(frame, status)
         self._frames.append(frame)
-
-    def _take(self) -> _Frame:
-        try:
-            return self._frames.pop()
-        except IndexError:
-            return _Frame(self._binding)
 
     def _aim(self, frame: _Frame, place: tuple[Any, ...]) -> bool:
         """Write a grid and a stream into a frame; returns False when there is nothing to launch."""
@@ -157,10 +171,9 @@ class CtypesLauncher:
         frame.place = place
         return True
 
-    def _launch(self, frame: _Frame) -> None:
-        """Launch, and a second time in the right place: asking for the place before each launch costs as much as packing."""
+    def _launch_again(self, frame: _Frame, status: int) -> None:
+        """Launch in the right place what another place refused; asking for the place before each launch costs as much as packing."""
         binding = self._binding
-        status = frame.launch()
         if status in binding.elsewhere and binding.current_place() != binding.place:
             leave = binding.enter()
             try:
@@ -177,7 +190,7 @@ class CtypesLauncher:
         try:
             global_address, profile_address, release = scratch(*place)
             try:
-                self._packer.pack_into(frame.buffer, values, global_address, profile_address)
+                self._pack_into(frame.buffer, values, global_address, profile_address)
                 status = frame.launch()
             finally:
                 release()

@@ -69,7 +69,9 @@ class Loader:
             return found
 
     def _load(self, kernel: Kernel, device: int) -> Loaded:
-        image = self._sources[kernel.key].read(kernel.binary)
+        # The device binary is the first file of a launch set.
+        name, digest, *_ = next(kernel.files("launch"))
+        image = bytes(self._sources[kernel.key].view_blob(digest, name))
         plan = build_plan(kernel, image)
         module = self.driver.load(plan, image, device)
         return Loaded(plan, module, self.driver.launcher(module), device)

@@ -163,8 +163,8 @@ class NativeDriver(ABC):
     def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
         """Load verified bytes on a device."""
         check_fits(plan, self.properties(device), device)
-        place, handle, function = self._place(device), ctypes.c_void_p(), ctypes.c_void_p()
-        leave = self._enter(place)
+        handle, function = ctypes.c_void_p(), ctypes.c_void_p()
+        place, leave = self._go_to(device)
         try:
             status = getattr(self._library, self.calls.module_load)(handle, image)
             if status:
@@ -200,7 +200,8 @@ class NativeDriver(ABC):
             launchers.CtypesLauncher(binding) if kind is None else launchers.compiled_launcher(kind, binding)
         )
         with self.lock:
-            module.made = [reference for reference in module.made if reference() is not None]
+            if module.made:
+                module.made = [reference for reference in module.made if reference() is not None]
             module.made.append(weakref.ref(launcher))
             if module.lost:
                 launcher.close()
@@ -328,8 +329,12 @@ class NativeDriver(ABC):
         """Return the device that an address belongs to, None for memory that no device can read."""
 
     @abstractmethod
-    def _place(self, device: int) -> int:
-        """Return where a binary for a device is loaded: a context of CUDA, a device of HIP."""
+    def _go_to(self, device: int) -> tuple[int, launchers.Leave]:
+        """Make the place where a device's binaries are loaded current: a context of CUDA, a device of HIP.
+
+        Returns:
+            The place, and what goes back.
+        """
 
     @abstractmethod
     def _enter(self, place: int) -> launchers.Leave:

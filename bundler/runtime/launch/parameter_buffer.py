@@ -33,7 +33,6 @@ _FLOATS = {
     "fp32": float.fromhex("0x1.ffffffp+127"),
 }  # what rounds to more than the largest, and so to infinity
 _FLOAT = struct.Struct("<f")
-_ADDRESSES = 1 << 64
 
 
 class Packer:
@@ -48,7 +47,7 @@ class Packer:
         self._plan = plan
         self.nbytes = plan.buffer_bytes
         self._structure = struct.Struct(_struct_format(plan))
-        self._order = [(_CONVERTERS[p.kind], p) for p in plan.arguments]
+        self._order = [(_AS_IS.get(p.kind), _CONVERTERS[p.kind], p) for p in plan.arguments]
         self._count = len(self._order)
         hidden = [p.kind for p in plan.parameters if p.argument is None]
         self._global, self._profile = GLOBAL_SCRATCH in hidden, PROFILE_SCRATCH in hidden
@@ -66,8 +65,10 @@ class Packer:
         """
         if len(values) != self._count:
             self._refuse_count(len(values))
+        # Most values are of the one type that struct packs, or refuses, by itself: a call for each would double the time.
         packed = [
-            convert(value, self, parameter) for value, (convert, parameter) in zip(values, self._order, strict=True)
+            value if type(value) is as_is else convert(value, self, parameter)
+            for value, (as_is, convert, parameter) in zip(values, self._order)  # noqa: B905  # naming `strict` costs as much as a value
         ]
         if self._global:
             packed.append(global_scratch)
@@ -85,7 +86,7 @@ class Packer:
         return buffer
 
     def _refuse_count(self, got: int) -> NoReturn:
-        names = ", ".join(parameter.name for _, parameter in self._order)
+        names = ", ".join(parameter.name for *_, parameter in self._order)
         raise CannotLaunchStatically(
             f"{self._plan.kernel}: takes {count(self._count, 'value')} ({names}), got {got}",
             kernel=self._plan.kernel,
@@ -94,11 +95,13 @@ class Packer:
         )
 
     def _refuse_range(self, values: Sequence[Any], packed: Sequence[Any]) -> NoReturn:
-        for value, number, (_, parameter) in zip(values, packed, self._order, strict=False):
+        for value, number, (*_, parameter) in zip(values, packed, self._order, strict=False):
             try:
                 struct.pack("<" + _CODES[parameter.kind], number)
             except struct.error as error:
-                raise self.refusal(parameter, value, f"a number that fits {parameter.kind}") from error
+                pointer = parameter.kind == "pointer"
+                expected = "an address of 64 bits" if pointer else f"a number that fits {parameter.kind}"
+                raise self.refusal(parameter, value, expected) from error
         raise CannotLaunchStatically(
             f"{self._plan.kernel}: a scratch address is not a 64-bit number", kernel=self._plan.kernel
         )
@@ -132,15 +135,13 @@ def _struct_format(plan: LaunchPlan) -> str:
 def _pointer(value: Any, packer: Packer, parameter: Parameter) -> int:
     if value is None:
         return 0
-    address = value
-    if type(value) is not int:
-        ask = getattr(value, "data_ptr", None)
-        address = ask() if ask is not None else value
-    if not isinstance(address, int) or isinstance(address, bool):
-        raise packer.refusal(parameter, value, "a tensor, an address or None")
-    if not 0 <= address < _ADDRESSES:
-        raise packer.refusal(parameter, value, "an address of 64 bits")
-    return address
+    try:
+        address = value.data_ptr()
+    except AttributeError:  # an address of a type of its own, or nothing that has one
+        address = value
+    if type(address) is int or (isinstance(address, int) and not isinstance(address, bool)):
+        return address
+    raise packer.refusal(parameter, value, "a tensor, an address or None")
 
 
 def _integer(value: Any, packer: Packer, parameter: Parameter) -> int:
@@ -191,6 +192,14 @@ def _map(value: Any, packer: Packer, parameter: Parameter) -> bytes:
     raise packer.refusal(parameter, value, f"a tensor map of {TENSOR_MAP_BYTES} bytes")
 
 
+# The type whose values struct packs as they are, where there is one: its own check of the range is the one that holds.
+_AS_IS: dict[str, type] = {
+    "pointer": int,
+    **{f"{sign}{bits}": int for sign in "iu" for bits in (8, 16, 32, 64)},
+    "i1": bool,
+    "u1": bool,
+    "fp64": float,
+}
 _CONVERTERS: dict[str, Callable[[Any, Packer, Parameter], Any]] = {
     "pointer": _pointer,
     **{f"{sign}{bits}": _integer for sign in "iu" for bits in (8, 16, 32, 64)},

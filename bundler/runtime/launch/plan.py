@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from bundler.format.entries import Target
 from bundler.format.summary import Summarized
@@ -97,6 +98,14 @@ class LaunchPlan(Summarized):
     profile_scratch_align: int
     tensor_maps: tuple[TensorMap, ...] = ()
     pieces: tuple[Piece, ...] = ()
+
+    @classmethod
+    def of(cls, **fields: Any) -> LaunchPlan:
+        """Return the plan with all these fields."""
+        plan = object.__new__(cls)
+        # A frozen dataclass sets its fields one by one, which takes longer than all else of making a plan.
+        plan.__dict__.update(fields)
+        return plan
 
     @cached_property
     def arguments(self) -> tuple[Parameter, ...]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from bundler.errors import BundlerError, CannotLaunchStatically
 from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel, Target
-from bundler.format.launch_spec import LaunchFacts, LaunchSpec
+from bundler.format.launch_spec import LaunchFacts, LaunchSpec, Named
 from bundler.format.summary import count
 from bundler.runtime.launch.parameter_layout import Layout, read_layout
 from bundler.runtime.launch.plan import (
@@ -26,6 +27,7 @@ from bundler.runtime.launch.plan import (
     Piece,
     TensorMap,
 )
+from bundler.runtime.launch.shared_parts import SharedParts
 
 BACKENDS = ("cuda", "hip")
 MAX_RANK = 5
@@ -49,11 +51,12 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
     spec, backend = kernel.launch, kernel.target.backend
     refuse = _Refusal(spec.entry, kernel.key)
     _check_target(kernel.target, refuse)
+    # The binary has the last word on where parameters lie: what Triton recorded says their types and order alone.
     layout = read_layout(image, spec.entry)
     _check_numbers(spec, refuse)
     _check_threads(spec, layout, refuse)
     parameters, pieces, maps = _parameters(spec, backend, layout, refuse)
-    return LaunchPlan(
+    return LaunchPlan.of(
         kernel=kernel.name,
         key=kernel.key,
         entry=spec.entry,
@@ -61,6 +64,7 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
         parameters=parameters,
         buffer_bytes=layout.buffer_bytes,
         block_threads=spec.num_warps * kernel.target.warp_size,
+        # AMD's chips have no clusters; Triton writes down a number all the same.
         cluster=spec.num_ctas if backend == "cuda" else 1,
         shared_bytes=spec.shared_bytes,
         cooperative=spec.cooperative,
@@ -96,7 +100,7 @@ def can_launch(what: Any, image: bytes | None = None) -> str | None:
             _check_target(target, refuse)
         backend = target.backend if target is not None else "cuda"
         list(_pieces(spec.require_facts(), _tensor_maps(spec, backend, refuse), 1, refuse))
-    except BundlerError as error:
+    except BundlerError as error:  # every reason is one of ours; anything else is a mistake of ours, and is to be seen
         return error.message
     return None
 
@@ -128,6 +132,7 @@ def _check_numbers(spec: LaunchSpec, refuse: _Refusal) -> None:
 
 
 def _check_threads(spec: LaunchSpec, layout: Layout, refuse: _Refusal) -> None:
+    # With another number of threads than the compiler meant, a kernel computes something else without an error.
     threads = spec.num_warps * spec.warp_size
     if layout.block_threads not in {None, threads}:
         raise refuse(
@@ -160,6 +165,7 @@ def _pieces_of(
         yield from _descriptor_pieces(name, text, path, descriptors, refuse)
     elif text in _SCALARS:
         yield Piece(name, _SCALARS[text], path)
+    # A constant is compiled in, and passed to nobody.
     elif text != "constexpr":
         why = "; no launcher passes eight-bit floats by value" if text.startswith("fp8") else ""
         raise refuse(f"argument {name!r} has type {text:.80}, which cannot be passed{why}", argument=name, got=text)
@@ -173,6 +179,7 @@ def _descriptor_pieces(
     rank = match[2].count(",") + 1 if match is not None else 0
     if not 0 < rank <= MAX_RANK or "input_rank" in text:
         raise refuse(f"argument {name!r} is a tensor descriptor of a kind not known ({text:.80})", argument=name)
+    # A map holds neither shape nor strides in a form that a kernel could read, so these follow it in any case.
     mapped, flags = descriptors
     kinds = [TENSOR_MAP] if mapped else ["pointer", *["i64"] * 2 * rank, *["i1"] * flags]
     kinds += [*["i32"] * rank, *["i64"] * rank]
@@ -181,35 +188,49 @@ def _descriptor_pieces(
 
 
 _Shape = tuple[tuple[Parameter, ...], tuple[Piece, ...], tuple[TensorMap, ...]]
+_MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64
+
+
+@functools.lru_cache(maxsize=_MAX_SIGNATURES)
+def _variants(_signature: Named) -> dict[tuple[Any, ...], _Shape]:
+    """Return where the shapes of kernels with this signature are kept, by what else they follow from."""
+    return {}
+
+
 # Kernels that differ in their constants alone have one shape.
-_shapes: dict[tuple[Any, ...], _Shape] = {}
-_MAX_SHAPES = 1024
+_shapes: SharedParts[Named, dict[tuple[Any, ...], _Shape]] = SharedParts(_MAX_SIGNATURES)
 
 
 def _parameters(spec: LaunchSpec, backend: str, layout: Layout, refuse: _Refusal) -> _Shape:
     """Return the parameters where the binary has them, what fills them, and the tensor maps among them."""
     facts, hidden = spec.require_facts(), _hidden(spec, backend)
-    key = (facts.signature, spec.tensor_descriptors, backend, hidden, layout.slots)
-    found = _shapes.get(key)
+    variants = _shapes.get(facts.signature, _variants)
+    descriptors = spec.tensor_descriptors
+    key = (backend, hidden, layout.slots, descriptors if descriptors.payload else None)
+    found = variants.get(key)
     if found is None:
+        # Triton appends these to the parameters that its user wrote.
+        extra = [_SCRATCH[kind] for kind in hidden]
         maps = _tensor_maps(spec, backend, refuse)
-        pieces = _fitting(facts, maps, len(layout.slots) - len(hidden), hidden, refuse)
+        pieces = _fitting(facts, maps, len(layout.slots) - len(extra), extra, refuse)
         shown = [Parameter(p.name, p.kind, 0, KIND_BYTES[p.kind], number) for number, p in enumerate(pieces)]
-        found = _placed([*shown, *hidden], layout, refuse), pieces, _numbered(maps, pieces)
-        if len(_shapes) >= _MAX_SHAPES:
-            _shapes.clear()
-        _shapes[key] = found
+        found = _placed([*shown, *extra], layout, refuse), pieces, _numbered(maps, pieces)
+        if len(variants) >= _MAX_VARIANTS:
+            variants.clear()
+        variants[key] = found
     return found
 
 
-def _hidden(spec: LaunchSpec, backend: str) -> tuple[Parameter, ...]:
-    """Return the parameters that Triton appends: on CUDA as its metadata say, on HIP always two."""
-    always = backend == "hip"
-    wanted = (always or spec.global_scratch_bytes is not None, always or spec.profile_scratch_bytes is not None)
-    return tuple(parameter for parameter, there in zip(_SCRATCH, wanted, strict=True) if there)
+def _hidden(spec: LaunchSpec, backend: str) -> tuple[str, ...]:
+    """Return the kinds of parameters that Triton appends: on CUDA as its metadata say, on HIP always two."""
+    if backend == "hip" or (spec.global_scratch_bytes is not None and spec.profile_scratch_bytes is not None):
+        return GLOBAL_SCRATCH, PROFILE_SCRATCH
+    if spec.global_scratch_bytes is not None:
+        return (GLOBAL_SCRATCH,)
+    return () if spec.profile_scratch_bytes is None else (PROFILE_SCRATCH,)
 
 
-_SCRATCH = tuple(Parameter(kind, kind, 0, KIND_BYTES[kind], None) for kind in (GLOBAL_SCRATCH, PROFILE_SCRATCH))
+_SCRATCH = {kind: Parameter(kind, kind, 0, KIND_BYTES[kind], None) for kind in (GLOBAL_SCRATCH, PROFILE_SCRATCH)}
 
 
 # Tensor maps ------------------------------------------------------------------------------------------------------------
@@ -257,7 +278,7 @@ def _numbered(maps: tuple[TensorMap, ...] | None, pieces: tuple[Piece, ...]) -> 
 
 
 def _fitting(
-    facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, room: int, hidden: tuple[Parameter, ...], refuse: _Refusal
+    facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, room: int, hidden: list[Parameter], refuse: _Refusal
 ) -> tuple[Piece, ...]:
     """Return the pieces, as many as the binary has room for.
 
@@ -276,6 +297,7 @@ def _fitting(
                 got=len(pieces) + len(hidden),
             )
         pieces = fewer
+    # Each map belongs to one argument, by its place in the list.
     descriptors = sum(piece.kind == TENSOR_MAP for piece in pieces)
     if descriptors != len(maps or ()):
         raise refuse(f"it takes {count(descriptors, 'tensor descriptor')}, and the record describes {len(maps or ())}")
@@ -285,6 +307,7 @@ def _fitting(
 def _placed(parameters: list[Parameter], layout: Layout, refuse: _Refusal) -> tuple[Parameter, ...]:
     placed = []
     for number, (parameter, slot) in enumerate(zip(parameters, layout.slots, strict=True)):
+        # A wrong type would shift all that follows: the kernel would read one argument's bytes as another's.
         if slot.size != parameter.size:
             raise refuse(
                 f"argument {parameter.name!r} is recorded as {parameter.kind}, {count(parameter.size, 'byte')}, and parameter "

@@ -52,12 +52,12 @@ def scratch_for(plan: LaunchPlan, pool: Callable[[], ScratchPool]) -> Scratch | 
         plan: says how much, for each program of the grid and each block of a cluster.
         pool: where from; asked at each launch, since torch may come into the process later.
     """
+    if not (plan.global_scratch_bytes or plan.profile_scratch_bytes):
+        return None
     wanted = (
         (GLOBAL_SCRATCH, plan.global_scratch_bytes, plan.global_scratch_align),
         (PROFILE_SCRATCH, plan.profile_scratch_bytes, plan.profile_scratch_align),
     )
-    if not any(size for _, size, _ in wanted):
-        return None
 
     def allocate(grid_x: int, grid_y: int, grid_z: int, stream: int) -> tuple[int, int, Leave]:
         source, held = pool(), ExitStack()

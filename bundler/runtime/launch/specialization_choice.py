@@ -81,6 +81,10 @@ class Choices:
         if len(groups) != 1:  # two functions of one name: which of them is called is a question of all arguments
             return None
         numbers = {argument.name: number for number, argument in enumerate(groups[0].arguments)}
+        if not numbers.keys() >= {
+            *by_name
+        }:  # an option that a function of this name for another target has as a parameter
+            return None
         return CallShape(groups[0], chosen.call, chosen.seen, [*by_position, *(numbers[name] for name in by_name)])
 
     def _of(self, target: str) -> tuple[Group, ...]:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +14,7 @@ from bundler.format.summary import count
 from bundler.runtime import grids
 from bundler.runtime.launch.bound_call import BoundCall, Grids, bind_call, bind_like
 from bundler.runtime.launch.call_key import UNCACHEABLE, Reader
-from bundler.runtime.launch.compiled_dispatch import compiled_dispatcher
+from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
 from bundler.runtime.launch.device_check import check_address, check_memory
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
@@ -56,7 +55,7 @@ class _Cut(NamedTuple):
     shapes: dict[tuple[Any, ...], tuple[CallShape, BoundCall]]
 
 
-class StaticKernel:
+class StaticKernel(Gridded):
     """One kernel of a bundle, in all its recorded specializations.
 
     `kernel[grid](*args, **keywords)` is called as Triton's own: keywords are parameters, or options such as `num_warps`.  The
@@ -83,8 +82,10 @@ class StaticKernel:
         self._loader, self._driver, self._hooks = loader, loader.driver, hooks
         self._fallback, self._debug = fallback, debug
         self._reader = Reader(self._driver.backend, self._driver.pointer_device)
+        # By key; None stands for calls that Triton made, and that no kernel of ours fits.
         self._bound: dict[tuple[Any, ...], BoundCall | None] = {}
         self._cuts: dict[tuple[int, tuple[str, ...]], _Cut] = {}
+        # By the size of a cluster: what a grid may be depends on nothing else of a kernel.
         self._grids: dict[int, Grids] = {}
         self._specializations: tuple[Specialization, ...] = ()
         self._by_value: Mapping[str, bool] = {}
@@ -98,9 +99,6 @@ class StaticKernel:
     def specializations(self) -> tuple[Specialization, ...]:
         """The recorded kernels, in the order of their keys."""
         return self._specializations
-
-    def __getitem__(self, grid: grids.Grid) -> Callable[..., None]:
-        return functools.partial(self._launch, grid)
 
     def handle(self, *args: Any, **keywords: Any) -> Handle:
         """Return the specialization that a call like this one would launch, to launch it again and again without a look.
@@ -141,6 +139,7 @@ class StaticKernel:
 
     def forget(self) -> None:
         """Drop what was remembered of calls."""
+        # New objects, since launches that run in other threads still read the old ones.
         self._bound, self._cuts, self._grids = {}, {}, {}
         launch = self._launcher(tells=False)
         self._launch = compiled_dispatcher(
@@ -166,10 +165,12 @@ class StaticKernel:
             values: list[Any] = []
             read(args, positions, device, key, values)
             if keywords:
+                # A name that is no parameter is an option, and options count by their values.
                 names = tuple(keywords)
                 key.append(names)
                 read(keywords.values(), [by_value.get(name, True) for name in names], device, key, values)
             call = tuple(key)
+            # With too many arguments the key ends before them, and is that of a call that is right.
             bound = remembered.get(call) if len(args) <= most else None
             if bound is None:
                 bound = meet(device, grid, args, keywords, call)
@@ -181,6 +182,7 @@ class StaticKernel:
             sizes = bound.grids.get(grid) if type(grid) is tuple else None
             if sizes is None:
                 sizes = self._measure(bound, args, keywords, grid)
+            # The stream is asked for last: what was called so far may have changed it.
             x, y, z = sizes
             if hooks.present():
                 self._with_hooks(bound, sizes, current_stream(device), values)
@@ -191,6 +193,7 @@ class StaticKernel:
         return launch
 
     def _check_addresses(self, bound: BoundCall, values: list[Any], device: int) -> None:
+        # Unlike a tensor, a number says nothing of where its memory lies, and each call brings another.
         for index, name in bound.addresses:
             check_address(self.name, name, values[index], device, self._driver.pointer_device)
 
@@ -200,6 +203,7 @@ class StaticKernel:
         if callable(grid):
             grid = grid({**bound.defaults, **dict(zip(bound.names, args, strict=False)), **keywords})
         sizes = grids.checked(grid, self.name, self._driver.backend, bound.loaded.plan.cluster)
+        # Other kinds of grids are rare, or have no hash.
         if type(grid) is tuple:
             if len(bound.grids) >= MAX_REMEMBERED:
                 bound.grids.clear()
@@ -219,7 +223,7 @@ class StaticKernel:
         self, device: int, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any], key: tuple[Any, ...]
     ) -> BoundCall | None:
         """Prepare for a call not seen before; None when Triton made it."""
-        # The key of a call with too many arguments ends before them.
+        # What no key stands for is compared in full each time; so is a call with too many arguments, which is refused.
         if UNCACHEABLE in key or len(args) > len(self._positions):
             cut, bound = None, None
         else:
@@ -248,6 +252,7 @@ class StaticKernel:
         if found is None:
             by_position = [index for index in range(count) if self._positions[index : index + 1] == (True,)]
             by_name = [name for name in names if self._by_value.get(name, False)]
+            # In front of the arguments stands the device, in front of the keywords their names.
             after = 1 + count + 1
             constants = [1 + index for index in by_position] + [after + names.index(name) for name in by_name]
             rest = [index for index in range(after + len(names) if names else 1 + count) if index not in constants]
@@ -286,6 +291,7 @@ class StaticKernel:
             fallback.launch_again(grid, args, keywords)
             return
         fallback.launch(grid, args, keywords)
+        # A note that Triton had such a call; the next one is compared again all the same, since this one may have added its kernel.
         if UNCACHEABLE not in key:
             self._bound[key] = None
 
@@ -302,6 +308,7 @@ class StaticKernel:
     def _bind(self, chosen: Chosen, device: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> BoundCall:
         values, ask = chosen.call.values, self._driver.pointer_device
         names = tuple(argument.name for argument in chosen.specialization.arguments)
+        # A kernel that reads memory of the host, or of another device, fails long after its launch, and without a name.
         for name, value in zip(names, values, strict=True):
             check_memory(self.name, name, value, device, ask)
         loaded = self._loader.load(chosen.specialization.kernel, device)

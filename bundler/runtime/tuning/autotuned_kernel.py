@@ -45,7 +45,7 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_reports import moved_bytes
 from bundler.toolchain import tuner_toolchain as toolchain
 
-_GB, _NS = 1e9, 1e6
+_BYTES_OF_GB, _NS_OF_MS = 1e9, 1e6
 _LOG = logging.getLogger("bundler.runtime")
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -112,7 +112,7 @@ class AutotunedKernel:
         self._listed, self._pruning, self._make_clock, self._cache_results = listed, pruning, clock, cache_results
         self._effects = effects
         self._interpreted, self._wrapped = toolchain.interpreted(function), function is not self.base
-        self._places = [self.arg_names.index(name) for name in key]
+        self._places = [self.arg_names.index(name) for name in key]  # once, since `_memo` runs at every call
         self._state: _LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
@@ -149,6 +149,7 @@ class AutotunedKernel:
         """Drop what was chosen and loaded; records on disk stay."""
         with self._lock:
             state, self._state, self._choices = self._state, None, {}
+            # A bundle that the user gave stays open; one that was opened from a path is this object's to close.
             if state is not None:
                 state.static.forget()
                 state.loader.unload()
@@ -168,14 +169,15 @@ class AutotunedKernel:
             if self._launches_nothing(grid, args, keywords):
                 return
             choice = self._choose(state, grid, args, keywords)
-        self.best_config = choice.config
+        self.best_config = choice.config  # for programs that read it after a call, as Triton's tuner has it
+        # Only conflicts are looked for here; a call's other faults were reported when its config was chosen.
         if keywords and not keywords.keys().isdisjoint(choice.keywords):
             self._check_call(args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         if self.options.dump is not None:
             self.options.dump.add(self.__name__, args, keywords, choice.config.all_kwargs(), grid)
-        if profiler_ranges.active():
+        if profiler_ranges.active():  # a range takes microseconds, so it is opened for a profiler only
             with profiler_ranges.launch_range(self.__name__, args, choice.config):
                 self._launch(state, choice, grid, args, keywords)
             return
@@ -190,6 +192,7 @@ class AutotunedKernel:
             self._start(state, choice, grid, args, keywords)
 
     def _start(self, state: _LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
+        # The set is empty for nearly every kernel, and hashing a config takes longer than this look.
         if state.through_triton and choice.config in state.through_triton:
             self.fn.run(*args, grid=grid, warmup=False, **{**keywords, **choice.keywords})
         else:
@@ -226,7 +229,7 @@ class AutotunedKernel:
         compiler = self._compiler(state, grid or (1,), args, keywords)
         found = compiler.build(self._pruned(args, keywords).configs)
         for candidate in found:
-            if isinstance(candidate, StaticCandidate):
+            if isinstance(candidate, StaticCandidate):  # loaded to see whether the device takes it
                 candidate.close()
         return [candidate.key for candidate in found if candidate.key]
 
@@ -253,6 +256,7 @@ class AutotunedKernel:
 
     def _memo(self, state: _LaunchState, args: Args, keywords: Keywords) -> tuple[Any, ...]:
         """Return device and tuning key: the values of the key's arguments, then the element types of all tensors."""
+        # Element types are part of the key, as in Triton: equal sizes in another precision are another problem.
         if keywords:
             named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
             values = [named[name] for name in self.keys if name in named]
@@ -309,7 +313,7 @@ class AutotunedKernel:
                 self.misses.append((question.key, found.reason))
                 _LOG.info("%s is tuned: %s", self.__name__, found.reason)
                 found = self._tune(state, question, grid, args, keywords)
-            elif found.specializations and state.bundle is not None:
+            elif found.specializations and state.bundle is not None:  # the kernels came with the record
                 state.loader.add_source(state.bundle)
                 state.static.add(found.specializations)
             self._report(state, found, grid, args, keywords)
@@ -344,12 +348,12 @@ class AutotunedKernel:
         outcome = self._trial(compiler).run(question.listed.configs)
         winner = outcome.winner
         assert isinstance(winner, StaticCandidate | TritonCandidate)
-        self._adopt(state, winner.config, winner.made)
+        self._adopt(state, winner.config, winner.made)  # compiled already, so the launch need not
         winner.close()
         state.lookup.keep(outcome, question)
         named = tuning_winners.named_of(winner.config)
         best = next((timing.time_ns for timing in outcome.timings if timing.config == named), None)
-        return Choice.of(winner.config, outcome.found_by, None if best is None else best / _NS)
+        return Choice.of(winner.config, outcome.found_by, None if best is None else best / _NS_OF_MS)
 
     def _compiler(self, state: _LaunchState, grid: grids.Grid, args: Args, keywords: Keywords) -> CandidateCompiler:
         return CandidateCompiler(
@@ -362,11 +366,11 @@ class AutotunedKernel:
         return Trial(self.__name__, compiler, self._effects, self._make_clock, self.options)
 
     def _compile(self, state: _LaunchState, config: Config, args: Args, keywords: Keywords) -> CompiledConfig:
-        compiler = self._compiler(state, (1,), args, keywords)
+        compiler = self._compiler(state, (1,), args, keywords)  # a grid is no part of what is compiled
         return make(self.base, compiler.keywords(config), compiler.place.target)
 
     def _adopt(self, state: _LaunchState, config: Config, made: CompiledConfig) -> None:
-        if made.reason is not None:
+        if made.reason is not None:  # it needs something that only Triton's own launcher gives a kernel
             _LOG.info("%s is launched by Triton: %s", self.__name__, made.reason)
             state.through_triton.add(config)
             return
@@ -390,4 +394,4 @@ class AutotunedKernel:
         if time_ms is None:
             time_ms = self._trial(compiler).time_one(choice.config)
         if time_ms is not None:
-            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _GB)
+            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _BYTES_OF_GB)

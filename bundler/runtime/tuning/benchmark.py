@@ -70,7 +70,7 @@ class CudaClock:
         cuda = self._torch.cuda
         reset()
         launch()
-        cuda.synchronize()
+        cuda.synchronize()  # the first launch may load the kernel, which is no part of its time
         # Emptying the cache can take longer than the launch.  So the time of a whole round decides how many there are, and
         # a measurement takes about `rep_ms` of wall time.
         _, round_ms = self._timed(launch, reset, _ESTIMATES)
@@ -85,6 +85,7 @@ class CudaClock:
             self._buffer = self._torch.empty(_FLUSH_BYTES, dtype=self._torch.int8, device="cuda")
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(runs)]
+        # All rounds are queued before the one wait at the end: a wait after each would measure the idle GPU's wake-up, too.
         for start, end in pairs:
             reset()
             self._buffer.zero_()
@@ -163,12 +164,14 @@ class Sandbox:
         self.values = dict(values)
         self.staged: dict[str, Any] = {}
         self._originals: dict[str, Any] = {}
+        # Clones may use what the program has used before, so that tuning does not raise its peak; beyond that, host memory.
         budget = free_budget() if stage else None
         same: dict[tuple[Any, ...], Any] = {}
         for name in dict.fromkeys([*self._restored, *self._zeroed]):
             tensor = values[name]
             size = span_bytes(tensor)
             identity = (tensor.data_ptr(), tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+            # The same memory under two names stays the same memory: a kernel may rely on the two being one.
             if identity in same:
                 self.values[name] = same[identity]
             elif budget is not None and size > budget:
@@ -199,6 +202,7 @@ class Sandbox:
         try:
             yield self
         finally:
+            # Only staged tensors were used in place; clones left the caller's alone.
             for name, copy in self.staged.items():
                 self._originals[name].copy_(copy)
             self.staged.clear()

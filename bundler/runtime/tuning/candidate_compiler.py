@@ -96,7 +96,9 @@ def make(function: Any, call: Mapping[str, Any], target: Target) -> CompiledConf
     event = toolchain.compile_call(function, call, target)
     problems: list[tuple[str, str]] = []
     root, key = os.path.split(event.directory)
+    # A bundle in memory, of the launch set alone: kernels of bundles and of this process are then loaded in one way.
     builder = Builder(root, "launch")
+    # A hit has the times of the compile that made it, which is not this one.
     times = () if event.cache_hit else tuple(event.stage_times_us)
     if not builder.add_directory(key, Observation(layouts=("triton",), times_us=times), known_facts(event, problems)):
         raise CompileFailed(
@@ -152,11 +154,13 @@ class CandidateCompiler:
                 raise failed
             made = self.made[config] = make(self._function, self.keywords(config), self.place.target)
         except CompileFailed as error:
+            # A fault of the kernel is the user's to see; a config that is only too large is one candidate less.
             if not toolchain.tolerated(error):
                 error.facts["config"] = str(config)
                 raise
             return Refused(config, str(error.facts.get("reason") or error.message))
         if made.reason is None:
+            # Loaded at once: too much shared memory shows here, before the config takes a turn on the clock.
             static = StaticCandidate(config, made, self)
             reason = static.why_not()
             return static if reason is None else Refused(config, reason, made.kernel.key)
@@ -164,11 +168,12 @@ class CandidateCompiler:
 
     def _compile_ahead(self, configs: Sequence[Config]) -> dict[Config, CompileFailed]:
         """Let worker processes fill Triton's cache; returns what they could not compile."""
+        # Workers only fill Triton's cache: a config that they compiled is compiled again here, and is a hit then.
         source = importable(self._function) if self._workers != 1 or self._service is not None else None
         if source is None or len(configs) < LEAST_PARALLEL:
             return {}
         jobs: dict[Config, Job] = {}
-        with toolchain.for_target(self.place.target):
+        with toolchain.for_target(self.place.target):  # specializing asks Triton's driver for the target
             for config in configs:
                 try:
                     found = jit_specialization.specialize_call(self._function, self.keywords(config))
@@ -193,6 +198,7 @@ def importable(function: Any) -> SourceRef | None:
     if module is None or module.__name__ == "__main__" or not path or not path.endswith(".py") or _LOCAL in name:
         return None
     try:
+        # Another decorator, or a later definition, may have taken the name: a worker would import the wrong function.
         if jit_specialization.jit_function(module_import.function_in(module, name)) is not function:
             return None
         return source_of(module_import.find(path), name)
@@ -210,7 +216,7 @@ class _BaseCandidate:
         self._config, self._made, self._compiler = config, made, compiler
         try:
             self._usage = usage_of(made.image, made.kernel.spec.entry, made.kernel.target)
-        except FormatError:
+        except FormatError:  # the binary may still run: unknown usage only means that it is not judged by it
             self._usage = Usage(None, None)
 
     @property
@@ -244,6 +250,7 @@ class StaticCandidate(_BaseCandidate):
 
     def __init__(self, config: Config, made: CompiledConfig, compiler: CandidateCompiler) -> None:
         super().__init__(config, made, compiler)
+        # A loader of its own, so that closing one candidate unloads nothing of another.
         self._loader = Loader(compiler.place.driver)
         self._loader.add_source(made.bundle)
 
@@ -277,6 +284,7 @@ class StaticCandidate(_BaseCandidate):
         def launch() -> None:
             handle.launch(*sizes, stream, *given)
 
+        # Hooks are asked for once: with none a timed launch has no extra call in it.
         return (lambda: hooks.around(facts, launch)) if hooks.present() else launch
 
     def close(self) -> None:

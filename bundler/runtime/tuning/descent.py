@@ -69,6 +69,7 @@ class Space:
             names += ["num_stages"] if self.matmul or self.native_matmul else []
             names += ["waves_per_eu"] if self.hip else []
             names += ["NUM_STAGES"] if self.mix_order else []
+        # A batched product has one block along z by construction.
         skipped = self.frozen | ({"ZBLOCK"} if self.native_matmul else set())
         known = [name for name in dict.fromkeys(names) if name not in skipped]
         return [name for name in known if get(config, name, hip=self.hip) is not None]
@@ -79,6 +80,7 @@ class Space:
         assert value is not None
         steps = max(radius, 2) if name == "NUM_STAGES" else radius
         found = []
+        # Larger values first, as Inductor has it: of two equally fast configs the first one found stays.
         for up in (True, False):
             current = value
             for _ in range(steps):
@@ -147,6 +149,7 @@ class Descent:
             space: what may be tried.
             measure: returns a config's time, infinite when it cannot run; called once a config, for the start too.
         """
+        # Rounds go on until a whole one finds nothing: after a step in one field another field may be worth a step again.
         walk = _Walk(self, space, measure)
         best = (start, walk.time_of(start))
         while True:
@@ -185,6 +188,7 @@ class _Walk:
     def all_together(self, best: tuple[Config, float]) -> tuple[Config, float]:
         start = best[0]
         names = self._space.fields_of(start)
+        # Each field also keeps its value, since two fields together may help where all of them do not.
         choices: list[Sequence[Any]] = [
             [*self._space.neighbors(start, n, self._how.radius), get(start, n, hip=self._space.hip)] for n in names
         ]
@@ -211,6 +215,7 @@ def get(config: Config, name: str, *, hip: bool = False) -> int | None:
         value = config.kwargs[name]
         return value if type(value) is int else None
     if name == "waves_per_eu" and hip:
+        # Without the option, the field begins at eight waves, shared by the warps of a block, as Inductor assumes.
         option = config.options.get(name)
         return option if type(option) is int else max(1, WAVES_OF_A_BLOCK // config.num_warps)
     return None

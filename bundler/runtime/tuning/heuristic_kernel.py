@@ -89,9 +89,10 @@ class HeuristicKernel:
         self.parameters: tuple[str, ...] = tuple(fn.arg_names)
         self.__name__: str = fn.__name__
         self.__doc__ = fn.__doc__
-        fixed = _constexprs(fn)
+        fixed = _constexprs(fn)  # metadata of generated code may name constants that the function does not have
         self.constants = {name: value for name, value in (constants or {}).items() if name in fixed}
         self.configs = self._fitting(candidates.configs)
+        # A call gives the parameters that neither a constant nor a config does, then what only the grid needs.
         known = self.constants.keys() | self.configs[0].kwargs.keys()
         self.extra_arguments = tuple(extra_arguments)
         self.arguments = (*(name for name in self.parameters if name not in known), *extra_arguments)
@@ -103,6 +104,7 @@ class HeuristicKernel:
 
     def _fitting(self, configs: Sequence[Config]) -> tuple[Config, ...]:
         """Return the candidates, each once; without a block for x where the function has none, so that no tuner varies it."""
+        # Rules propose a block for x for every kernel; a function without one handles a single x in each program.
         if "XBLOCK" not in self.parameters:
             odd = [config for config in configs if config.kwargs.get("XBLOCK", 1) != 1]
             if odd:
@@ -149,10 +151,11 @@ class HeuristicKernel:
             CannotLaunchStatically: the grid is larger than the device can launch.
             NoValidConfig: no candidate can be used.
         """
+        # Every launch goes to the current stream; another one would be ignored without a word.
         if stream is not None and stream != _current_stream():
             raise ConfigError(f"{self.__name__}: launches on the current stream only; make {stream:#x} the current one")
         bound = self.bind(*args, **kwargs)
-        extra = {name: bound.pop(name) for name in self.extra_arguments}
+        extra = {name: bound.pop(name) for name in self.extra_arguments}  # the kernel has no such parameters
         if toolchain.interpreted(self.fn):
             grid = self.grid_of(self.configs[0], {**bound, **extra})
             if 0 not in grid:

@@ -94,12 +94,13 @@ class MultiKernel:
         Raises:
             NoValidConfig: no kernel could be measured; `reasons` says of each why.
         """
-        kernel = self._choice or self._chosen(args)
+        kernel = self._choice or self._chosen(args)  # after the first call no lock is taken
         return self._kernels[kernel](*self._of(kernel, args), **kwargs)
 
     def _chosen(self, args: tuple[Any, ...]) -> str:
         with self._lock:
             if self._choice is None:
+                # All are measured, also when the first is fast: which one wins depends on the sizes of this call.
                 for name, kernel in self._kernels.items():
                     try:
                         self._times_ms[name] = self._measure(kernel, self._of(name, args))
@@ -139,6 +140,7 @@ def timed_on_clones(clock: Clock) -> Measure:
     def measure(kernel: Kernel, args: tuple[Any, ...]) -> float:
         values = {str(place): value for place, value in enumerate(args)}
         tensors = [name for name, value in values.items() if is_tensor(value)]
+        # Every tensor is cloned: which of them an implementation writes is not known here.
         with Sandbox(values, tensors, ()).open() as sandbox:
             given = [sandbox.values[name] for name in values]
             return clock.sample(lambda: kernel(*given), sandbox.reset).median_ms
@@ -180,6 +182,7 @@ class ShapeKernel:
         """
         with self._lock:
             found = self._memo.get(shapes)
+            # Comparing shapes costs more than the launch of a small kernel, so the last results are kept.
             if found is None:
                 found = self._memo[shapes] = self._nearest(shapes)
                 if len(self._memo) > self._most:

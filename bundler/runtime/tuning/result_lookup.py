@@ -29,7 +29,7 @@ from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.directories import triton_cache_dir
 from bundler.user_warnings import warn
 
-_US = 1e6
+_US_OF_S = 1e6
 # Options that coordinate descent may add to a config of the list.
 REFINED_OPTIONS = frozenset({"waves_per_eu"})
 
@@ -92,6 +92,7 @@ class ResultLookup:
 
     def question(self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]) -> LookupQuestion:
         """Return what to ask for: a kernel's source, its configs, the key, the device and who compiles."""
+        # Element types are objects of torch; as text they are the same in every process.
         key = tuple(str(value) if hasattr(value, "itemsize") else value for value in memo)
         device = driver.device()
         properties = driver.properties(device)
@@ -110,9 +111,11 @@ class ResultLookup:
         """Return the config for a tuning key without measuring anything, or why that cannot be."""
         parts, listed = dict(question.parts), question.listed
         if self._table is not None:
+            # A table is the user's word, so it comes before any record.
             config = self._table.find(self._name, parts["source"], parts["arguments"])
             if config is not None:
                 return Choice.of(config, "table")
+        # One config without refinement leaves nothing to look up, and no record would say more.
         if len(listed.configs) == 1 and self._options.descent is None:
             return Choice.of(listed.configs[0], "only")
         found = self._recorded(question)
@@ -124,6 +127,7 @@ class ResultLookup:
     def _recorded(self, question: LookupQuestion) -> Choice | Miss:
         found = self._in_bundle(question.parts)
         if isinstance(found, Miss):
+            # Asked for at each search: a program may change its cache directory while it runs.
             here = TuningFolder(triton_cache_dir()).find(self._name, question.parts)
             if isinstance(here, Miss):
                 return here if self._bundle is None else Miss(f"{found.reason}; on disk: {here.reason}")
@@ -135,6 +139,7 @@ class ResultLookup:
         why = _foreign(config, question.listed)
         if why is not None:
             return Miss(f"{found.source}: its config {config} {why}")
+        # A recording that runs now gets this record too, so that its bundle serves the next process.
         tuning_listeners.tell(found.record, found.tuning)
         # The user's own object, where the config is one of the list: it may have attributes that a record does not hold.
         config = next((known for known in question.listed.configs if known == config), config)
@@ -168,6 +173,7 @@ class ResultLookup:
             return timings
         known = {tuning_winners.named_of(config): config for config in question.listed.configs}
         timed = [(ms, known[named]) for named, ms in timings if named in known and ms is not None]
+        # Triton's file may be of an earlier list of configs: only times of configs that are still listed count.
         if not timed:
             return Miss("the result file of Triton's tuner has no time for any of these configs")
         return Choice.of(min(timed, key=lambda pair: pair[0])[1], "results")
@@ -177,10 +183,10 @@ class ResultLookup:
         record = TuningRecord(
             self._name, question.parts, tuning_winners.named_of(outcome.winner.config), outcome.found_by
         )
-        spent = (round(outcome.compile_s * _US), round(outcome.measure_s * _US))
+        spent = (round(outcome.compile_s * _US_OF_S), round(outcome.measure_s * _US_OF_S))
         measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
         tuning_listeners.tell(record, measured)
-        if not self._options.record:
+        if not self._options.record:  # recordings were told above: the option is about files alone
             return
         try:
             TuningFolder(triton_cache_dir()).put(record, measured)

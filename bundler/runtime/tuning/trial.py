@@ -57,6 +57,7 @@ class Trial:
     ) -> None:
         self._name, self._compiler, self._effects, self._options = name, compiler, effects, options
         self._make_clock: Callable[[], Clock] = clock if clock is not None else CudaClock
+        # A user's own hook prepares the arguments, so restoring or zeroing them as well would undo its work.
         own = effects.before is not None
         self._sandbox = Sandbox(
             compiler.call, () if own else effects.mutated, () if own else effects.zeroed, stage=options.stage_to_host
@@ -69,12 +70,14 @@ class Trial:
                 self._name, self._compiler, self.sample, self._traits(), descent=self._options.descent,
                 spill_threshold=self._options.spill_threshold,
             ).run(configs)  # fmt: skip
+            # After the last launch the hook runs once more, so that the arguments are as before the first one.
             if self._effects.before is not None:
                 self._effects.before(self._compiler.keywords(outcome.winner.config), reset_only=True)
         return outcome
 
     def time_one(self, config: Config) -> float | None:
         """Return how long one config takes, in milliseconds; None when it cannot be launched."""
+        # For the bandwidth report alone: the config was chosen already, here or elsewhere.
         candidate = self._compiler.build([config])[0]
         if isinstance(candidate, Refused):
             return None
@@ -99,6 +102,7 @@ class Trial:
         """Time one candidate; restoring tensors, and the user's hooks, are no part of its time."""
         assert isinstance(candidate, StaticCandidate | TritonCandidate)
         call = self._compiler.call
+        # Clones take the place of the caller's tensors; all other arguments are the caller's own.
         changed = {name: value for name, value in self._sandbox.values.items() if value is not call.get(name)}
         launch = candidate.prepare(changed)
         before, after = self._effects.before, self._effects.after
@@ -109,7 +113,7 @@ class Trial:
         )
         try:
             sample = self._clock.sample(launch, around.reset)
-        except Exception as error:
+        except Exception as error:  # the hook after a launch is told why it failed, as in Triton
             around.finish(error)
             raise
         around.finish()

@@ -23,9 +23,9 @@ from bundler.runtime.tuning.occupancy import Occupancy
 from bundler.runtime.tuning.register_pressure import may_rescale, r_blocks, rescaled
 from bundler.runtime.tuning.tuning_winners import named_of
 
-# 32-bit words; Inductor's figures, from which on a config was never seen to win.
+# 32-bit words; the thresholds that Inductor has for its own kernels.
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
-_NS = 1e6
+_NS_OF_MS = 1e6
 _LOG = logging.getLogger("bundler.runtime")
 
 
@@ -159,14 +159,17 @@ class Search:
         if not candidates:
             raise self._none()
         if self._must_not_measure(candidates):
+            # The list has the same order in every process, so its first candidate is the same choice everywhere.
             for loser in candidates[1:]:
                 loser.close()
             return self._outcome(candidates[0], "only")
+        # One after the other: two launches at once would disturb each other's times.
         for candidate in candidates:
             self._time(candidate)
         if self._best is None:
             raise self._none()
         found_by = "autotune" if len(self._samples) > 1 else "only"
+        # Descent finds the nearest minimum, so it begins at the best config of the list.
         if self._refines():
             self._refine(self._best[0].config)
             found_by = "coordinate_descent"
@@ -193,6 +196,7 @@ class Search:
                 _LOG.info("%s: %s is left out: %s", self._name, found.config, found.reason)
             else:
                 built.append(found)
+                # Replaced by its time, if it is measured; what is left says why a config has none.
                 self._timings[found.config] = Timing(named_of(found.config), found.key, reason="not measured")
         self._compile_s += time.perf_counter() - started
         return built
@@ -204,7 +208,7 @@ class Search:
             return []
         if not may_rescale(traits.kind, hints, traits.occupancy, deterministic=traits.deterministic):
             return []
-        found: dict[Config, None] = {}
+        found: dict[Config, None] = {}  # an ordered set: two configs may lead to the same smaller one
         for candidate in candidates:
             smaller = rescaled(candidate.config, candidate.registers, hints, traits.occupancy, traits.min_r)
             if smaller is not None and smaller not in self._timings:
@@ -230,6 +234,7 @@ class Search:
 
     def _measured(self, candidate: Candidate) -> tuple[float, Timing]:
         blank = Timing(named_of(candidate.config), candidate.key)
+        # Spilled words go through memory at each use.  Only a user's own config is timed all the same: its author chose it.
         if not self._traits.custom and (candidate.spills or 0) > self._spill_threshold:
             words = (
                 f"register spilling: {count(candidate.spills or 0, 'word')}, and {self._spill_threshold} are allowed"
@@ -241,7 +246,7 @@ class Search:
             return math.inf, replace(blank, reason=f"cannot be launched: {error.message}")
         if not usable(sample):
             return math.inf, replace(blank, reason="invalid configuration: the benchmark returned no time")
-        times = (round(ms * _NS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
+        times = (round(ms * _NS_OF_MS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
         median, low, high = times
         return sample.median_ms, replace(blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0))
 
@@ -254,6 +259,7 @@ class Search:
 
     def _time_of(self, config: Config) -> float:
         """Return a config's time; infinite where it does not compile or run."""
+        # Already timed or refused with the list: descent must not compile it again.
         if config in self._timings:
             return self._samples.get(config, math.inf)
         try:

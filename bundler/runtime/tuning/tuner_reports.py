@@ -18,7 +18,7 @@ from bundler.runtime.launch.argument_types import is_tensor
 # Inductor's figures for marking a kernel as slow.
 SLOW_GB_S, SLOW_FROM_MS = 650.0, 0.012
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
-_MS = 1e3
+_MS_OF_S = 1e3
 MAX_KEPT = 100_000
 
 
@@ -33,7 +33,7 @@ class Bandwidth:
     @property
     def gb_per_s(self) -> float:
         """Gigabytes a second; 0 for a launch that took no time."""
-        return self.gigabytes / (self.milliseconds / _MS) if self.milliseconds > 0 else 0.0
+        return self.gigabytes / (self.milliseconds / _MS_OF_S) if self.milliseconds > 0 else 0.0
 
     @property
     def slow(self) -> bool:

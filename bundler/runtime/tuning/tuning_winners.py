@@ -49,7 +49,7 @@ def config_of(named: Named) -> Config:
     values = {name: decode_value(value) for name, value in named}
     counts = {name: values.pop(name) for name in _COUNTS if name in values}
     options = {name[len(_OPTION) :]: values.pop(name) for name in list(values) if name.startswith(_OPTION)}
-    try:
+    try:  # a record may come from anybody, and hold counts that are none
         return Config(values, **counts, options=options)
     except (ConfigError, TypeError) as error:
         raise FormatError(f"a tuning record holds a config that is none: {error}") from error
@@ -124,6 +124,7 @@ class LookupTable:
 
     def find(self, kernel: str, source: str, arguments: str) -> Config | None:
         """Return the config for a kernel and a tuning key, None when the table has none."""
+        # A source tells a kernel better than its name, which another file may have too.
         for names in ((kernel, source), ("", source), (kernel, "")):
             for wanted in (arguments, None):
                 found = self._entries.get((*names, wanted))

@@ -43,7 +43,7 @@ def _find_real() -> importlib.machinery.ModuleSpec | None:
 
 
 def _load(spec: importlib.machinery.ModuleSpec) -> None:
-    """Load the real package in place of this module; whoever imports this gets that one."""
+    """Load the real package in place of this module, so that an import of this one gives that one."""
     module = importlib.util.module_from_spec(spec)
     sys.modules[__name__] = module
     spec.loader.exec_module(module)  # type: ignore[union-attr]  # `_find_real` looked

@@ -138,7 +138,12 @@ int cuCtxSetCurrent(void *context) {
   stack[0] = (uint64_t)context;
   return 0;
 }
-int cuCtxGetDevice(int *index) { *index = (int)(CURRENT - PRIMARY(0)); return 0; }
+int cuCtxGetDevice(int *index) {
+  if (!CURRENT)
+    return 201;
+  *index = (int)(CURRENT - PRIMARY(0));
+  return 0;
+}
 int cuCtxPushCurrent_v2(void *context) {
   CALL("cuCtxPushCurrent");
   stack[depth++] = (uint64_t)context;

@@ -20,7 +20,7 @@ TAGS, UNREAD_TAGS, GRACE, AGE, ROOM, USE = "tags", "unread tags", "grace", "olde
 
 
 @dataclass(frozen=True)
-class Wish:
+class PruneRequest:
     """What a prune was asked for; see `Store.prune`."""
 
     max_bytes: int | None = None
@@ -51,7 +51,7 @@ def choose(
     loose: Sequence[Stat],
     used_s: Mapping[str, float],
     now_s: float,
-    wish: Wish,
+    request: PruneRequest,
     *,
     blind: bool,
 ) -> PruneChoice:
@@ -62,20 +62,20 @@ def choose(
         loose: the others, in the order in which they are to be removed.
         used_s: when each of these was used last.
         now_s: the time, on the same clock.
-        wish: what was asked for.
+        request: what was asked for.
         blind: a tag cannot be read, so no object is known to be unreached.
     """
     if blind:
         return PruneChoice((), ((TAGS, reached), (UNREAD_TAGS, loose)))
-    before_s = now_s - wish.grace_s
+    before_s = now_s - request.grace_s
     young = [stat for stat in loose if used_s[stat.key] > before_s]
     old = [stat for stat in loose if used_s[stat.key] <= before_s]
-    least_s = now_s - (wish.older_than_s or 0.0)
-    aged = len(old) if wish.older_than_s is None else sum(used_s[stat.key] < least_s for stat in old)
+    least_s = now_s - (request.older_than_s or 0.0)
+    aged = len(old) if request.older_than_s is None else sum(used_s[stat.key] < least_s for stat in old)
     removed: list[Stat] = []
     kept_bytes = sum(stat.size_bytes for stat in (*reached, *loose))
     for stat in old[:aged]:
-        if wish.max_bytes is not None and kept_bytes <= wish.max_bytes:
+        if request.max_bytes is not None and kept_bytes <= request.max_bytes:
             break
         removed.append(stat)
         kept_bytes -= stat.size_bytes

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a new process pays before the first byte: imports, alone and with the work that they are for.
+
+    python -m tools.bench.fresh make CACHE FILE NUMBER     a bundle of the first NUMBER kernels of a cache
+
+Each sample is an interpreter of its own, with compiled bytecode, as users have it; its pair does the same without us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tools.shared import measurement
+from tools.shared.measurement import row
+from tools.shared.processes import ROOT, output
+
+IMPORT_TARGET_MS = 60.0
+PLUGIN_TARGET_MS = 60.0
+RESTORE_TARGET_MS = 110.0
+KERNELS = 300
+_BARE = "pass"
+_TRITON = "import triton.knobs, triton.runtime.cache"
+_PLUGIN = "from bundler.integrations.triton import BundlerCacheManager"
+_RESTORE = """
+import sys
+import bundler
+with bundler.Bundle.load(sys.argv[1]) as bundle:
+    report = bundler.restore(bundle, sys.argv[2], "launch")
+assert len(report.restored) == int(sys.argv[3]), report
+"""
+
+
+def imports(rounds: int) -> list[dict[str, Any]]:
+    """Return what importing us costs, and what importing the plug-in costs a process that has Triton."""
+    work = "import of the cache manager, added to import triton"
+    return [
+        _row("import bundler, added to interpreter start", IMPORT_TARGET_MS, (_BARE, "import bundler"), rounds),
+        _row(work, PLUGIN_TARGET_MS, (_TRITON, f"{_TRITON}\n{_PLUGIN}"), rounds),
+    ]
+
+
+def first_restore(cache: Path, work: Path, kernels: int, rounds: int) -> dict[str, Any]:
+    """Return what a new process pays for its first restore, of a launch set, imports and all."""
+    number = min(KERNELS, kernels)
+    bundle, into = work / "fresh.tbundle", work / "fresh"
+    output(__name__, "make", str(cache), str(bundle), str(number), environment={})
+    name = f"fresh process: import, load, restore the launch set of {number} kernels (above a bare interpreter)"
+    # A target for another number of kernels would mean nothing.
+    most = RESTORE_TARGET_MS if number == KERNELS else None
+    return _row(name, most, (_BARE, _RESTORE), rounds, (str(bundle), str(into), str(number)))
+
+
+def _row(
+    work: str, most: float | None, pair: tuple[str, str], rounds: int, arguments: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    samples: dict[str, list[float]] = {"without": [], "with": []}
+    with _environment() as environment:
+        for number in range(rounds + 1):
+            for times, code in zip(samples.values(), pair, strict=True):
+                for made in arguments[1:2]:
+                    shutil.rmtree(made, ignore_errors=True)
+                started = time.perf_counter()
+                subprocess.run([sys.executable, "-c", code, *arguments], env=environment, check=True)
+                if number:  # the first pair fills the bytecode cache
+                    times.append((time.perf_counter() - started) * 1e3)
+    figure = measurement.median([b - a for a, b in zip(samples["without"], samples["with"], strict=True)])
+    return row(work, figure, "ms", most=most, samples=samples)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[dict[str, str]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    with tempfile.TemporaryDirectory(prefix="bench.") as folder:
+        yield {**environment, "PYTHONPYCACHEPREFIX": folder}
+
+
+def make(cache: str, file: str, number: int) -> None:
+    """Save a bundle of the first kernels of a cache."""
+    from bundler import Bundle, Content, Observed, pack
+
+    with pack(cache) as bundle:
+        Bundle(Content.of(bundle.kernels[:number]), Observed(), bundle.blobs).save(file)
+
+
+if __name__ == "__main__":
+    make(sys.argv[2], sys.argv[3], int(sys.argv[4]))
