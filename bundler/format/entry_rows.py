@@ -8,7 +8,7 @@ its end is skipped, and `wire.check_canonical` refuses it where the version is k
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
@@ -66,7 +66,7 @@ class Entries(NamedTuple):
     helpers: tuple[HelperLibrary, ...]
     opaque: tuple[Opaque, ...]
     tuning_records: tuple[TuningRecord, ...]
-    blobs: tuple[tuple[bytes, int], ...]
+    blobs: Sequence[tuple[bytes, int]]
 
 
 class TargetRow(Struct, array_like=True, frozen=True, gc=False):
@@ -156,12 +156,14 @@ def _value(packed: bytes, limits: Limits | None, arrays: int) -> Value:
 _small_value = functools.lru_cache(_VALUES_REMEMBERED)(_value)
 
 
-def tuning_records(rows: Iterable[Raw], limits: Limits, arrays: int, *, open_ended: bool) -> tuple[TuningRecord, ...]:
-    """Return tuning records that lie encoded inside so many arrays."""
-    bounds = wire.inside(limits, arrays)
-    return tuple(
-        TuningRecord.from_wire(wire.unpack(bytes(row), "tuning record", bounds), open_ended=open_ended) for row in rows
-    )
+def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> tuple[TuningRecord, ...]:
+    """Return the tuning records of a content, which lie in one array."""
+    limits.check("document_bytes", len(packed), "tuning records")
+    # They are inside the content's own array.
+    rows = wire.unpack(bytes(packed), "tuning records", wire.inside(limits, 1))
+    if not open_ended and wire.pack(rows) != bytes(packed):
+        raise FormatError("tuning records: expected each number in its shortest form")
+    return tuple(TuningRecord.from_wire(row, open_ended=open_ended) for row in rows)
 
 
 def check_path(path: str, artifact: Artifact, what: str) -> str:
