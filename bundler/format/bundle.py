@@ -19,7 +19,7 @@ from bundler.format.bundle_file import BytesSource, FileSource, replace_file
 from bundler.format.container import Container
 from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.digest import check_digest, digest_raw, digest_text
-from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile, check_documents
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.summary import count, short
@@ -250,9 +250,7 @@ class Bundle:
         """Decode and check everything there is; raises the first `FormatError` or `DigestMismatch`."""
         self._blobs.verify([digest for digest, _ in self._content.blobs])
         for kernel in self.kernels:
-            kernel.launch.tensor_descriptors.plain()
-            if kernel.parts is not None:
-                kernel.parts.diff(kernel.parts)
+            check_documents(kernel)
 
     @staticmethod
     def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Bundle:
@@ -321,7 +319,8 @@ class Bundle:
         chosen = {id_of(record) for record in records}
         tunings = tuple(tuning for tuning in self._observed.tunings if tuning.record in chosen)
         observed = replace(observed_of(self._observed, kernels), tunings=tunings)
-        return Bundle(Content.of(entries, records), observed, self._blobs, writable=self._writable)
+        content = Content.of(entries, records, schema=self._content.schema)
+        return Bundle(content, observed, self._blobs, writable=self._writable)
 
     def close(self) -> None:
         """Release the file; closing twice is fine."""

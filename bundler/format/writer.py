@@ -19,8 +19,7 @@ from bundler.format.container_layout import (
     IR,
     LAUNCH,
     MAGIC,
-    MAJOR,
-    MINOR,
+    MINORS,
     OBSERVED,
     OPAQUE,
     PLAIN_MINOR,
@@ -141,7 +140,8 @@ def write_container(
         put(kind, codec, data, len(raw_bytes), [], [])
     table = wire.pack([section.to_wire() for section in sections])
     out.write(table)
-    head = HEADER.pack(MAGIC, MAJOR, MINOR if tuned else PLAIN_MINOR, 0, 0, 0, position, len(table))
+    major = content.schema
+    head = HEADER.pack(MAGIC, major, MINORS[major] if tuned else PLAIN_MINOR, 0, 0, 0, position, len(table))
     out.seek(0)
     out.write(head + sha256(head + table))
 
