@@ -13,18 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.backends.backend_errors import MissingExtra
 from bundler.backends.extras import install
-from bundler.backends.redis.url_settings import SCHEMES, parse, shown, with_options
+from bundler.backends.redis.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from bundler.backends.redis.redis_backend import RedisBackend
+    from bundler.backends.redis.url_settings import parse, shown, with_options
 
 __all__ = ["SCHEMES", "RedisBackend", "parse", "shown", "with_options"]
+
+_OF_URLS = frozenset({"parse", "shown", "with_options"})
 
 
 # Hidden from type checkers: to them it would make every misspelt name an `Any`.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        if name in _OF_URLS:
+            from bundler.backends.redis import url_settings
+
+            return getattr(url_settings, name)
         if name != "RedisBackend":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

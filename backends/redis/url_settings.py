@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from bundler.backends.backend_errors import BadSettings
+from bundler.backends.redis.schemes import SCHEMES
 
-SCHEMES = frozenset({"redis", "rediss", "unix", "redis+cluster", "rediss+cluster"})
 EXPECTED = (
     "redis://[user:password@]host[:port][/db], rediss://… with TLS, unix:///path/to/socket, "
     "redis+cluster://host:port,host:port or rediss+cluster://…"

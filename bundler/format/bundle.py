@@ -7,7 +7,7 @@ import fnmatch
 import io
 import os
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -17,12 +17,12 @@ from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersio
 from bundler.format import entries as entry_types
 from bundler.format.bundle_file import BytesSource, FileSource, replace_file
 from bundler.format.container import Container
+from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.digest import check_digest, digest_raw, digest_text
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile, check_documents
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.summary import count, short
-from bundler.format.writer import ZSTD_LEVEL, check_level, write_container
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import TuningRecord
@@ -279,21 +279,27 @@ class Bundle:
             StoreFull, AccessDenied, NotFound: it could not be written; what was at `path` before stays.
             UnsupportedVersion: this bundle has features that we can read but not write.
         """
-        self._check_writable()
-        check_level(level)
-        replace_file(path, lambda out: self._write(out, level))
+        write = self._writer(level)
+        replace_file(path, write)
 
     def to_bytes(self, *, level: int = ZSTD_LEVEL) -> bytes:
         """Return what `save` would write."""
-        self._check_writable()
-        check_level(level)
+        write = self._writer(level)
         out = io.BytesIO()
-        self._write(out, level)
+        write(out)
         return out.getvalue()
 
-    def _write(self, out: BinaryIO, level: int) -> None:
-        observed = self._observed.encode()
-        write_container(out, self._content, self._content_bytes, observed, self._read_blob, level)
+    def _writer(self, level: int) -> Callable[[BinaryIO], None]:
+        """Return what writes the container; raises as `save` when it cannot be written, whatever the file."""
+        from bundler.format.writer import check_level, write_container  # a restore needs none of it
+
+        self._check_writable()
+        check_level(level)
+
+        def encode() -> tuple[bytes, bytes]:
+            return self._content_bytes, self._observed.encode()
+
+        return lambda out: write_container(out, self._content, encode, self._read_blob, level)
 
     def select(self, *, target: str | None = None, keep: Keep = "all", names: str | None = None) -> Bundle:
         """Return a smaller bundle that reads through this one.
@@ -311,12 +317,11 @@ class Bundle:
         kernels = [k for k in self.kernels if wanted in (None, k.target) and _matches(k.name, names)]
         if keep == "launch":
             kernels = [k.with_artifacts(k.launch_set) for k in kernels]
-        entries: list[Entry] = [*kernels]
-        entries += [e for e in self.tuning_files if _matches(e.artifact.filename, names)]
+        entries: list[Entry] = [*kernels, *(e for e in self.tuning_files if _matches(e.artifact.filename, names))]
         if keep == "all" and target is None and names is None:
             entries += [*self.helpers, *self.opaque]
         records = [r for r in self.tuning_records if _matches(r.kernel, names)]
-        from bundler.format.candidate_timings import id_of
+        from bundler.format.candidate_timings import id_of  # a restore needs none of it
 
         chosen = {id_of(record) for record in records}
         tunings = tuple(tuning for tuning in self._observed.tunings if tuning.record in chosen)

@@ -39,6 +39,8 @@ HEADER_BYTES = HEADER.size + DIGEST_BYTES
 LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED, SIGNATURES = 1, 2, 3, 4, 5, 16, 17, 18
 BLOB_SECTIONS = frozenset({LAUNCH, IR, TUNING, HELPERS, OPAQUE})
 STORED, ZSTD = 0, 1
+# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
+ZSTD_LEVEL = 9
 # Raw bytes in one frame: small enough that one kernel costs little, large enough that neighbours share.
 FRAME_TARGET_BYTES = {LAUNCH: 4 * MIB, IR: 8 * MIB, TUNING: 1 * MIB, HELPERS: 4 * MIB, OPAQUE: 32 * MIB}
 

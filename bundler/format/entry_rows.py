@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from bundler.errors import FormatError
 from bundler.format import names, wire
-from bundler.format.constant_values import Value
 from bundler.format.digest import DIGEST_BYTES
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
-from bundler.format.launch_spec import LaunchSpec, TuningRecord
 from bundler.format.limits import Limits
+
+# Who restores kernels looks neither at launch facts nor at tuning records.
+if TYPE_CHECKING:
+    from bundler.format.constant_values import Value
+    from bundler.format.launch_spec import LaunchSpec, TuningRecord
 
 Count = Annotated[int, Meta(ge=0)]
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -120,6 +123,8 @@ class SpecRow(Struct, array_like=True, frozen=True, gc=False):
 
     def spec(self, name: str) -> LaunchSpec:
         """Return what it stands for; `name` is the entry point where the row names none."""
+        from bundler.format.launch_spec import LaunchSpec
+
         return LaunchSpec(
             name if self.entry is None else self.entry,
             self.num_warps,
@@ -150,6 +155,8 @@ def _value(packed: bytes, limits: Limits | None, arrays: int) -> Value:
     (data,) = wire.unpack(b"\x91" + packed, "value", *bounds)
     if wire.pack(data) != packed:
         raise FormatError("value: expected each number in its shortest form")
+    from bundler.format.constant_values import Value
+
     return Value.from_wire(data)
 
 
@@ -163,6 +170,10 @@ def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> tuple[Tu
     rows = wire.unpack(bytes(packed), "tuning records", wire.inside(limits, 1))
     if not open_ended and wire.pack(rows) != bytes(packed):
         raise FormatError("tuning records: expected each number in its shortest form")
+    if not rows:
+        return ()
+    from bundler.format.launch_spec import TuningRecord
+
     return tuple(TuningRecord.from_wire(row, open_ended=open_ended) for row in rows)
 
 

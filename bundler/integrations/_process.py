@@ -28,12 +28,13 @@ from bundler.config import (
 from bundler.errors import BundlerError, ConfigError, NotFound
 from bundler.fork_safety import after_fork
 from bundler.integrations.kernel_lookup import Registered
+from bundler.integrations.session_options import Options
 from bundler.toolchain.keeper import KeeperSource
 from bundler.toolchain.manager_environment import Active, manager_environment
 
 # What opens stores, and what a session is made of, is imported when the first one begins: Triton imports this module for a name alone.
 if TYPE_CHECKING:
-    from bundler.integrations.lookup_engine import Engine, Options
+    from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import Store
     from bundler.store.bundle_store import PushMode
@@ -137,8 +138,6 @@ def install(
     Warns:
         BundlerWarning: once for each cause, when something fails and the program goes on without it.
     """
-    from bundler.integrations.lookup_engine import Options
-
     _check(mode, get_args(Mode), "mode")
     return _install(store, Options(tag=tag, mode=mode, strict=strict))
 
@@ -161,7 +160,6 @@ def session(
     Raises:
         As `install`.
     """
-    from bundler.integrations.lookup_engine import Options
     from bundler.store.bundle_store import MODES as PUSH_MODES
 
     if push is not None:
@@ -234,7 +232,7 @@ def _install(store: Store | str, options: Options) -> Session:
 
 def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     """Return the session that environment variables ask for; a wrong setting is a warning, and in strict mode an error."""
-    from bundler.integrations.lookup_engine import Engine, Options
+    from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.sessions import Session
     from bundler.toolchain.cache_manager import asked_for
 

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bundler.errors import AccessDenied, BundlerError
 from bundler.format import names
@@ -21,6 +21,7 @@ from bundler.integrations.kernel_lookup import Found, Registered, Shelves
 from bundler.integrations.kernel_publisher import Publisher
 from bundler.integrations.miss_notes import Notes
 from bundler.integrations.publish_queue import Job, MadeFile, MadeKernel, Over, bundle_of, file_known_by
+from bundler.integrations.session_options import Options
 from bundler.integrations.session_tally import MANY_HITS, Tally
 from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
 from bundler.integrations.strict_mode import Guard
@@ -29,50 +30,16 @@ from bundler.toolchain import compile_frames, directories, identity, instances
 from bundler.toolchain.keeper import CacheCall, Group, Keeper
 
 if TYPE_CHECKING:
-    from bundler.config import Mode, Strict
-    from bundler.format.bundle import Keep
     from bundler.integrations.key_comparison import Keyed
     from bundler.integrations.session_usage import Used
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.compiled_once import Turn
     from bundler.lifecycle.machine_store import Store
-    from bundler.lifecycle.restore_options import Trust
-    from bundler.store.bundle_store import PushMode
     from bundler.toolchain.spool_records import SpooledEvent
 
 # Recorded kernels that are compared for "what is nearest": the newest ones.
 MOST_COMPARED = 10_000
 MOST_REMEMBERED = 1000
-
-
-class Options(NamedTuple):
-    """What a session was told.
-
-    Attributes:
-        tag: fetched at the start, and given what was used at the end; None for none.
-        mode: look up (`read`), publish (`write`), or both.
-        push: how the tag is given what was used; None for not at all.
-        strict, trust, keep: as the settings of these names.
-        local: our own directory; None for the usual place.
-    """
-
-    tag: str | None = None
-    mode: Mode = "readwrite"
-    push: PushMode | None = "merge"
-    strict: Strict = "off"
-    trust: Trust = "kernels"
-    keep: Keep = "all"
-    local: str | None = None
-
-    @property
-    def reads(self) -> bool:
-        """Whether kernels are looked up."""
-        return self.mode != "write"
-
-    @property
-    def writes(self) -> bool:
-        """Whether kernels are published."""
-        return self.mode != "read"
 
 
 class Engine(Keeper):
@@ -89,6 +56,7 @@ class Engine(Keeper):
 
     def __init__(self, store: Store | None, options: Options, registered: Registered) -> None:
         self.store, self.options = store, options
+        self._reads, self._writes = options.reads, options.writes
         self.tally = Tally()
         self.troubles = Troubles(self.tally, lambda: self.guard.mode)
         self.guard = Guard(options.strict, self._recorded, self.troubles.unexpected)
@@ -100,9 +68,8 @@ class Engine(Keeper):
         self._turns: dict[str, tuple[int, Turn]] = {}
         # By path.  A directory is listed, and swept, once a session, not for each kernel.
         self._directories: dict[str, CacheDirectory] = {}
-        # Keys that the tag brought to the usual directory at the start, and those of them whose bytes were checked for that.
+        # Keys of the tag that are in the usual directory since the start.  A restore checks each before it looks what is there.
         self._prefetched: frozenset[str] = frozenset()
-        self._written: frozenset[str] = frozenset()
         # Looked for when the first kernel is placed: Triton, which asks for kernels, does not move.
         self._triton_dir: str | None = None
         self.used: Used | None = None
@@ -112,13 +79,13 @@ class Engine(Keeper):
         instances.note_from_now_on()
         if self.options.tag is None:
             return
-        if self.options.reads:
+        if self._reads:
             with self.troubles.excused(f"tag {self.options.tag} was not fetched"):
                 self._fetch_tag(self.options.tag)
         else:
             with self.troubles.excused("a tag was not looked for", heard=False):
                 self._mention_missing(self.options.tag)
-        if self.options.writes and self.options.push is not None:
+        if self._writes and self.options.push is not None:
             from bundler.integrations.session_usage import Used
 
             self.used = Used()
@@ -130,8 +97,7 @@ class Engine(Keeper):
         if report is None:
             self._mention_missing(tag)
         else:
-            self._written = frozenset((*report.restored, *report.repaired))
-            self._prefetched = self._written.union(report.present)
+            self._prefetched = frozenset((*report.restored, *report.present, *report.repaired))
             self.tally.add("bytes_fetched", report.bytes)
 
     def _mention_missing(self, tag: str) -> None:
@@ -141,7 +107,7 @@ class Engine(Keeper):
             return
         from bundler.store.references import did_you_mean
 
-        makes = self.options.writes and self.options.push is not None
+        makes = self._writes and self.options.push is not None
         then = "this session makes it at its end" if makes else "nothing is fetched"
         hint = f"; {did_you_mean(near)}" if near else ""
         self.troubles.mentioned(f"tag {tag!r} is not in {self.store.name} yet: {then}{hint}")
@@ -184,7 +150,7 @@ class Engine(Keeper):
             self.guard.miss(lambda: call.record(cache_hit=False), why)
 
     def _fetch(self, call: CacheCall) -> Group | None:
-        if not self.options.reads:
+        if not self._reads:
             return None
         found = self._shelves.find_in_tag(call.key)
         if found is None:
@@ -200,7 +166,7 @@ class Engine(Keeper):
         held = self._turns.get(key)
         # Waiting for our own lease, after a compile of ours that failed, would be waiting for nobody.
         mine = held is not None and held[0] == threading.get_ident()
-        return self.options.writes and self.guard.mode != "error" and not mine
+        return self._writes and self.guard.mode != "error" and not mine
 
     def _place(self, call: CacheCall, found: Found) -> Group | None:
         from bundler.lifecycle.kernel_directory import Rejected
@@ -216,7 +182,7 @@ class Engine(Keeper):
             keep=self.options.keep,
             trust=self.options.trust,
             triton_dir=self._triton_dir,
-            checked=found.place == "tag" and call.key in self._written,
+            checked=found.place == "tag" and call.key in self._prefetched,
         )
         if isinstance(placed, Rejected):
             message = f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"
@@ -279,7 +245,7 @@ class Engine(Keeper):
     def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
         """Return a tuning file, or with trust a helper library."""
         library = filename.endswith(names.LIBRARY_SUFFIXES)
-        if self.store is None or not self.options.reads or (library and self.options.trust != "code"):
+        if self.store is None or not self._reads or (library and self.options.trust != "code"):
             return None
         with self.troubles.excused(f"looking up {filename}"):
             data = self.store.file_records().look_up(file_known_by(key, filename, origin))
@@ -314,7 +280,7 @@ class Engine(Keeper):
 
     def _publish_kernels(self, kernels: list[MadeKernel]) -> None:
         records = self._shelves.records
-        if records is None or not self.options.writes:
+        if records is None or not self._writes:
             return
         with bundle_of(kernels, self.options.keep) as bundle:
             for name, reason in bundle.left_out:
@@ -325,7 +291,7 @@ class Engine(Keeper):
             self.tally.add("bytes_sent", sum(kernel.size for kernel in sent))
 
     def _publish_file(self, made: MadeFile) -> None:
-        if self.store is None or not self.options.writes:
+        if self.store is None or not self._writes:
             return
         if self.store.file_records().publish(made.known_by, made.filename, made.data):
             self.tally.add("published")

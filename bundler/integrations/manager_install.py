@@ -16,7 +16,7 @@ from bundler.toolchain.keeper import KeeperSource
 from bundler.toolchain.manager_environment import Active
 
 if TYPE_CHECKING:
-    from bundler.integrations.lookup_engine import Options
+    from bundler.integrations.session_options import Options
     from bundler.lifecycle.machine_store import Store
 
 

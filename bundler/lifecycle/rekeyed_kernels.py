@@ -7,7 +7,8 @@ It exists where it is restored, and in the report; a bundle never holds one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle, FirstBlobs, MemoryBlobs
@@ -19,8 +20,7 @@ from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.toolchain import identity
 
 
-@dataclass(frozen=True)
-class Rekeyed:
+class Rekeyed(NamedTuple):
     """A bundle in which kernels of another build have this machine's keys.
 
     Attributes:

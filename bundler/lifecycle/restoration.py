@@ -11,7 +11,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
@@ -93,18 +92,16 @@ def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOption
     return changed.told(report)
 
 
-@dataclass
 class _Tally:
     """What one restore did so far."""
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-    companions: list[str] = field(default_factory=list)
-    rewritten: set[str] = field(default_factory=set)
-    tuned: int = 0
-    files: int = 0
-    bytes: int = 0
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.skipped: list[tuple[str, str]] = []
+        self.damaged: list[str] = []
+        self.companions: list[str] = []
+        self.rewritten: set[str] = set()
+        self.tuned = self.files = self.bytes = 0
 
     def spoiled(self, name: str, error: BundlerError) -> None:
         self.skipped.append((name, error.message))

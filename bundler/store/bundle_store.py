@@ -362,14 +362,8 @@ class BundleStore:
         content_bytes, observed_bytes = checked(self._backend, self.name, manifest, value, decode, removable)
         content = Content.decode(content_bytes, self._limits)
         observed = Observed.decode(observed_bytes, self._limits)
-        blobs = StoreBlobs(
-            self._backend,
-            self.name,
-            store_layout.units_of(content),
-            self._limits,
-            hints=hints,
-            read_only=read_only,
-        )
+        units = store_layout.units_of(content)
+        blobs = StoreBlobs(self._backend, self.name, units, self._limits, hints=hints, read_only=read_only)
         if not read_only:
             self._keep_alive([manifest, *map(_key_of, hints), *blobs.keys])
         return Bundle(content, observed, blobs, content_bytes=content_bytes)

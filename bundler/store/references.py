@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from collections.abc import Sequence
 
@@ -65,6 +64,8 @@ class References:
         """Return the tags that are called so or almost so, the nearest first."""
         with store_errors(self._name):
             names = [key.removeprefix(f"{store_layout.TAGS}/") for key in self._backend.list_refs(store_layout.TAGS)]
+        import difflib  # only for a tag that is not there
+
         return tuple(difflib.get_close_matches(tag, names, n=_NEAR_TAGS))
 
     def _by_digest(self, digest: str) -> str:

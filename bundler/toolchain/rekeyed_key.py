@@ -24,11 +24,11 @@ from bundler.toolchain.compile_call import decode_value, type_of
 from bundler.toolchain.declared_target import triton_target
 from bundler.toolchain.encoding import TRITON_DIR_TEXT
 from bundler.toolchain.events import kernel_hash, kernel_key
-from bundler.toolchain.identity import triton_dir
+from bundler.toolchain.identity import LOCATION_PART, triton_dir
 from bundler.toolchain.jit_specialization import environment_in_keys
 
 _BINARY, _CODE = "triton.binary", "triton.code"
-_MAY_DIFFER = frozenset({_BINARY, _CODE, keytext.LOCATION_PART})
+_MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
 # Not compared: the hash of the source covers the first two, and the constants are made from the recorded facts themselves, where a
 # function is a stand-in without a name.
 _SOURCE_ONLY = frozenset({"source.text", "source.line", "source.constants"})
@@ -116,7 +116,7 @@ class _Remade:
             code = code.replace(self.parts[_BINARY], theirs[_BINARY])
             if _sha256(code) != theirs.get(_CODE):
                 raise ToolchainMismatch("other files of its Triton differ from this machine's too, not only the binary")
-        if keytext.LOCATION_PART in theirs:
+        if LOCATION_PART in theirs:
             return  # the other machine's install path is not known, so that all other parts are equal has to be enough
         if _sha256(self._text.replace(self._code, code, 1)) != kernel_hash(key):
             raise ToolchainMismatch("its recorded key cannot be computed again from what is known of it")

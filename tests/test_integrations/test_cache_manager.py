@@ -8,6 +8,8 @@ import sys
 import plugged
 import pytest
 
+from bundler.toolchain.child_recording import ChildSpool
+
 pytestmark = pytest.mark.toolchain
 
 COMPILE = """
@@ -60,3 +62,37 @@ def test_a_kernel_appears_whole_where_triton_looks(store_url, tmp_path):
     (group,) = there.glob("__grp__*")
     children = json.loads(group.read_text())["child_paths"]
     assert set(children.values()) == {str(there / name) for name in children}
+
+
+_BOTH = """
+from triton.runtime.cache import FileCacheManager, get_cache_manager
+compile_one("gelu")
+manager = type(get_cache_manager("ab" * 32))
+ours = [one.__name__ for one in manager.__mro__ if one.__module__.startswith("bundler.")]
+say([ours, len(manager.sources), issubclass(manager, FileCacheManager), heard])
+"""
+
+
+@pytest.mark.release
+def test_a_recording_and_a_session_share_one_manager(store_url, tmp_path, monkeypatch):
+    """In a recorded child that has a session one manager has both keepers: what the store has is fetched, and recorded as found."""
+    plugged.run("compile_one('gelu')", plugged.environment(store_url, tmp_path / "a"))
+    for name, value in plugged.environment(store_url, tmp_path / "b").items():
+        monkeypatch.setenv(name, value)
+    with ChildSpool() as spool:
+        said, _ = plugged.run(_BOTH, spool.environ())
+        assert said[:3] == [["SpoolCacheManager", "KeptCacheManager", "LazyFileManager"], 2, True]
+        assert [hit for _, hit in said[3]] == [True]
+        (event,) = spool.events()
+    assert (event.name, event.cache_hit, event.directory) == ("gelu_kernel", True, str(tmp_path / "b" / event.key))
+
+
+@pytest.mark.release
+def test_a_kernel_is_recorded_and_published_by_one_manager(store_url, tmp_path, monkeypatch, recorded):
+    """What such a child compiles is in the recording and in the store."""
+    for name, value in plugged.environment(store_url, tmp_path / "b").items():
+        monkeypatch.setenv(name, value)
+    with ChildSpool() as spool:
+        plugged.run("compile_one('gelu')", spool.environ())
+        assert [(event.name, event.cache_hit) for event in spool.events()] == [("gelu_kernel", False)]
+    assert recorded(store_url) == ["gelu_kernel"]

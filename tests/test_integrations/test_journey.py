@@ -66,10 +66,11 @@ def _listed():
 @pytest.mark.toolchain
 def test_a_kernel_of_the_tag_is_placed_by_the_modules_that_are_documented(tagged, tmp_path):
     """A key that is not in Triton's directory and in the tag goes through twelve modules at most, those that the page lists."""
-    (modules, hits), _ = plugged.run(_COUNTING + _PLACED, tagged, tmp_path / "c")
-    assert hits == [True] * 3
-    assert set(modules) == _listed()
-    assert len(modules) <= MOST_MODULES
+    for cache in "cd":  # the second time the tag's kernels are in Triton's directory already
+        (modules, hits), _ = plugged.run(_COUNTING + _PLACED, tagged, tmp_path / cache)
+        assert hits == [True] * 3
+        assert set(modules) == _listed()
+        assert len(modules) <= MOST_MODULES
 
 
 @pytest.mark.toolchain
@@ -99,15 +100,16 @@ _SESSION = {"bundler.integrations.lookup_engine", "bundler.integrations.sessions
 _NOTHING_MORE = _HEAVY | _WRITERS | _KEYS
 
 
-def _new_modules(code, *, before="", **settings):
+def _new_modules(code, *, before=""):
     """Return what a fresh interpreter imports in a piece of code, and not in what comes before."""
     program = (
         f"import sys, json\n{before}\nhad = set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - had)))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], env=environment, capture_output=True, check=True, text=True
     )
+    assert done.stderr == ""  # nor says anything at its end
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

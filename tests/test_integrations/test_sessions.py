@@ -11,7 +11,8 @@ import bundler
 from bundler.format.bundle import MemoryBlobs
 from bundler.format.manifest import Content, Observed
 from bundler.integrations.kernel_lookup import Registered
-from bundler.integrations.lookup_engine import Engine, Options
+from bundler.integrations.lookup_engine import Engine
+from bundler.integrations.session_options import Options
 
 _SESSION = """
 import dataclasses

@@ -253,6 +253,16 @@ def test_a_kernel_that_triton_could_not_read_is_never_published(bundle, key, tmp
     assert not (tmp_path / "there" / key).exists()
 
 
+@pytest.mark.parametrize("data", [b"{", b'{"hash": "00", "name": "gelu_kernel"}'])
+def test_a_kernel_is_checked_also_where_it_is_present(bundle, key, tmp_path, data):
+    """What a restore says is there could be read by Triton from the bundle too: whoever places it elsewhere need not ask again."""
+    artifact = {"digest": digest_text(sha256(data)), "size": len(data), "spans": ()}
+    wrong = forged(bundle, key, lambda old, _: (replace(old, **artifact), data))
+    bundler.restore(bundle, tmp_path / "there", only="all")
+    report = bundler.restore(wrong, tmp_path / "there", only="all")
+    assert (len(report.present), [skipped for skipped, _ in report.skipped]) == (21, [key])
+
+
 def test_an_interrupt_leaves_no_temporary(small, tmp_path, monkeypatch):
     """Control-C in the middle of a kernel leaves nothing half-written."""
 

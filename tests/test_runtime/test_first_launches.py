@@ -5,10 +5,14 @@ from dataclasses import replace
 
 import launch_calls as calls
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from bundler.errors import CannotLaunchStatically, NotFound
+from bundler import Bundle
+from bundler.errors import CannotLaunchStatically, FormatError, NotFound
 from bundler.format.constant_values import Value
 from bundler.format.launch_spec import LaunchFacts
+from bundler.format.manifest import Content, Observed
 from bundler.runtime import DryDriver, load
 from bundler.runtime.launch.shared_parts import SharedParts
 from bundler.runtime.launch.specialization_choice import Choices
@@ -135,6 +139,18 @@ def test_loading_a_bundle_decodes_no_facts(recorded, monkeypatch):
         assert kernels["add"] is kernels["add"]
 
 
+def test_facts_that_cannot_be_read_are_told_when_their_kernel_is_asked_for(recorded):
+    """A kernel with damaged facts keeps no other kernel of its bundle from being launched."""
+    kernels = [k for k in recorded.bundle.kernels if k.name in {"add", "nothing"} and k.target.backend == "cuda"]
+    damaged = [replace(k, facts_bytes=b"\x90") if k.name == "nothing" else k for k in kernels]
+    bundle = Bundle(Content.of(damaged), Observed(), recorded.bundle.blobs)
+    with load(bundle, driver=DryDriver("cuda")) as found:
+        found["add"][GRID](X, Y, OUT, 1024)
+        with pytest.raises(FormatError, match="launch facts"):
+            found["nothing"]
+    assert len(found.driver.launches) == 1
+
+
 def test_plans_of_one_signature_share_what_follows_from_it(cuda):
     """Kernels that differ in constants have one tuple of parameters and one of pieces."""
     for block in (64, 128):
@@ -152,6 +168,52 @@ def test_shared_parts_are_made_once_for_an_object_and_forgotten_together():
     for key in (one, one, equal, third, one):
         assert parts.get(key, lambda key: made.append(id(key)) or key) is key
     assert made == [id(one), id(equal), id(third), id(one)]
+
+
+BLOCKS = st.sampled_from([64, 128, 65, True, 64.0, None, "64", "fp32", (64,)])
+OPTIONS = st.dictionaries(
+    st.sampled_from(["num_warps", "num_stages", "launch_pdl", "num_ctas", "nonsense"]), st.sampled_from([1, 2, 4, 8, True]), max_size=2
+)  # fmt: skip
+TENSORS = st.sampled_from([X, Y, OUT, calls.ODD, calls.HALF, replace(X, index=1)])
+SIZES = st.sampled_from([1024, 1000, 1, 2048, 1 << 40, 1 << 63, 1 << 64, None, 2.0])
+
+
+@st.composite
+def calls_of_add(draw):
+    """Draw a call of `add`, most of its arguments by position, some by name, with and without a constant."""
+    values = [draw(TENSORS), draw(TENSORS), draw(TENSORS), draw(SIZES)]
+    names, given = ["x", "y", "out", "n"], draw(st.integers(2, 4))
+    keywords = draw(OPTIONS) | dict(zip(names[given:], values[given:], strict=True))
+    block = draw(st.one_of(st.none(), st.tuples(st.booleans(), BLOCKS)))
+    if block is None:
+        return tuple(values[:given]), keywords
+    if block[0] and given == len(names):
+        return (*values, block[1]), keywords
+    return tuple(values[:given]), keywords | {"BLOCK": block[1]}
+
+
+@given(st.lists(calls_of_add(), min_size=1, max_size=12))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_was_called_before_a_call_finds_what_it_finds_alone(recorded, made):
+    """In any order of calls, with what was remembered of others, each launches or is refused as it is as the first of all."""
+    remembering = DryDriver("cuda", devices=2)
+    with load(recorded.bundle, driver=remembering) as kernels:
+        for args, keywords in made:
+            alone = DryDriver("cuda", devices=2)
+            with load(recorded.bundle, driver=alone) as fresh:
+                expected = _outcome(fresh["add"], alone, args, keywords)
+            assert _outcome(kernels["add"], remembering, args, keywords) == expected
+
+
+def _outcome(kernel, driver, args, keywords):
+    """Return what a call launched, or the words of its refusal."""
+    before = len(driver.launches)
+    try:
+        kernel[GRID](*args, **keywords)
+    except (CannotLaunchStatically, NotFound) as error:
+        return str(error)
+    launched = driver.launches[before:]
+    return [(launch.plan.key, launch.grid, launch.parameters) for launch in launched]
 
 
 @pytest.mark.slow

@@ -80,7 +80,8 @@ def bind_like(other: BoundCall, loaded: Loaded, grids: Grids) -> BoundCall | Non
     # Plans of one signature share their pieces.
     if other.taken is None or loaded.plan.pieces is not other.loaded.plan.pieces:
         return None
-    return other._replace(launcher=loaded.launcher, loaded=loaded, grids=grids)
+    _, passed, taken, _, addresses, names, defaults, _ = other
+    return BoundCall(loaded.launcher, passed, taken, grids, addresses, names, defaults, loaded)
 
 
 def _passing(

@@ -64,6 +64,8 @@ def load(
 class Kernels(Mapping[str, StaticKernel]):
     """The kernels of a bundle by name, for the driver's kind of GPU.
 
+    `kernels[name]` raises NotFound where there is none, and FormatError where what was recorded of one cannot be read.
+
     A context manager: closing unloads what was loaded, and closes the bundle if `load` opened it.  Any thread may use it, also
     several at once; after a fork, load again.
     """

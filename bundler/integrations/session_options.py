@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Options`: what a session was told, as one value; `_process.py` makes it of arguments or settings, the lookup engine reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from bundler.config import Mode, Strict
+    from bundler.format.bundle import Keep
+    from bundler.lifecycle.restore_options import Trust
+    from bundler.store.bundle_store import PushMode
+
+
+class Options(NamedTuple):
+    """What a session was told.
+
+    Attributes:
+        tag: fetched at the start, and given what was used at the end; None for none.
+        mode: look up (`read`), publish (`write`), or both.
+        push: how the tag is given what was used; None for not at all.
+        strict, trust, keep: as the settings of these names.
+        local: our own directory; None for the usual place.
+    """
+
+    tag: str | None = None
+    mode: Mode = "readwrite"
+    push: PushMode | None = "merge"
+    strict: Strict = "off"
+    trust: Trust = "kernels"
+    keep: Keep = "all"
+    local: str | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether kernels are looked up."""
+        return self.mode != "write"
+
+    @property
+    def writes(self) -> bool:
+        """Whether kernels are published."""
+        return self.mode != "read"
