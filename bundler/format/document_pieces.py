@@ -7,6 +7,7 @@ runs: the number of a piece, and how many pieces follow each other from there.
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
@@ -20,6 +21,7 @@ from bundler.format.limits import Limits
 
 # Launch facts of one kernel are a kilobyte, key parts two; what is larger than this is one piece.
 MAX_CUT_BYTES = 1 << 16
+_SMALL_BYTES = 2048
 _MEMBERS = msgspec.msgpack.Decoder(list[Raw])
 
 
@@ -29,24 +31,37 @@ def cut(document: bytes) -> list[bytes]:
     An array is cut before each of its members but the first, and each of its members that is an array is cut likewise, but
     not deeper.  What is no array, or larger than `MAX_CUT_BYTES`, is one piece.
     """
-    starts = [0]
-    for number, (start, member) in enumerate(_members(document)):
-        if number:
-            starts.append(start)
-        starts += [start + inner for inner, _ in _members(member)[1:]]
-    return [document[start:end] for start, end in pairwise([*starts, len(document)])]
+    members = _members(document) if len(document) <= MAX_CUT_BYTES else []
+    if not members:
+        return [document]
+    pieces: list[bytes] = []
+    for member in members:
+        pieces += _remembered(member) if len(member) <= _SMALL_BYTES else _cut_once(member)
+    pieces[0] = document[: len(document) - sum(map(len, members))] + pieces[0]
+    return pieces
 
 
-def _members(document: bytes) -> list[tuple[int, bytes]]:
-    """Return offset and bytes of each member of an array; none where it is no array, not msgpack, or too large."""
-    if len(document) > MAX_CUT_BYTES or not wire.is_well_formed(document):
+def _cut_once(member: bytes) -> list[bytes]:
+    pieces = _members(member)
+    if not pieces:
+        return [member]
+    pieces[0] = member[: len(member) - sum(map(len, pieces))] + pieces[0]
+    return pieces
+
+
+# Kernels share most members: arguments, options.
+_remembered = functools.lru_cache(maxsize=1024)(_cut_once)
+
+
+def _members(document: bytes) -> list[bytes]:
+    """Return the members of an array; none where it is no array, or not msgpack."""
+    # The decoder allocates what an array declares; each member takes a byte at least.
+    if not document or wire.array_length(document) > len(document):
         return []
     try:
-        members = [bytes(member) for member in _MEMBERS.decode(document)]
-    except ValueError:
+        return [bytes(member) for member in _MEMBERS.decode(document)]
+    except (ValueError, RecursionError):
         return []
-    head = len(document) - sum(map(len, members))
-    return [*zip(accumulate(map(len, members), initial=head), members, strict=False)]
 
 
 class PieceWriter:
