@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -353,8 +353,8 @@ class _Tables:
                 f"content: digests of {count(len(blobs.digests), 'byte')} for {count(len(blobs.sizes), 'size')}, "
                 f"expected {DIGEST_BYTES} for each"
             )
-        digests = map(blobs.digest, range(len(blobs)))
-        if any(one >= two for one, two in pairwise(digests)):
+        digests = [blobs.digests[start : start + DIGEST_BYTES] for start in range(0, len(blobs.digests), DIGEST_BYTES)]
+        if any(map(operator.ge, digests, islice(digests, 1, None))):
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         limits.check("file_bytes", max(blobs.sizes, default=0), "file")
         limits.check("raw_bytes", sum(blobs.sizes), "bundle")

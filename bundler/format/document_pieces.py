@@ -22,6 +22,7 @@ from bundler.format.limits import Limits
 # Launch facts of one kernel are a kilobyte, key parts two; what is larger than this is one piece.
 MAX_CUT_BYTES = 1 << 16
 _SMALL_BYTES = 2048
+_RUNS_REMEMBERED = 4096
 _MEMBERS = msgspec.msgpack.Decoder(list[Raw])
 
 
@@ -96,8 +97,10 @@ class Pieces:
         self._table, self._limits = table, limits
         self._ends = array("Q", accumulate(map(len, table), initial=0))
         self._seen = self._joined_bytes = 0
+        # Many kernels have the same launch facts.
+        self._sizes: dict[tuple[int, ...], int] = {}
 
-    def check(self, runs: Sequence[int] | None, key: str) -> None:
+    def check(self, runs: tuple[int, ...] | None, key: str) -> None:
         """Check the runs of the next document, which is one of this kernel.
 
         Raises:
@@ -106,6 +109,18 @@ class Pieces:
         """
         if runs is None:
             return
+        size = self._sizes.get(runs)
+        if size is None:
+            size = self._size(runs, key)
+            if len(self._sizes) < _RUNS_REMEMBERED:
+                self._sizes[runs] = size
+        self._joined_bytes += size
+        if size > self._limits.facts_bytes:
+            self._limits.check("facts_bytes", size, f"{key}: launch facts or key parts")
+        if self._joined_bytes > self._limits.all_facts_bytes:
+            self._limits.check("all_facts_bytes", self._joined_bytes, "launch facts and key parts of all kernels")
+
+    def _size(self, runs: tuple[int, ...], key: str) -> int:
         if len(runs) % 2:
             raise FormatError(f"{key}: {len(runs)} numbers in runs of pieces, expected pairs", key=key)
         size, seen, ends = 0, self._seen, self._ends
@@ -120,14 +135,11 @@ class Pieces:
                 seen = end
             size += ends[end] - ends[first]
         self._seen = seen
-        self._joined_bytes += size
-        if size > self._limits.facts_bytes:
-            self._limits.check("facts_bytes", size, f"{key}: launch facts or key parts")
-        if self._joined_bytes > self._limits.all_facts_bytes:
-            self._limits.check("all_facts_bytes", self._joined_bytes, "launch facts and key parts of all kernels")
+        return size
 
     def check_used(self) -> None:
         """Raise `FormatError` when a piece is in none of the documents that were checked, or occurs twice."""
+        self._sizes.clear()
         if self._seen != len(self._table) or len(set(self._table)) != len(self._table):
             raise FormatError("content: the pieces are not those of the kernels, each once")
 
