@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -198,7 +198,7 @@ class _Tables:
         self._pieces = Pieces(self._table("pieces", _PIECES), limits)
         self._used_blobs = bytearray(len(self._sizes))
         self._restored_bytes = 0
-        self._layout_of = functools.cache(self._find_layout)
+        self._layouts: dict[tuple[int, int], FileLayout] = {}
         texts = {text for row in target_rows for text in row.texts()}
         texts.update(text for row in toolchain_rows for text in row.texts())
         texts.update(self._names, (spec.entry or "" for spec in self._specs))
@@ -230,7 +230,7 @@ class _Tables:
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         self._check_used(rows)
         # Of use while the kernels were checked; they hold on to the rest.
-        self._layout_of.cache_clear()
+        self._layouts.clear()
         return entries
 
     def files(self, row: KernelNumbers, positions: Iterable[int]) -> Iterator[StoredFile]:
@@ -308,9 +308,12 @@ class _Tables:
             wire.check_canonical(packed, references, what)
         return references
 
-    def _find_layout(self, name: int, file_list: int) -> FileLayout:
-        self._limits.check("files_per_kernel", len(self._file_lists[file_list]), "kernel")
-        return file_layout(self._filenames(name, file_list))
+    def _layout_of(self, name: int, file_list: int) -> FileLayout:
+        layout = self._layouts.get((name, file_list))
+        if layout is None:
+            self._limits.check("files_per_kernel", len(self._file_lists[file_list]), "kernel")
+            layout = self._layouts[name, file_list] = file_layout(self._filenames(name, file_list))
+        return layout
 
     def _filenames(self, name: int, file_list: int) -> tuple[str, ...]:
         return _with_name(self._names[name], self._file_lists[file_list])
@@ -350,8 +353,8 @@ class _Tables:
                 f"content: digests of {count(len(blobs.digests), 'byte')} for {count(len(blobs.sizes), 'size')}, "
                 f"expected {DIGEST_BYTES} for each"
             )
-        digests = map(blobs.digest, range(len(blobs)))
-        if any(one >= two for one, two in pairwise(digests)):
+        digests = [blobs.digests[start : start + DIGEST_BYTES] for start in range(0, len(blobs.digests), DIGEST_BYTES)]
+        if any(map(operator.ge, digests, islice(digests, 1, None))):
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         limits.check("file_bytes", max(blobs.sizes, default=0), "file")
         limits.check("raw_bytes", sum(blobs.sizes), "bundle")

@@ -7,6 +7,7 @@ runs: the number of a piece, and how many pieces follow each other from there.
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
@@ -20,6 +21,8 @@ from bundler.format.limits import Limits
 
 # Launch facts of one kernel are a kilobyte, key parts two; what is larger than this is one piece.
 MAX_CUT_BYTES = 1 << 16
+_SMALL_BYTES = 2048
+_RUNS_REMEMBERED = 4096
 _MEMBERS = msgspec.msgpack.Decoder(list[Raw])
 
 
@@ -29,24 +32,37 @@ def cut(document: bytes) -> list[bytes]:
     An array is cut before each of its members but the first, and each of its members that is an array is cut likewise, but
     not deeper.  What is no array, or larger than `MAX_CUT_BYTES`, is one piece.
     """
-    starts = [0]
-    for number, (start, member) in enumerate(_members(document)):
-        if number:
-            starts.append(start)
-        starts += [start + inner for inner, _ in _members(member)[1:]]
-    return [document[start:end] for start, end in pairwise([*starts, len(document)])]
+    members = _members(document) if len(document) <= MAX_CUT_BYTES else []
+    if not members:
+        return [document]
+    pieces: list[bytes] = []
+    for member in members:
+        pieces += _remembered(member) if len(member) <= _SMALL_BYTES else _cut_once(member)
+    pieces[0] = document[: len(document) - sum(map(len, members))] + pieces[0]
+    return pieces
 
 
-def _members(document: bytes) -> list[tuple[int, bytes]]:
-    """Return offset and bytes of each member of an array; none where it is no array, not msgpack, or too large."""
-    if len(document) > MAX_CUT_BYTES or not wire.is_well_formed(document):
+def _cut_once(member: bytes) -> list[bytes]:
+    pieces = _members(member)
+    if not pieces:
+        return [member]
+    pieces[0] = member[: len(member) - sum(map(len, pieces))] + pieces[0]
+    return pieces
+
+
+# Kernels share most members: arguments, options.
+_remembered = functools.lru_cache(maxsize=1024)(_cut_once)
+
+
+def _members(document: bytes) -> list[bytes]:
+    """Return the members of an array; none where it is no array, or not msgpack."""
+    # The decoder allocates what an array declares; each member takes a byte at least.
+    if not document or wire.array_length(document) > len(document):
         return []
     try:
-        members = [bytes(member) for member in _MEMBERS.decode(document)]
-    except ValueError:
+        return [bytes(member) for member in _MEMBERS.decode(document)]
+    except (ValueError, RecursionError):
         return []
-    head = len(document) - sum(map(len, members))
-    return [*zip(accumulate(map(len, members), initial=head), members, strict=False)]
 
 
 class PieceWriter:
@@ -81,8 +97,10 @@ class Pieces:
         self._table, self._limits = table, limits
         self._ends = array("Q", accumulate(map(len, table), initial=0))
         self._seen = self._joined_bytes = 0
+        # Many kernels have the same launch facts.
+        self._sizes: dict[tuple[int, ...], int] = {}
 
-    def check(self, runs: Sequence[int] | None, key: str) -> None:
+    def check(self, runs: tuple[int, ...] | None, key: str) -> None:
         """Check the runs of the next document, which is one of this kernel.
 
         Raises:
@@ -91,6 +109,18 @@ class Pieces:
         """
         if runs is None:
             return
+        size = self._sizes.get(runs)
+        if size is None:
+            size = self._size(runs, key)
+            if len(self._sizes) < _RUNS_REMEMBERED:
+                self._sizes[runs] = size
+        self._joined_bytes += size
+        if size > self._limits.facts_bytes:
+            self._limits.check("facts_bytes", size, f"{key}: launch facts or key parts")
+        if self._joined_bytes > self._limits.all_facts_bytes:
+            self._limits.check("all_facts_bytes", self._joined_bytes, "launch facts and key parts of all kernels")
+
+    def _size(self, runs: tuple[int, ...], key: str) -> int:
         if len(runs) % 2:
             raise FormatError(f"{key}: {len(runs)} numbers in runs of pieces, expected pairs", key=key)
         size, seen, ends = 0, self._seen, self._ends
@@ -105,14 +135,11 @@ class Pieces:
                 seen = end
             size += ends[end] - ends[first]
         self._seen = seen
-        self._joined_bytes += size
-        if size > self._limits.facts_bytes:
-            self._limits.check("facts_bytes", size, f"{key}: launch facts or key parts")
-        if self._joined_bytes > self._limits.all_facts_bytes:
-            self._limits.check("all_facts_bytes", self._joined_bytes, "launch facts and key parts of all kernels")
+        return size
 
     def check_used(self) -> None:
         """Raise `FormatError` when a piece is in none of the documents that were checked, or occurs twice."""
+        self._sizes.clear()
         if self._seen != len(self._table) or len(set(self._table)) != len(self._table):
             raise FormatError("content: the pieces are not those of the kernels, each once")
 

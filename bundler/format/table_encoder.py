@@ -33,9 +33,9 @@ def encode_tables(entries: Entries) -> bytes:
     kernel_names, targets, toolchains, specs, file_lists = (_Numbers() for _ in range(5))
     pieces = PieceWriter()
 
-    def kernel(k: Kernel) -> list[Any]:
+    def kernel(k: Kernel) -> Raw:
         files = [*k.files()]
-        return [
+        row = [
             k.key,
             kernel_names[k.name],
             targets[k.target.backend, k.target.arch, k.target.warp_size],
@@ -46,6 +46,8 @@ def encode_tables(entries: Entries) -> bytes:
              [n for position, (*_, spans) in enumerate(files) for span in spans for n in (position, *_flat(span))],
              pieces.runs(k.facts_bytes), pieces.runs(k.parts_bytes)],
         ]  # fmt: skip
+        # Encoded at once: a hundred thousand nested lists keep the garbage collector busy for many seconds.
+        return Raw(wire.encode(row))
 
     def placed(entry: TuningFile | HelperLibrary | Opaque, *more: str) -> list[Any]:
         artifact = entry.artifact

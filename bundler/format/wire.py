@@ -116,17 +116,8 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
         raise FormatError(f"{what}: {error}{got}", what=what) from error
 
 
-def is_well_formed(data: bytes) -> bool:
-    """Tell whether bytes are one msgpack value, in which no array or text declares more than there is."""
-    try:
-        _WALK.decode(data)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def array_length(data: bytes) -> int:
-    """Return how many members well-formed bytes declare, if they are an array, else 0; nothing is decoded for it."""
+    """Return how many members an array declares to have, 0 for anything else; nothing is decoded for it."""
     if data[0] in _ARRAY_16_32:
         return int.from_bytes(data[1 : _ARRAY_16_32[data[0]]])
     return data[0] & 0x0F if data[0] & 0xF0 == _FIXED_ARRAY else 0

@@ -25,6 +25,7 @@ HEADER = struct.Struct("<8sHHIIIQQ")
 HEADER_BYTES = HEADER.size + 32
 LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED = 1, 2, 3, 4, 5, 16, 17
 STORED, ZSTD = 0, 1
+DECODED_BYTES = 1 << 24
 
 
 @lru_cache(16)
@@ -110,7 +111,9 @@ class Parts:
         part.codec, part.data, part.raw = new.codec, new.data, new.raw
 
     def put_field(self, number: int, packed: bytes) -> None:
-        """Replace one field of the content by bytes, which may be no msgpack."""
+        """Replace one field of the content by bytes, which may be no msgpack; raises `ValueError` where another was made huge."""
+        if self.find(CONTENT).raw > DECODED_BYTES:
+            raise ValueError("a content that only readers with limits should decode")
         document = self.document(CONTENT)
         head = msgpack.Packer().pack_array_header(len(document))
         raw = head + b"".join(packed if at == number else pack(item) for at, item in enumerate(document))
