@@ -5,7 +5,7 @@ Two things besides the kernel move its key: the hash of Triton's binary, which d
 on AMD before Triton 3.9 the path where Triton is installed.  Where nothing else differs, the key is computed anew by Triton's
 own code, from the launch facts.
 
-`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`.
+`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `recorded_requests` uses `option_here`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Remade:
         from triton.compiler.compiler import ASTSource, make_backend
 
         backend = make_backend(triton_target(target))
-        options = backend.parse_options({name: _option(value) for name, value in facts.options})
+        options = backend.parse_options({name: option_here(value) for name, value in facts.options})
         source: Any = ASTSource(
             _Function(facts, dict(parts.parts)),
             {name: type_of(kind) for name, kind in facts.signature},
@@ -138,7 +138,8 @@ def _shown(text: str | None) -> str:
     return "unset" if text is None else f"{text:.60}"
 
 
-def _option(value: Value) -> Any:
+def option_here(value: Value) -> Any:
+    """Return a recorded option as it is on this machine: Triton's install directory is where its placeholder was."""
     return _localized(decode_value(value))
 
 
