@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import bundler
 from bundler.cli import wording
 from bundler.cli.plug_checks import plug_checks
+from bundler.cli.toolchain_checks import toolchain_checks
 from bundler.config import unknown_variables
 from bundler.errors import ConfigError
 from bundler.format import names
@@ -60,6 +61,7 @@ def all_checks() -> Iterator[Finding]:
         _triton,
         _ptxas,
         _torch,
+        _toolchain,
         _gpu,
         _launch_path,
         _triton_cache,
@@ -147,6 +149,10 @@ def _torch() -> Iterator[Finding]:
         yield Finding(
             OK, "torch's graph keys", f"hold the C++ compiler, here {compiler}; with another $CXX a graph is not found"
         )
+
+
+def _toolchain() -> Iterator[Finding]:
+    yield from (Finding(*found) for found in toolchain_checks())
 
 
 def _gpu() -> Iterator[Finding]:

@@ -10,6 +10,7 @@ they find no result there and tune again.  What is unpickled here is only what t
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -103,6 +104,9 @@ class _Rewriter(pickle.Pickler):
         autotuner.compile_results = [live.result]
         # Only for reading and writing tuning results, in the directory where this was compiled.
         autotuner.filename = autotuner.save_cache_hook = None
+        # From Triton 3.8 a function knows its file, which lies in the cache directory of this machine; only a compile would use it.
+        if hasattr(autotuner.fn, "file_name"):
+            autotuner.fn.file_name = os.path.basename(autotuner.fn.file_name)
         self._done.settled.add(identity)
         return True
 

@@ -17,6 +17,7 @@ from bundler.toolchain.inductor_tuners import DESCENDED, DESCENT
 METHOD = inductor_caches.AUTOTUNER_TYPE + "._dynamic_scale_rblock"
 RESULTS = "torch._inductor.runtime.autotune_cache:AutotuneCache.create"
 READ = "torch._inductor.runtime.autotune_cache:AutotuneCache._read"
+NEEDED = (METHOD, RESULTS, READ)
 _OURS = "_bundler_keeps_winner"
 _LOG = logging.getLogger("bundler.toolchain")
 
@@ -31,7 +32,7 @@ def keep_winners() -> tuple[str, ...]:
     Returns:
         The names of what this torch does not have; with any of them nothing was changed.
     """
-    missing = inductor_caches.missing((METHOD, RESULTS, READ))
+    missing = inductor_caches.missing(NEEDED)
     if not missing:
         kind, original = inductor_caches.find(inductor_caches.AUTOTUNER_TYPE), inductor_caches.find(METHOD)
         if not hasattr(original, _OURS):

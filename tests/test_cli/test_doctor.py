@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from bundler.cli import doctor_checks
+from bundler.cli import doctor_checks, toolchain_checks
+from bundler.format.entries import Toolchain
 
 pytestmark = pytest.mark.toolchain
 
@@ -132,3 +133,49 @@ def test_doctor_lists_only_known_settings(cli, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     assert "hidden" not in cli("doctor").stdout
     assert "AWS" not in os.linesep.join(cli("doctor").stdout.splitlines())
+
+
+@pytest.fixture
+def releases(monkeypatch):
+    """Make the doctor see these releases of Triton and torch, and a torch that lacks these names."""
+
+    def install(triton, torch, lacking=""):
+        identity = toolchain_checks.identity
+        real = identity.version_of
+        monkeypatch.setattr(identity, "installed_triton", lambda: Toolchain(triton, "0" * 64))
+        monkeypatch.setattr(identity, "version_of", lambda name: torch if name == "torch" else real(name))
+        monkeypatch.setattr(toolchain_checks, "_MISSING", f"print({lacking!r})")
+
+    return install
+
+
+def test_doctor_says_nothing_of_releases_that_were_tried(found, releases):
+    """Patch releases and local versions of a minor release that was tried count as tried."""
+    releases("3.9.4+git0a1b", "2.15.1+cu132")
+    assert "releases" not in found()[1]
+
+
+def test_doctor_warns_once_of_releases_never_tried_and_refuses_nothing(found, releases):
+    """Both releases stand in one warning, exit status 0; a torch that has every name we need is told so."""
+    releases("4.0.0", "3.1.0")
+    status, findings = found()
+    told = findings["releases"]
+    assert (status, told["status"]) == (0, "warning")
+    assert told["value"].startswith("triton 4.0.0, torch 3.1.0: never tried with this package (tried: triton 3.6, ")
+    assert told["value"].endswith("; torch has every name that torch.compile's bundles need")
+    assert "nothing is refused" in told["fix"]
+
+
+def test_doctor_names_what_a_torch_never_tried_lacks(found, releases):
+    """What torch.compile's bundles need and the new torch has not is named; Triton, which was tried, is not."""
+    releases("3.7.1", "3.1.0", "torch._inductor.codecache:sha256_hash")
+    value = found()[1]["releases"]["value"]
+    assert value.startswith("torch 3.1.0: never tried")
+    assert "torch has no torch._inductor.codecache:sha256_hash, so inductor.save packs" in value
+
+
+def test_doctor_says_when_a_torch_never_tried_cannot_be_imported(found, releases, monkeypatch):
+    """A torch that fails at its import is a reason in the warning, not an error."""
+    releases("3.7.1", "3.1.0")
+    monkeypatch.setattr(toolchain_checks, "_MISSING", "raise ImportError")
+    assert "torch cannot be asked for the names" in found()[1]["releases"]["value"]

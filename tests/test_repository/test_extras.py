@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bundler.toolchain import tried_releases
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -52,6 +54,21 @@ def test_the_contract_needs_what_its_extra_brings():
         top for place, top in imported() if place.startswith("backends/testing/") and top not in sys.stdlib_module_names
     }
     assert outside - {"bundler"} == names(EXTRAS["contract"])
+
+
+@pytest.mark.parametrize("extra", ["triton", "torch"])
+def test_an_extra_shuts_no_release_out_and_begins_where_the_tried_ones_do(extra):
+    """A server pins its own torch, and torch its Triton: the extra has a floor, the oldest release that was tried, and no bound above."""
+    specifiers = [re.match(rf"{extra}([^;]*)", line)[1] for line in EXTRAS[extra] if re.match(rf"{extra}\b(?!-)", line)]
+    assert specifiers == [f">={tried_releases.TRIED[extra][0]}"]
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"), [("3.9.0", False), ("3.9.1+git1", False), ("3.10.0", True), ("3.60", True), ("unknown", False), (None, False)]
+)  # fmt: skip
+def test_a_release_is_tried_by_its_minor_number(release, expected):
+    """A patch release of a tried one is tried, 3.60 is not 3.6, and of an unknown release nothing is said."""
+    assert tried_releases.untried("triton", release) is expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point of this package: `python -m tools.releases PROGRAM`; each program is the module of its name."""
+
+from __future__ import annotations
+
+import sys
+
+from tools.shared import programs
+
+PROGRAMS = {
+    "torch": "what the bundles of torch.compile need of the torch that is installed here",
+    "torch-precompile": "a pair of files of torch.compiler.precompile, carried in a bundle",
+}
+
+if __name__ == "__main__":
+    sys.exit(programs.run("tools.releases", PROGRAMS))
