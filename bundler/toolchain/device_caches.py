@@ -60,14 +60,15 @@ class Offered(NamedTuple):
         """Triton's hash of that function; None where it was not recorded."""
         return self._part("source.hash")
 
-    def suits(self, function: Any) -> bool:
-        """Whether it may go to a function of that name."""
-        module = f"{function.module}."
-        return self.modules is None or any(module.startswith(f"{allowed}.") for allowed in self.modules)
-
     def _part(self, name: str) -> str | None:
         parts = self.kernel.parts
         return None if parts is None else dict(parts.parts).get(name)
+
+
+def of_modules(function: Any, modules: tuple[str, ...] | None) -> bool:
+    """Whether a function is of one of these modules, or of one below them; None for all."""
+    module = f"{function.module}."
+    return modules is None or any(module.startswith(f"{allowed}.") for allowed in modules)
 
 
 class Told(NamedTuple):
@@ -102,7 +103,9 @@ class DeviceCaches:
         told: dict[str, Told] = {}
         mine: dict[str, dict[str, Offered]] = {}
         for offered in kernels:
-            if offered.kernel.target == target_of(target):
+            if _always_compiles():
+                told[offered.kernel.key] = Told("skipped", "TRITON_ALWAYS_COMPILE is set")
+            elif offered.kernel.target == target_of(target):
                 mine.setdefault(offered.function_name, {})[offered.kernel.key] = offered
             else:
                 told[offered.kernel.key] = Told(
@@ -125,7 +128,7 @@ class DeviceCaches:
     ) -> dict[str, Told]:
         told = {key: Told("not found", f"no function {name} of the modules asked for is here yet") for key in kernels}
         for function in functions:
-            suited = {key: offered for key, offered in kernels.items() if offered.suits(function)}
+            suited = {key: offered for key, offered in kernels.items() if of_modules(function, offered.modules)}
             for key, new in self._fill(function, suited, device, threads).items():
                 if _BEST_FIRST.index(new.outcome) <= _BEST_FIRST.index(told[key].outcome):
                     told[key] = new
@@ -172,7 +175,9 @@ class DeviceCaches:
         The JIT calls it in any thread, with what it would hand to its compiler.
         """
         kernels = {
-            k: offered for k, offered in self._offered.get(function.__name__, {}).items() if offered.suits(function)
+            k: offered
+            for k, offered in self._offered.get(function.__name__, {}).items()
+            if of_modules(function, offered.modules)
         }
         if not kernels or _always_compiles():
             return None
