@@ -13,6 +13,7 @@ would have on disk, without its compiler, its listener and its hooks.  `bundler/
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import sys
@@ -239,7 +240,8 @@ def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
         group = next(filter(None, groups), None)
         if group is None:
             raise NotFound(f"its files are not, or not all, in {' or '.join(offered.roots)}")
-        source = function.ASTSource(function, request.signature, request.constants, request.attributes)
+        hashed = _hashed_as(function, offered.source_hash)
+        source = function.ASTSource(hashed, request.signature, request.constants, request.attributes)
         made = CompiledKernel(source, group, kernel_hash(kernel.key))
         if (made.metadata.hash, target_of(made.metadata.target)) != (kernel_hash(kernel.key), kernel.target):
             raise ToolchainMismatch(f"the metadata in {group[filename]} is another kernel's")
@@ -248,6 +250,15 @@ def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
     except Exception as error:  # noqa: BLE001  # as in `_proven`: files may be anything by now
         return Told("skipped", f"Triton cannot read its files ({type(error).__name__}: {error!s:.300})")
     return made
+
+
+def _hashed_as(function: Any, source_hash: str | None) -> Any:
+    """Return a function with the recorded one of its two hashes, so that a recording which finds the kernel can prove its key."""
+    if source_hash in (None, function.cache_key):
+        return function
+    alike = copy.copy(function)
+    alike.hash = source_hash
+    return alike
 
 
 def _device_now() -> tuple[int, Any]:

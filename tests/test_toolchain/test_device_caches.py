@@ -210,12 +210,17 @@ def test_the_order_in_which_functions_were_hashed_does_not_matter(record, serve,
     def other_order(k):
         return list(reversed(helper_first(k)))
 
-    functions, told = serve(bundler.merge([record(helper_first), record(other_order)]))
+    both = bundler.merge([record(helper_first), record(other_order)])
+    functions, told = serve(both)
     assert outcomes(told) == {"replayed"}
     events.clear()
     no_hook()
     make(helper_first(functions))
     assert events == []
+    with bundler.recording() as recording:
+        pass
+    again = {kernel.key: kernel.parts for kernel in recording.collect().kernels}
+    assert {key: again[key].proven for key in told} == dict.fromkeys(told, True)
 
 
 _EDITS = {
