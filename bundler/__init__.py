@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
     from bundler.integrations.key_comparison import Difference
+    from bundler.integrations.replayed_kernels import ReplayReport, replay
     from bundler.integrations.session_counters import Counters
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.compiled_once import CompiledOnce, How, compile_once
@@ -177,6 +178,7 @@ _HOMES = {
     "Reasons": "lifecycle.lifecycle_reports",
     "RecordReport": "lifecycle.lifecycle_reports",
     "Recording": "lifecycle.recorder",
+    "ReplayReport": "integrations.replayed_kernels",
     "RestoreReport": "lifecycle.lifecycle_reports",
     "Session": "integrations.sessions",
     "Space": "runtime.tuning.descent",
@@ -220,6 +222,7 @@ _HOMES = {
     "read_and_emit": "lifecycle.restoration",
     "recording": "lifecycle.recorder",
     "register": "integrations._process",
+    "replay": "integrations.replayed_kernels",
     "restore": "lifecycle.restoration",
     "session": "integrations._process",
     "winners_only": "lifecycle.tuning_directory",
@@ -301,6 +304,7 @@ __all__ = [
     "RecordReport",
     "Recording",
     "RecordingError",
+    "ReplayReport",
     "RestoreReport",
     "Session",
     "Space",
@@ -352,6 +356,7 @@ __all__ = [
     "read_and_emit",
     "recording",
     "register",
+    "replay",
     "restore",
     "session",
     "winners_only",

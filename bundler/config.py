@@ -43,6 +43,7 @@ SETTINGS = (
     EnvironmentSetting("MODE", "`read`, `write`, `readwrite`", "`readwrite`", "look kernels up, publish them, or both"),
     EnvironmentSetting("TRUST", "`kernels`, `code`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process"),
     EnvironmentSetting("STRICT", "`off`, `warn`, `error`", "`off`", "what a compile is: fine, a warning, or an error"),
+    EnvironmentSetting("REPLAY", "`1`", "`0`", "what the tag names is put into Triton's in-memory caches at the start: no first call asks the compiler"),
     EnvironmentSetting("KEEP", "`all`, `launch`", "`all`", "`launch` moves only what a hit needs: device binary and metadata"),
     EnvironmentSetting("NAMESPACE", "a name", "`tb`", "what keys on Redis begin with"),
     EnvironmentSetting("TIMEOUT_S", "seconds", "0.25", "for one exchange with Redis, and for connecting"),
@@ -61,6 +62,7 @@ class Settings(NamedTuple):
     mode: Mode = "readwrite"
     trust: Literal["kernels", "code"] = "kernels"
     strict: Strict = "off"
+    replay: bool = False
     keep: Literal["all", "launch"] = "all"
     namespace: str | None = None
     timeout_s: float | None = None
@@ -87,6 +89,7 @@ def settings() -> Settings:
         mode=cast(Mode, _one_of("MODE", "readwrite", "read", "write")),
         trust=cast(Literal["kernels", "code"], _one_of("TRUST", "kernels", "code")),
         strict=cast(Strict, _one_of("STRICT", "off", "warn", "error")),
+        replay=replays(),
         keep=cast(Literal["all", "launch"], _one_of("KEEP", "all", "launch")),
         namespace=_read("NAMESPACE"),
         timeout_s=_seconds("TIMEOUT_S"),
@@ -148,6 +151,11 @@ def strict_setting() -> Strict:
         return cast(Strict, _one_of("STRICT", "off", "warn", "error"))
     except ConfigError:
         return "off"
+
+
+def replays() -> bool:
+    """Whether the user asked for the tag's kernels in Triton's in-memory caches; raises `ConfigError`."""
+    return _one_of("REPLAY", "0", "1") == "1"
 
 
 def disabled() -> bool:

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 _LOG = logging.getLogger("bundler")
 
@@ -24,23 +25,26 @@ class _Handlers:
     """
 
     def __init__(self) -> None:
-        self._methods: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
+        # By the number of the reference: the object, and what to call with it.  Not `WeakMethod`, whose own callback fails, aloud, for an
+        # object that the end of the interpreter takes away.
+        self._methods: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._call)
 
     def add(self, method: Callable[[], None]) -> None:
-        reference = weakref.WeakMethod(method, self._drop)
-        self._methods[id(reference)] = reference
+        bound: Any = method
+        reference = weakref.ref(bound.__self__, self._drop)
+        self._methods[id(reference)] = reference, bound.__func__
 
     def _drop(self, reference: object) -> None:
         self._methods.pop(id(reference), None)
 
     def _call(self) -> None:
-        for reference in list(self._methods.values()):
-            method = reference()
+        for reference, method in list(self._methods.values()):
+            holder = reference()
             try:
-                if method is not None:
-                    method()
+                if holder is not None:
+                    method(holder)
             except Exception:  # noqa: BLE001  # one object's fault must not leave the locks of the others locked
                 _LOG.exception("an object could not be reset in a forked child")
 

@@ -18,8 +18,9 @@ from bundler.cli.terminal import Column, Screen
 from bundler.errors import AccessDenied, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
+from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.entries import entry_artifacts
-from bundler.format.writer import HIGHEST_LEVEL, ZSTD_LEVEL
+from bundler.format.writer import HIGHEST_LEVEL
 
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
 

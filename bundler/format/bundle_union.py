@@ -67,7 +67,12 @@ def merge(bundles: Iterable[Bundle]) -> Bundle:
         chosen.append(winner)
         dropped += variants - 1
     return Bundle(
-        Content.of(chosen, {r for bundle in sources for r in bundle.tuning_records}),
+        Content.of(
+            chosen,
+            {r for bundle in sources for r in bundle.tuning_records},
+            # What was written the old way alone stays so: merged with itself, a bundle keeps its digest.
+            schema=max(bundle.content.schema for bundle in sources),
+        ),
         reduce(merge_observed, [bundle.observed for bundle in sources]),
         FirstBlobs(bundle.blobs for bundle in sources),
         writable=all(bundle.writable for bundle in sources),

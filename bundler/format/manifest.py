@@ -6,14 +6,14 @@ How it is written lies in `content_rows`, and what was seen of it, which the dig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bundler.errors import FormatError
-from bundler.format import content_rows, names, wire
+from bundler.format import content_rows, content_tables, names, table_encoder, wire
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
     Entry,
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "Content", "Observation", "Observed", "content_digest", "merge_observed"]
 
-SCHEMA = content_rows.SCHEMA
+SCHEMA = content_tables.SCHEMA
+_ENCODERS = {content_rows.SCHEMA: content_rows.encode_rows, SCHEMA: table_encoder.encode_tables}
+_DECODERS = {content_rows.SCHEMA: content_rows.decode_rows, SCHEMA: content_tables.decode_tables}
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,9 +52,11 @@ class Content(Summarized):
     helpers: tuple[HelperLibrary, ...] = ()
     opaque: tuple[Opaque, ...] = ()
     tuning_records: tuple[TuningRecord, ...] = ()
+    # How it is, or will be, written; says nothing about what it is, but the digest depends on it.
+    schema: int = field(default=SCHEMA, compare=False, repr=False)
 
     @staticmethod
-    def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = ()) -> Content:
+    def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = (), *, schema: int = SCHEMA) -> Content:
         """Sort entries, and each kernel's files, into canonical order; raises `FormatError` as `check_unique`."""
         kinds: dict[type, list[Any]] = {Kernel: [], TuningFile: [], HelperLibrary: [], Opaque: []}
         for entry in entries:
@@ -67,6 +71,7 @@ class Content(Summarized):
             tuple(sorted(kinds[HelperLibrary], key=lambda e: e.path)),
             tuple(sorted(kinds[Opaque], key=lambda e: e.path)),
             tuple(records),
+            schema,
         )
         content.check_unique()
         return content
@@ -91,7 +96,7 @@ class Content(Summarized):
         return chain(self.kernels, self.tuning_files, self.helpers, self.opaque)
 
     @cached_property
-    def blobs(self) -> tuple[tuple[bytes, int], ...]:
+    def blobs(self) -> Sequence[tuple[bytes, int]]:
         """Raw digest and size (bytes) of every distinct blob, by digest."""
         sizes: dict[bytes, int] = {}
         for filename, raw, size, _ in chain.from_iterable(map(entry_files, self.entries)):
@@ -99,21 +104,28 @@ class Content(Summarized):
                 raise FormatError(f"{filename}: two sizes for one digest {digest_text(raw)}")
         return tuple(sorted(sizes.items()))
 
+    @property
+    def blob_sizes(self) -> Sequence[int]:
+        """Size (bytes) of every distinct blob, in the order of `blobs`."""
+        table = self.blobs
+        return table.sizes if isinstance(table, content_tables.BlobTable) else [size for _, size in table]
+
     def encode(self) -> bytes:
         """Return the canonical bytes, whose sha256 is the bundle's digest."""
-        return content_rows.encode_rows(
+        return _ENCODERS[self.schema](
             Entries(self.kernels, self.tuning_files, self.helpers, self.opaque, self.tuning_records, self.blobs)
         )
 
     @staticmethod
     def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Content:
-        """Read canonical bytes; raises `FormatError`, `LimitExceeded` or `UnsafeName` for anything unsound."""
+        """Read canonical bytes of either schema; raises `FormatError`, `LimitExceeded` or `UnsafeName` for anything unsound."""
         limits.check("manifest_bytes", len(data), "manifest")
         schema = schema_of(data, "content", limits)
-        if schema != SCHEMA:
-            raise FormatError(f"content: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)
-        entries = content_rows.decode_rows(data, limits, open_ended=newer_minor)
-        content = Content(*entries[:-1])
+        if schema not in _DECODERS:
+            known = " or ".join(map(str, _DECODERS))
+            raise FormatError(f"content: schema {schema}, expected {known}", got=schema, expected=known)
+        entries = _DECODERS[schema](data, limits, open_ended=newer_minor)
+        content = Content(*entries[:-1], schema=schema)
         content.check_unique()
         # What the property would find out again, from every file.
         vars(content)["blobs"] = entries.blobs

@@ -75,7 +75,7 @@ class Observed(Summarized):
     @staticmethod
     def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Observed:
         """Read what `encode` wrote; raises `FormatError` or `LimitExceeded`."""
-        limits.check("manifest_bytes", len(data), "observations")
+        limits.check("observed_bytes", len(data), "observations")
         schema = schema_of(data, "observed", limits)
         if schema != SCHEMA:
             raise FormatError(f"observed: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)

@@ -31,6 +31,8 @@ _PAIR = 2
 # Decodes nothing: it only goes through a document, and finds where an array or text declares more than there is.
 _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 # What an array can begin with.
+_FIXED_ARRAY = 0x90
+_ARRAY_16_32 = {0xDC: 3, 0xDD: 5}  # where the members begin
 _ARRAY_HEADS = bytes([*range(0x90, 0xA0), 0xDC, 0xDD])
 
 
@@ -45,6 +47,14 @@ def pack(data: Any) -> bytes:
     except (ValueError, OverflowError) as error:
         raise FormatError(f"cannot be stored: {error}; expected Unicode text and integers of 64 bits") from error
     return packed
+
+
+def encode(data: Any) -> bytes:
+    """Encode as `pack` does; among the data may be what is encoded already, as `msgspec.Raw`."""
+    try:
+        return msgspec.msgpack.encode(data)
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"cannot be stored: {error}; expected Unicode text and integers of 64 bits") from error
 
 
 def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]:
@@ -84,7 +94,8 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
 
     Args:
         data: the msgpack bytes; their length is the caller's to check first.
-        decoder: of the type; the texts and arrays in it are the caller's to compare with the limits.
+        decoder: of the type; the texts and arrays in it are the caller's to compare with the limits, and where `data` may
+            be more than `limits.document_bytes`, it is the type that bounds what is made of them.
         what: what they are, for error messages.
         limits: bounds for depth and for arrays in all.
 
@@ -92,7 +103,8 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
         FormatError: not such a record.
         LimitExceeded: nested or long beyond the limits.
     """
-    if limits.depth < DEFAULT_LIMITS.depth or _array_counter(data, limits) is not None:
+    small = len(data) <= limits.document_bytes
+    if small and (limits.depth < DEFAULT_LIMITS.depth or _array_counter(data, limits) is not None):
         unpack(data, what, limits)
     try:
         # The decoder allocates what an array declares, eight bytes a member.  After this walk each has its member.
@@ -100,8 +112,15 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:
         # Whether it is beyond a limit, or has a map in it, is more worth saying than which field comes first.
-        document = unpack(data, what, limits)
-        raise FormatError(f"{what}: {error}{_got(document, str(error))}", what=what) from error
+        got = _got(unpack(data, what, limits), str(error)) if small else ""
+        raise FormatError(f"{what}: {error}{got}", what=what) from error
+
+
+def array_length(data: bytes) -> int:
+    """Return how many members an array declares to have, 0 for anything else; nothing is decoded for it."""
+    if data[0] in _ARRAY_16_32:
+        return int.from_bytes(data[1 : _ARRAY_16_32[data[0]]])
+    return data[0] & 0x0F if data[0] & 0xF0 == _FIXED_ARRAY else 0
 
 
 def _got(document: Any, message: str) -> str:

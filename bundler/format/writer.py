@@ -19,14 +19,14 @@ from bundler.format.container_layout import (
     IR,
     LAUNCH,
     MAGIC,
-    MAJOR,
-    MINOR,
+    MINORS,
     OBSERVED,
     OPAQUE,
     PLAIN_MINOR,
     STORED,
     TUNING,
     ZSTD,
+    ZSTD_LEVEL,
     Section,
     dictionary,
 )
@@ -34,8 +34,6 @@ from bundler.format.digest import digest_raw, sha256
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observed
 
-# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
-ZSTD_LEVEL = 9
 HIGHEST_LEVEL = zstandard.MAX_COMPRESSION_LEVEL
 # A table of 64 MiB: in the level's own, of 8 MiB, what lies more than a few MiB back in a prefix is forgotten.
 PREFIX_HASH_LOG = 24
@@ -84,8 +82,7 @@ def check_level(level: int) -> None:
 def write_container(
     out: BinaryIO,
     content: Content,
-    content_bytes: bytes,
-    observed_bytes: bytes,
+    encode: Callable[[], tuple[bytes, bytes]],
     read_blob: Callable[[bytes], bytes],
     level: int = ZSTD_LEVEL,
 ) -> None:
@@ -93,9 +90,8 @@ def write_container(
 
     Args:
         out: the file; the header is written last, so an interrupted write leaves no valid container.
-        content: the entries; `content_bytes` is its encoding.
-        content_bytes: bytes of the content section.
-        observed_bytes: bytes of the observed section.
+        content: the entries.
+        encode: returns the bytes of the content section and of the observed one.
         read_blob: returns the verified bytes of a blob by raw digest.
         level: of compression, as zstd counts.
 
@@ -129,7 +125,8 @@ def write_container(
     with ThreadPoolExecutor(COMPRESSION_THREADS) as pool:
         try:
             compressed = pool.map(compress, frames)
-            # What readers refuse is not written; looked at while the threads compress.
+            # While the threads compress; what readers refuse is not written.
+            content_bytes, observed_bytes = encode()
             Content.decode(content_bytes)
             tuned = bool(Observed.decode(observed_bytes).tunings)
             for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
@@ -143,7 +140,8 @@ def write_container(
         put(kind, codec, data, len(raw_bytes), [], [])
     table = wire.pack([section.to_wire() for section in sections])
     out.write(table)
-    head = HEADER.pack(MAGIC, MAJOR, MINOR if tuned else PLAIN_MINOR, 0, 0, 0, position, len(table))
+    major = content.schema
+    head = HEADER.pack(MAGIC, major, MINORS[major] if tuned else PLAIN_MINOR, 0, 0, 0, position, len(table))
     out.seek(0)
     out.write(head + sha256(head + table))
 

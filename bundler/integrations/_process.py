@@ -148,6 +148,7 @@ def session(
     *,
     push: PushMode | None = "merge",
     strict: Strict = "off",
+    replay: bool | None = None,
 ) -> Session:
     """Return a session for a whole job, to use in a `with` statement: fetch the tag, look up, record, publish, give it to the tag.
 
@@ -156,6 +157,8 @@ def session(
         tag: as for `install`; a first run, without such a tag, is fine.
         push: how the tag is given what was used, as for `Store.push`; None only reads.
         strict: as for `install`.
+        replay: hand what the tag names to the JIT functions of this process at the start, as `bundler.replay`, so that no first call
+            asks the compiler; None does what TRITON_BUNDLER_REPLAY says.
 
     Raises:
         As `install`.
@@ -165,7 +168,7 @@ def session(
     if push is not None:
         _check(push, PUSH_MODES, "push")
     mode: Mode = "read" if push is None else "readwrite"
-    return _install(store, Options(tag=tag, mode=mode, push=push, strict=strict))
+    return _install(store, Options(tag=tag, mode=mode, push=push, strict=strict), replay=replay)
 
 
 def register(path: str | os.PathLike[str]) -> None:
@@ -198,7 +201,7 @@ def _check(value: object, choices: tuple[str, ...], name: str) -> None:
         raise ConfigError(f"{name}={value!r}: expected {', '.join(map(repr, choices))}", got=value)
 
 
-def _install(store: Store | str, options: Options) -> Session:
+def _install(store: Store | str, options: Options, *, replay: bool | None = None) -> Session:
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.manager_install import activity_of
     from bundler.integrations.sessions import Session
@@ -215,7 +218,9 @@ def _install(store: Store | str, options: Options) -> Session:
         opened, owned = open_store(url, trust=chosen.trust, when_down="degrade"), True
     else:
         opened, owned = store, False
-    options = options._replace(trust=opened.trust, keep=chosen.keep, local=chosen.local)
+    options = options._replace(
+        trust=opened.trust, keep=chosen.keep, local=chosen.local, replay=chosen.replay if replay is None else replay
+    )
     engine = Engine(opened, options, _process.registered)
     try:
         _name_unknown(engine)
@@ -248,8 +253,9 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     except BundlerError as error:
         problem = error
     options = Options(
-        tag=chosen.tag, mode=chosen.mode, strict=chosen.strict, trust=chosen.trust, keep=chosen.keep, local=chosen.local
-    )
+        tag=chosen.tag, mode=chosen.mode, strict=chosen.strict, trust=chosen.trust, keep=chosen.keep, local=chosen.local,
+        replay=chosen.replay,
+    )  # fmt: skip
     for path in registered_bundles():
         registered.add(path)
     engine = Engine(store, options, registered)

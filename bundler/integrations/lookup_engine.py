@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from bundler.toolchain.keeper import CacheCall, Group, Keeper
 
 if TYPE_CHECKING:
     from bundler.integrations.key_comparison import Keyed
+    from bundler.integrations.replayed_kernels import ReplayReport
     from bundler.integrations.session_usage import Used
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.compiled_once import Turn
@@ -73,6 +74,7 @@ class Engine(Keeper):
         # Looked for when the first kernel is placed: Triton, which asks for kernels, does not move.
         self._triton_dir: str | None = None
         self.used: Used | None = None
+        self.replayed: ReplayReport | None = None
 
     def start(self) -> None:
         """Fetch the tag, if there is one, and begin to keep account of what it will get."""
@@ -99,6 +101,18 @@ class Engine(Keeper):
         else:
             self._prefetched = frozenset((*report.restored, *report.present, *report.repaired))
             self.tally.add("bytes_fetched", report.bytes)
+            if self.options.replay:
+                with self.troubles.excused(f"tag {tag} was not replayed"):
+                    self._replay(dict.fromkeys((home, root)))
+
+    def _replay(self, roots: Iterable[str]) -> None:
+        from bundler.integrations.replayed_kernels import replay_restored
+
+        tag = self._shelves.tag
+        if tag is not None:
+            self.replayed, complaint = replay_restored(tag.bundle, roots)
+            if complaint:
+                self.troubles.mentioned(complaint)
 
     def _mention_missing(self, tag: str) -> None:
         """Say that a tag is not set, which is a first run, or a misspelled one."""

@@ -21,6 +21,7 @@ class Options(NamedTuple):
         push: how the tag is given what was used; None for not at all.
         strict, trust, keep: as the settings of these names.
         local: our own directory; None for the usual place.
+        replay: whether the tag's kernels are put into Triton's in-memory caches at the start.
     """
 
     tag: str | None = None
@@ -30,6 +31,7 @@ class Options(NamedTuple):
     trust: Trust = "kernels"
     keep: Keep = "all"
     local: str | None = None
+    replay: bool = False
 
     @property
     def reads(self) -> bool:

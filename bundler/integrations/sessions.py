@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from bundler.config import Strict
     from bundler.integrations.lookup_engine import Engine
+    from bundler.integrations.replayed_kernels import ReplayReport
     from bundler.integrations.session_counters import Counters
 
 FLUSH_S = 2.0
@@ -39,6 +40,11 @@ class Session:
     def counters(self) -> Counters:
         """What it did so far in this process: a snapshot."""
         return self._engine.tally.snapshot()
+
+    @property
+    def replayed(self) -> ReplayReport | None:
+        """What was replayed at the start; None when nothing was to be, or the tag is not there."""
+        return self._engine.replayed
 
     def arm_strict(self, mode: Strict) -> None:
         """Say what a compile is from now on: fine (`off`), a warning (`warn`), or a `StrictModeViolation` (`error`).

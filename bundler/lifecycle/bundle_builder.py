@@ -63,7 +63,12 @@ class Builder:
 
     def add_directory(self, name: str, observation: Observation, facts: KnownFacts | None = None) -> bool:
         """Take the kernel in `<root>/<name>`; True when it is in the bundle now, else `left_out` says why."""
-        found = read_kernel(os.path.join(self.root, name))
+        return self.add_found(name, read_kernel(os.path.join(self.root, name)), observation, facts)
+
+    def add_found(
+        self, name: str, found: KernelFiles | Rejected, observation: Observation, facts: KnownFacts | None = None
+    ) -> bool:
+        """Take what was found in `<root>/<name>`, as `add_directory` does."""
         if isinstance(found, Rejected):
             self.left_out.append((name, found.reason))
             return False

@@ -249,6 +249,10 @@ class KernelBatch:
         """
         if self._codes is None:
             return
+        if not any(self._codes):
+            for kernel in self._kernels:
+                yield kernel, "restored"
+            return
         failure: BundlerError | OSError | None = None
         failed = ""
         for kernel, (temporary, *_), code in zip(self._kernels, self._new, self._codes, strict=True):

@@ -18,6 +18,7 @@ from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Kernel
 from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
 from bundler.lifecycle.directory_pack import single_files, tuning_results
+from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kernels
 from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
 from bundler.lifecycle.recorded_kernels import Sighting, Sightings
 from bundler.lifecycle.tuning_directory import winners_in, with_tunings
@@ -47,8 +48,9 @@ def collect_sightings(
     if keep not in ("all", "launch"):
         raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
     builders: dict[str, Builder] = {}
-    for sighting in sightings:
-        _take(sighting, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
+    seen = list(sightings)
+    for sighting, found in zip(seen, read_kernels([sighting.directory for sighting in seen]), strict=True):
+        _take(sighting, found, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
     roots = list(roots)
     _add_tuning_files(builders, roots, keep)
     bundle = join(builders.values(), environment or identity.environment())
@@ -82,8 +84,9 @@ def merge_reasons(*reasons: Iterable[tuple[str, str]]) -> Reasons:
     return tuple(sorted({pair for group in reasons for pair in group}))
 
 
-def _take(sighting: Sighting, builder: Builder) -> None:
-    singles = single_files(sighting.directory)
+def _take(sighting: Sighting, found: KernelFiles | Rejected, builder: Builder) -> None:
+    # What is a kernel holds other files, too.
+    singles = single_files(sighting.directory) if isinstance(found, Rejected) else []
     for name in singles:
         builder.add_single(sighting.key, name)
     if singles:
@@ -91,7 +94,7 @@ def _take(sighting: Sighting, builder: Builder) -> None:
     facts = sighting.facts
     if facts is None and sighting.event is not None:
         facts = known_facts(sighting.event, builder.left_out)
-    builder.add_directory(sighting.key, sighting.observation, facts)
+    builder.add_found(sighting.key, found, sighting.observation, facts)
 
 
 def _add_tuning_files(builders: dict[str, Builder], roots: Iterable[str], keep: Keep) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import cache
 
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
-from bundler.toolchain import identity, keytext, ptxas, targets
+from bundler.toolchain import identity, ptxas, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
-_LOCATION = keytext.LOCATION_PART.encode()
+_LOCATION = identity.LOCATION_PART.encode()
 
 
 class Machine:
@@ -79,8 +79,10 @@ class Machine:
         # Names are stored as they are, and of most kernels' keys the location is no part: those need not be decoded.
         if _LOCATION not in (kernel.parts_bytes or b""):
             return None
+        from bundler.toolchain import keytext  # hardly a kernel's key has that part
+
         here = self._triton_dir
-        there = dict(kernel.parts.parts).get(keytext.LOCATION_PART) if kernel.parts is not None else None
+        there = dict(kernel.parts.parts).get(identity.LOCATION_PART) if kernel.parts is not None else None
         if there is None or here is None or there == keytext.location_text(here):
             return None
         return f"its key holds the path where Triton was installed; here that is {here}; {_REKEY}"

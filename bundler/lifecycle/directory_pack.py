@@ -13,6 +13,7 @@ from bundler.format.bundle_file import os_errors
 from bundler.format.entries import Opaque, TuningFile
 from bundler.format.manifest import Observation
 from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
+from bundler.lifecycle.kernel_directory import Rejected, read_kernels
 from bundler.lifecycle.tuning_directory import FOLDER, TuningFolder, with_tunings
 
 KERNEL_SUBDIRECTORY = "triton"
@@ -64,18 +65,20 @@ def _devices(root: str) -> list[int]:
 
 def _pack_kernels(root: str, keep: str, observation: Observation) -> Builder:
     builder = Builder(root, keep)
+    keys = []
     for name in sorted(os.listdir(root)):
-        path = os.path.join(root, name)
-        if name == FOLDER:
-            continue
-        if not names.is_kernel_key(name) or not os.path.isdir(path):
+        if names.is_kernel_key(name) and os.path.isdir(os.path.join(root, name)):
+            keys.append(name)
+        elif name != FOLDER:
             builder.left_out.append((name, "not a kernel directory"))
-            continue
-        singles = single_files(path)
+    paths = [os.path.join(root, key) for key in keys]
+    for key, path, found in zip(keys, paths, read_kernels(paths), strict=True):
+        # What is a kernel holds other files, too.
+        singles = single_files(path) if isinstance(found, Rejected) else []
         for child in singles:
-            builder.add_single(name, child)
+            builder.add_single(key, child)
         if not singles:
-            builder.add_directory(name, observation)
+            builder.add_found(key, found, observation)
     return builder
 
 

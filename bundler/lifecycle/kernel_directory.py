@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads one kernel directory as Triton left it: `read_kernel` returns `KernelFiles`, complete and from one compile, or `Rejected`.
+"""Reads kernel directories as Triton left them: `read_kernel` returns `KernelFiles`, complete and from one compile, or `Rejected`;
+`read_kernels` does so for many.
 
 Collecting and packing read directories with it; restores read what is in place already, and ask `why_unreadable` before they write
 whether Triton could read the result.
@@ -12,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, pairwise
@@ -25,6 +26,7 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.metadata import METADATA_BYTES, parse_metadata, read_head
 from bundler.format.summary import count
 from bundler.lifecycle import elf
+from bundler.lifecycle.kernel_reader import read_ahead
 
 ATTEMPTS = 3
 # Of the source files that an assembly text names, so many are looked for in the binary; real ones name a few dozen.
@@ -41,6 +43,8 @@ _SOURCES = {
     "ptx": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"'),
     "amdgcn": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"'),
 }
+# How each of them begins, which the patterns look behind for what stands before it.
+_BEGINNINGS = {"ttir": b'loc("', "ttgir": b'loc("', "llir": b"!DIFile(", "ptx": b".file", "amdgcn": b".file"}
 _ASSEMBLY = {"ptx", "amdgcn"}
 
 # What changes when a file is replaced or written: inode, size and modification time.
@@ -99,6 +103,10 @@ class Rejected(NamedTuple):
     missing: bool = False
 
 
+# Reads one file of a directory, by its name.
+Reader = Callable[[str, Limits], bytes | Rejected]
+
+
 def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles | Rejected:
     """Read a kernel directory.
 
@@ -114,7 +122,7 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
         try:
             present = os.listdir(directory)
             seen: dict[str, Stamp] = {}
-            result = _read_once(directory, sorted(present), limits, seen)
+            result = _read_once(directory, sorted(present), limits, _reader(directory, seen))
             if not _changed(directory, present, seen):
                 return result
         except FileNotFoundError as error:
@@ -132,6 +140,30 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
     return Rejected("another process keeps writing to it")
 
 
+def read_kernels(directories: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> Iterator[KernelFiles | Rejected]:
+    """Yield what `read_kernel` returns for each directory; the next ones are read meanwhile."""
+    for directory, files in zip(directories, read_ahead(directories, limits), strict=True):
+        found = read_kernel(directory, limits) if files is None else _kernel_of(directory, files, limits)
+        yield found
+
+
+def _kernel_of(directory: str, files: dict[str, bytes], limits: Limits) -> KernelFiles | Rejected:
+    """Return the kernel of a directory with these files, which did not change while they were read."""
+
+    def read(name: str, limits: Limits) -> bytes | Rejected:
+        data = files[name]
+        return data if len(data) <= limits.file_bytes else Rejected(_too_large(name, limits))
+
+    try:
+        return _read_once(directory, sorted(files), limits, read)
+    except UnsafeName as error:
+        return Rejected(str(error))
+
+
+def _too_large(name: str, limits: Limits) -> str:
+    return f"{name}: over the limit of {limits.file_bytes} bytes"
+
+
 def _changed(directory: str, present: list[str], seen: dict[str, Stamp]) -> bool:
     """Tell whether names came or went, or files were replaced or written, since they were read."""
     if any(_stamp(os.lstat(f"{directory}/{name}")) != stamp for name, stamp in seen.items()):
@@ -143,11 +175,11 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_once(directory: str, present: list[str], limits: Limits, seen: dict[str, Stamp]) -> KernelFiles | Rejected:
+def _read_once(directory: str, present: list[str], limits: Limits, read: Reader) -> KernelFiles | Rejected:
     groups = [name for name in present if name.startswith(names.GROUP_PREFIX) and name.endswith(".json")]
     if len(groups) != 1:
         return Rejected("no group file: the compile did not finish" if not groups else "several group files")
-    children = _children(read_file(directory, groups[0], _group_limits(limits), seen))
+    children = _children(read(groups[0], _group_limits(limits)))
     if children is None:
         return Rejected(f"{groups[0]} is not a valid group file")
     if len(children) > limits.files_per_kernel:
@@ -159,7 +191,7 @@ def _read_once(directory: str, present: list[str], limits: Limits, seen: dict[st
     files: dict[str, bytes] = {}
     left = limits.kernel_bytes
     for name in ordered:
-        data = read_file(directory, name, limits, seen)
+        data = read(name, limits)
         if isinstance(data, Rejected):
             return data
         files[name] = data
@@ -170,6 +202,10 @@ def _read_once(directory: str, present: list[str], limits: Limits, seen: dict[st
     kernel = check_kernel_files(os.path.basename(directory), files, children, others)
     mixed = None if isinstance(kernel, Rejected) else _mixed(files, kernel.binary_name)
     return Rejected(mixed) if mixed else kernel
+
+
+def _reader(directory: str, seen: dict[str, Stamp]) -> Reader:
+    return lambda name, limits: read_file(directory, name, limits, seen)
 
 
 @lru_cache(1)
@@ -203,7 +239,7 @@ def read_file(directory: str, name: str, limits: Limits, seen: dict[str, Stamp] 
         if not stat.S_ISREG(status.st_mode):
             return Rejected(f"{name} is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
         if status.st_size > limits.file_bytes:
-            return Rejected(f"{name}: over the limit of {limits.file_bytes} bytes")
+            return Rejected(_too_large(name, limits))
         # One byte more than there should be: getting that many says that the file is at its end.
         data = os.read(fd, status.st_size + 1)
         if len(data) != status.st_size:
@@ -211,7 +247,7 @@ def read_file(directory: str, name: str, limits: Limits, seen: dict[str, Stamp] 
                 data += file.read(limits.file_bytes + 1 - len(data))
     finally:
         os.close(fd)
-    return data if len(data) <= limits.file_bytes else Rejected(f"{name}: over the limit of {limits.file_bytes} bytes")
+    return data if len(data) <= limits.file_bytes else Rejected(_too_large(name, limits))
 
 
 def _children(data: bytes | Rejected) -> dict[str, str] | None:
@@ -313,11 +349,13 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
 
 def _named_sources(kind: str, data: bytes) -> set[bytes]:
     pattern = _SOURCES.get(kind)
-    if pattern is None:
+    # Names are at the end of some texts, and plain bytes are found quicker than patterns.
+    start = -1 if pattern is None else data.find(_BEGINNINGS[kind])
+    if pattern is None or start < 0:
         return set()
     if "folder" in pattern.groupindex:
-        return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data))
-    return _plain(set(pattern.findall(data)))
+        return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data, start))
+    return _plain(set(pattern.findall(data, start)))
 
 
 def _plain(paths: Iterable[bytes]) -> set[bytes]:

@@ -7,10 +7,7 @@ one batch while the caller reads and verifies the next; elsewhere the caller wri
 
 from __future__ import annotations
 
-import _thread
 import contextlib
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -19,13 +16,13 @@ from bundler.format.bundle_file import cleaned_up
 from bundler.format.limits import MIB
 from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome, ReadyKernel
+from bundler.lifecycle.threaded_call import ThreadedCall, processors
 
 # Enough to keep several threads busy, and few enough that little waits in memory.
 KERNELS_PER_BATCH = 64
 BYTES_PER_BATCH = 8 * MIB
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
-MOST_THREADS = 4
 
 Placed = Callable[[ReadyKernel, Outcome], None]
 
@@ -91,53 +88,28 @@ class _BatchesUnderWay:
 
     def __init__(self, batches: Iterable[KernelBatch]) -> None:
         self._batches = deque(batches)
-        self._problem: BaseException | None = None
-        # An interrupt may arrive while the thread is being started: whether it writes is decided under this lock.
-        self._gate = threading.Lock()
-        self._begun = self._abandoned = False
-        self._ended = threading.Event()
+        self._call = ThreadedCall(self._write)
 
     def start(self) -> None:
-        if kernel_writer.compiled_writer() is not None:
-            # Where no thread can be had, this one writes.  `threading.Thread` would wait until the new one runs.
-            with contextlib.suppress(RuntimeError):
-                _thread.start_new_thread(self._write, (threads_to_write(),))
-                return
-        self._write(threads=1)
-        if self._problem is not None:
-            raise self._problem
+        self._call.start(apart=kernel_writer.compiled_writer() is not None)
 
     def settle(self, placed: Placed) -> None:
         """Wait, tell what became of the kernels, and raise what went wrong."""
-        self._ended.wait()
-        if self._problem is not None:
-            raise self._problem
+        self._call.result()
         while self._batches:
             _tell(self._batches.popleft(), placed)
 
     def abandon(self, placed: Placed) -> None:
         """Wait, tell what became of the kernels, and leave out what went wrong."""
-        with self._gate:
-            self._abandoned = True
-        if self._begun:
-            self._ended.wait()
+        self._call.abandon()
         while self._batches:
             batch = self._batches.popleft()
             with contextlib.suppress(BundlerError):
                 _tell(batch, placed)
 
-    def _write(self, threads: int) -> None:
-        with self._gate:
-            if self._abandoned or self._begun:
-                return
-            self._begun = True
-        try:
-            for batch in self._batches:
-                batch.write(threads)
-        except BaseException as problem:  # noqa: BLE001  # raised again in the thread that waits
-            self._problem = problem
-        finally:
-            self._ended.set()
+    def _write(self) -> None:
+        for batch in self._batches:
+            batch.write(processors())
 
 
 def _tell(batch: KernelBatch, placed: Placed) -> None:
@@ -146,9 +118,3 @@ def _tell(batch: KernelBatch, placed: Placed) -> None:
             placed(kernel, outcome)
 
     cleaned_up(tell, batch.clear)
-
-
-def threads_to_write() -> int:
-    """Return how many threads write a batch: as many as there are processors for this process, and a few at most."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_THREADS, available)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
@@ -24,15 +23,8 @@ from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
+from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.toolchain import directories
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-# From a store far away one thread fetches a run while this one writes another; what was fetched and not yet written is in
-# memory, which this bounds.  Otherwise one thread reads and verifies: those are thousands of short calls, and threads lose more by
-# handing the interpreter lock over between them than a second core gains.
-RUNS_AHEAD = 1
 
 
 def restore(
@@ -163,6 +155,8 @@ class Restoration(RestorePlan):
         runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
         queue = PlacementQueue(self.tally.placed)
 
+        # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and verifies: those are thousands of short
+        # calls, and threads lose more by handing the interpreter lock over between them than a second core gains.
         def place_all() -> None:
             for run in self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs):
                 for wanted in run:
@@ -176,20 +170,16 @@ class Restoration(RestorePlan):
         return run
 
     def _fetched_ahead(self, runs: Iterable[list[WantedKernel]]) -> Iterator[list[WantedKernel]]:
-        """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next ones."""
-        from concurrent.futures import ThreadPoolExecutor  # no other restore needs it
-
-        ready: deque[Future[list[WantedKernel]]] = deque()
-        with ThreadPoolExecutor(1) as reader:
-            try:
-                for run in runs:
-                    ready.append(reader.submit(self._fetched, run))
-                    if len(ready) > RUNS_AHEAD:
-                        yield ready.popleft().result()
-                while ready:
-                    yield ready.popleft().result()
-            finally:
-                reader.shutdown(wait=False, cancel_futures=True)
+        """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next one."""
+        fetching: ThreadedCall[list[WantedKernel]] | None = None
+        for run in runs:
+            fetched = None if fetching is None else fetching.result()
+            fetching = ThreadedCall(partial(self._fetched, run))
+            fetching.start(apart=True)
+            if fetched is not None:
+                yield fetched
+        if fetching is not None:
+            yield fetching.result()
 
     def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
         roots = self._roots(wanted.kernel)

@@ -30,7 +30,7 @@ from bundler.errors import (
     NotFound,
     UnsafeName,
 )
-from bundler.format import names, wire
+from bundler.format import content_rows, names, wire
 from bundler.format.bundle import Bundle, Keep, MemoryBlobs
 from bundler.format.bundle_union import merge
 from bundler.format.entries import Kernel
@@ -363,7 +363,9 @@ def _key(kind: str, kernel: str) -> str:
 
 
 def _encode(record: _Record) -> bytes:
-    content, observed = Content.of([record.kernel]), Observed({record.kernel.key: record.seen})
+    # In the schema that every version reads: of one kernel there is nothing that could be said once for many.
+    content = Content.of([record.kernel], schema=content_rows.SCHEMA)
+    observed = Observed({record.kernel.key: record.seen})
     return store_layout.seal(wire.pack([_VERSION, content.encode(), observed.encode()]))
 
 

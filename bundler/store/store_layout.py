@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import zstandard
 
 from bundler.backends.port import Unread
@@ -179,9 +180,11 @@ def unseal(
     size: int | None,
     limits: Limits = DEFAULT_LIMITS,
     most_bytes: int | None = None,
+    *,
+    limit: str = "document_bytes",
 ) -> bytes:
     """Return the payload of a stored value that needs no dictionary; arguments and errors as of `check_seal` and `decompress`."""
-    return decompress(check_seal(value, key, size), key, size, limits, most_bytes=most_bytes)
+    return decompress(check_seal(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit)
 
 
 def decompress(
@@ -191,16 +194,19 @@ def decompress(
     limits: Limits = DEFAULT_LIMITS,
     dictionary: zstandard.ZstdCompressionDict | None = None,
     most_bytes: int | None = None,
+    *,
+    limit: str = "document_bytes",
 ) -> bytes:
     """Return the payload of a stored value's frame.
 
     Args:
         frame: what `check_seal` returned.
         key: the key of the value, for messages.
-        size: the size that the payload must have; None for a manifest, which is bounded by the limits.
+        size: the size that the payload must have; None where `limit` bounds it.
         limits: bounds.
         dictionary: the one that `dictionary_of` names.
         most_bytes: the size that the payload may have, where that is less than the limits allow.
+        limit: which of the limits bounds a payload whose size nobody knows.
 
     Raises:
         FormatError, LimitExceeded: damaged, or not what it should be.
@@ -213,7 +219,7 @@ def decompress(
             # Not a limit that a user could raise: such a value is damaged, and may be removed.
             raise FormatError(f"{key}: declares {declared} bytes, expected {most_bytes} at most", key=key)
         if size is None:
-            limits.check("manifest_bytes", declared, key)
+            limits.check(limit, declared, key)
         elif declared != size:
             raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
         reader = _decompressor() if dictionary is None else zstandard.ZstdDecompressor(dict_data=dictionary)
@@ -316,6 +322,17 @@ def decode_tag(value: bytes, tag: str) -> str:
     )  # fmt: skip
 
 
+class StoredManifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A manifest as a store keeps it; what is in it is decoded where its limits are checked."""
+
+    version: int
+    content: bytes
+    observed: bytes
+
+
+_STORED_MANIFEST = msgspec.msgpack.Decoder(StoredManifest)
+
+
 def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
     """Return the stored value of a manifest."""
     return seal(wire.pack([1, content_bytes, observed_bytes]))
@@ -323,9 +340,9 @@ def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
 
 def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, bytes]:
     """Return content and observed bytes; raises `DigestMismatch` when they are not what the key names."""
-    payload = unseal(value, key, None, limits)
-    _, content, observed = wire.fields(wire.unpack(payload, key, limits), key, int, bytes, bytes, open_ended=True)
-    check_digest(content, digest_raw(digest_of_manifest(key)), key)
-    if manifest_key(digest_of_manifest(key), observed) != key:
+    payload = unseal(value, key, None, limits, limit="manifest_bytes")
+    row = wire.decode(payload, _STORED_MANIFEST, key, limits)
+    check_digest(row.content, digest_raw(digest_of_manifest(key)), key)
+    if manifest_key(digest_of_manifest(key), row.observed) != key:
         raise DigestMismatch(f"{key}: the observations are of another manifest; push the bundle again", key=key)
-    return content, observed
+    return row.content, row.observed

@@ -25,6 +25,8 @@ from bundler.format.entries import Toolchain
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
+# A part of the key only of kernels whose key holds the install directory itself: HIP on Triton 3.6 and 3.7.
+LOCATION_PART = "triton.location"
 DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows")
 _VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 _CHUNK_BYTES = 1 << 20

@@ -6,14 +6,15 @@
 
 Python's collector is not asked: it hands out references to what other threads are still building.
 
-Recordings and sessions call `note_from_now_on` when they begin; `loaded_kernels`, `inductor_tuners` and `tuners` ask for
-instances.
+Recordings and sessions call `note_from_now_on` when they begin; `loaded_kernels`, `inductor_tuners`, `tuners` and `device_caches` ask for
+instances; `tuner_caches` is told of each tuner that is made (`when_made`).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 from bundler.fork_safety import ForkSafeLock
 from bundler.toolchain import namespaces
 
+_LOG = logging.getLogger("bundler.toolchain")
 _Notes = weakref.WeakValueDictionary[int, Any]
 # The notes are an attribute of the wrapped constructor: they live as long as the class, and another copy of this module finds them.
 _NOTES = "_bundler_instances"
@@ -46,6 +48,8 @@ TUNER = Kind("triton.runtime.autotuner", "Autotuner")
 # It may come from a compile worker or a cache as a pickle, which calls `__setstate__` and no constructor.
 INDUCTOR_TUNER = Kind("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", ("__init__", "__setstate__"))
 _NOTED = (JIT_FUNCTION, TUNER, INDUCTOR_TUNER)
+# What is told of each instance that is made, by the name of its class.  Replaced, never changed, since any thread makes instances.
+_watchers: dict[str, tuple[Callable[[Any], None], ...]] = {}
 # Modules of the classes whose instances are not noted yet: while none is imported, `note_from_now_on` has nothing to do.
 awaited = {kind.module for kind in _NOTED}
 
@@ -69,6 +73,19 @@ def note_from_now_on() -> None:
                 if _notes_of(found) is None:
                     _wrap(found, kind.makers)
         awaited.discard(kind.module)
+
+
+def when_made(kind: Kind, tell: Callable[[Any], None]) -> None:
+    """Tell of each instance of a noted class that is made from now on, in the thread that made it, after its constructor.
+
+    Args:
+        kind: the class.
+        tell: is called with the instance; the module that makes it may be half imported.  What it raises goes to the log.
+    """
+    note_from_now_on()
+    with _wrapping.lock:
+        if tell not in _watchers.get(kind.name, ()):
+            _watchers[kind.name] = (*_watchers.get(kind.name, ()), tell)
 
 
 def instances(kind: Kind) -> list[Any]:
@@ -116,14 +133,19 @@ def _wrap(kind: type, makers: tuple[str, ...]) -> None:
         original = vars(kind).get(name)
         # Where a later release changes the class so that this does not hold, its instances are searched for instead.
         if callable(original) and kind.__weakrefoffset__:
-            setattr(kind, name, _noting(original, notes))
+            setattr(kind, name, _noting(original, notes, kind.__name__))
 
 
-def _noting(original: Callable[..., Any], notes: _Notes) -> Callable[..., Any]:
+def _noting(original: Callable[..., Any], notes: _Notes, kind: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def make(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         notes[id(self)] = self
+        for tell in _watchers.get(kind, ()):
+            try:
+                tell(self)
+            except Exception as error:  # noqa: BLE001  # the seam: a fault of ours must not end the user's import
+                _LOG.warning("a new %s was not looked at (%s: %s)", kind, type(error).__name__, error)
         return result
 
     setattr(make, _NOTES, notes)

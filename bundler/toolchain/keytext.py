@@ -18,12 +18,10 @@ from typing import Any
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.toolchain.compile_frames import source_text
 from bundler.toolchain.encoding import encode_value, portable_text, portable_value, render
-from bundler.toolchain.identity import installed_triton, triton_dir
+from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
 
 _LOG = logging.getLogger("bundler.toolchain")
 
-# Present only in kernels whose key holds the install directory itself: HIP on Triton 3.6 and 3.7.
-LOCATION_PART = "triton.location"
 Part = tuple[str, str]
 
 

@@ -5,7 +5,7 @@ Two things besides the kernel move its key: the hash of Triton's binary, which d
 on AMD before Triton 3.9 the path where Triton is installed.  Where nothing else differs, the key is computed anew by Triton's
 own code, from the launch facts.
 
-`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`.
+`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `recorded_requests` uses `option_here`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bundler.toolchain.compile_call import decode_value, type_of
 from bundler.toolchain.declared_target import triton_target
 from bundler.toolchain.encoding import TRITON_DIR_TEXT
 from bundler.toolchain.events import kernel_hash, kernel_key
-from bundler.toolchain.identity import triton_dir
+from bundler.toolchain.identity import LOCATION_PART, triton_dir
 from bundler.toolchain.jit_specialization import environment_in_keys
 
 _BINARY, _CODE = "triton.binary", "triton.code"
-_MAY_DIFFER = frozenset({_BINARY, _CODE, keytext.LOCATION_PART})
+_MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
 # Not compared: the hash of the source covers the first two, and the constants are made from the recorded facts themselves, where a
 # function is a stand-in without a name.
 _SOURCE_ONLY = frozenset({"source.text", "source.line", "source.constants"})
@@ -86,7 +86,7 @@ class _Remade:
         from triton.compiler.compiler import ASTSource, make_backend
 
         backend = make_backend(triton_target(target))
-        options = backend.parse_options({name: _option(value) for name, value in facts.options})
+        options = backend.parse_options({name: option_here(value) for name, value in facts.options})
         source: Any = ASTSource(
             _Function(facts, dict(parts.parts)),
             {name: type_of(kind) for name, kind in facts.signature},
@@ -116,7 +116,7 @@ class _Remade:
             code = code.replace(self.parts[_BINARY], theirs[_BINARY])
             if _sha256(code) != theirs.get(_CODE):
                 raise ToolchainMismatch("other files of its Triton differ from this machine's too, not only the binary")
-        if keytext.LOCATION_PART in theirs:
+        if LOCATION_PART in theirs:
             return  # the other machine's install path is not known, so that all other parts are equal has to be enough
         if _sha256(self._text.replace(self._code, code, 1)) != kernel_hash(key):
             raise ToolchainMismatch("its recorded key cannot be computed again from what is known of it")
@@ -138,7 +138,8 @@ def _shown(text: str | None) -> str:
     return "unset" if text is None else f"{text:.60}"
 
 
-def _option(value: Value) -> Any:
+def option_here(value: Value) -> Any:
+    """Return a recorded option as it is on this machine: Triton's install directory is where its placeholder was."""
     return _localized(decode_value(value))
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tuner asks of Triton and torch: a compile of one call, who compiles, what the device is called, Triton's own results.
 
-The modules of `bundler/runtime/tuning` import it as `toolchain`, and reach neither Triton nor torch in another way.
+The modules of `bundler/runtime/tuning` import it as `toolchain`, and reach neither Triton nor torch in another way; `tuner_caches` asks it
+where Triton keeps results.
 """
 
 from __future__ import annotations
@@ -132,11 +133,8 @@ def tolerated(error: CompileFailed) -> bool:
 # Triton's own result files ------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _result_cache(
-    function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
-) -> Iterator[tuple[Any, str]]:
-    """Yield Triton's cache manager, and the file name, for the results of one tuning.
+def results_digest(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str:
+    """Return the key, as hexadecimal text, under which Triton's tuner keeps the results of one tuning.
 
     Args:
         function: a JIT function.
@@ -146,7 +144,7 @@ def _result_cache(
     """
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler.compiler import make_backend
-    from triton.runtime.cache import get_cache_manager, triton_key
+    from triton.runtime.cache import triton_key
 
     parts = [
         triton_key(),
@@ -156,8 +154,22 @@ def _result_cache(
         str(tuple(key)),
         *configs,
     ]
-    digest = hashlib.sha256("-".join(parts).encode()).hexdigest()
-    yield get_cache_manager(digest), f"{function.__name__[:_NAME_CHARACTERS]}{AUTOTUNE_SUFFIX}"
+    return hashlib.sha256("-".join(parts).encode()).hexdigest()
+
+
+def results_name(function: Any) -> str:
+    """Return the name of the file in which Triton's tuner keeps the results of a function."""
+    return f"{function.__name__[:_NAME_CHARACTERS]}{AUTOTUNE_SUFFIX}"
+
+
+@contextlib.contextmanager
+def _result_cache(
+    function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
+) -> Iterator[tuple[Any, str]]:
+    """Yield Triton's cache manager, and the file name, for the results of one tuning; arguments as for `results_digest`."""
+    from triton.runtime.cache import get_cache_manager
+
+    yield get_cache_manager(results_digest(function, target, key, configs)), results_name(function)
 
 
 def as_triton_fields(config: Any) -> dict[str, Any]:
@@ -186,7 +198,7 @@ def graph_benchmark(rep_ms: float) -> Any:
 
 
 def read_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str | None:
-    """Return the text of Triton's own result file, None where there is none; arguments as for `_result_cache`."""
+    """Return the text of Triton's own result file, None where there is none; arguments as for `results_digest`."""
     with _result_cache(function, target, key, configs) as (manager, name):
         path = manager.get_file(name)
         if path is None:
@@ -198,6 +210,6 @@ def read_results(function: Any, target: Target, key: Sequence[Any], configs: Seq
 
 
 def write_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str], text: str) -> None:
-    """Keep a result file where Triton's own tuner looks; arguments as for `_result_cache`."""
+    """Keep a result file where Triton's own tuner looks; arguments as for `results_digest`."""
     with _result_cache(function, target, key, configs) as (manager, name), os_errors(name, "write"):
         manager.put(text, name, binary=False)

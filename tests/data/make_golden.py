@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the golden bundles beside this script, and the JSON files that say what is in them.
 
-    python tests/data/make_golden.py            # the synthetic ones; the same bytes each time
-    python tests/data/make_golden.py --compile  # also the one with real kernels; needs triton, and gives other bytes each release
+    python tests/data/make_golden.py            # the same bytes each time
+    python tests/data/make_golden.py --compile  # with real kernels of its own; needs triton, and gives other bytes each release
 
 A golden file is never made again once a release has it: a reader must go on reading the bytes that were written then.  A new
-minor version gets a folder of its own.
+version gets a folder of its own.  The real kernels of 2.0 are those of 1.0.
 """
 
 import argparse
@@ -29,7 +29,9 @@ from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, Tuning
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.sentinel import CACHE_DIR, TRITON_DIR, to_sentinels
 
-HERE = Path(__file__).parent / "v1.0"
+HERE = Path(__file__).parent / "v2.0"
+BEFORE = Path(__file__).parent / "v1.0"
+REAL = "triton-3.7.1.tbundle"
 REAL_KERNELS = """\
 import triton
 import triton.language as tl
@@ -144,7 +146,7 @@ def kernel(files, name, seed, target, *, recorded=False, places=(), extra=(), **
     )  # fmt: skip
 
 
-def synthetic():
+def synthetic(schema=2):
     """Return the bundle that uses every feature of the format."""
     files = Files()
     cuda, hip = Target("cuda", "90", 32), Target("hip", "gfx942", 64)
@@ -169,7 +171,7 @@ def synthetic():
         {key("A"): Observation((0, 1), ("inductor", "triton"), (("ttir", 5), ("cubin", 70))), key("C"): Observation()},
         ((("python", "3.11"), ("triton", "3.7.1")),),
     )
-    return Bundle(Content.of([*kernels, *placed], [tuned]), observed, MemoryBlobs(files.blobs))
+    return Bundle(Content.of([*kernels, *placed], [tuned], schema=schema), observed, MemoryBlobs(files.blobs))
 
 
 def describe(bundle):
@@ -238,13 +240,16 @@ def write(path):
 def main():
     """Make the golden files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--compile", action="store_true", help="also compile real kernels")
+    parser.add_argument("--compile", action="store_true", help="compile the real kernels anew")
     compiling = parser.parse_args().compile
     HERE.mkdir(exist_ok=True)
     Bundle(Content(), Observed(), MemoryBlobs({})).save(HERE / "empty.tbundle")
     synthetic().save(HERE / "synthetic.tbundle")
     if compiling:
-        compile_real(HERE / "triton-3.7.1.tbundle")
+        compile_real(HERE / REAL)
+    else:
+        with Bundle.load(BEFORE / REAL) as real:
+            Bundle(Content.of(real.content.entries), real.observed, real.blobs).save(HERE / REAL)
     for path in sorted(HERE.glob("*.tbundle")):
         write(path)
 

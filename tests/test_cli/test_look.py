@@ -41,7 +41,7 @@ def test_inspect_lists_kernels(cli, packed):
     with bundler.Bundle.load(packed) as bundle:
         assert bundle.digest in result.stdout
     lines = result.stdout.splitlines()
-    assert "format       1.0" in lines
+    assert "format       2.0" in lines
     assert [line.split()[:2] for line in lines if "_kernel" in line] == [
         ["gelu_kernel", "cuda:90"],
         ["row_sum_kernel", "cuda:90"],

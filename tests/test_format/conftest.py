@@ -44,6 +44,12 @@ def independent():
 
 
 @pytest.fixture(scope="session")
+def other_encoder():
+    """The fuzzer's own way from one schema to the other, which shares no code with the package."""
+    return _load(HERE.parents[1] / "tools" / "fuzz" / "table_content.py")
+
+
+@pytest.fixture(scope="session")
 def make_golden():
     """The program that made the golden files."""
     return _load(DATA / "make_golden.py")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reader of `.tbundle` 1.x written from docs/format.md alone; it shares no code with the package."""
+"""A reader of `.tbundle` 1.x and 2.x written from docs/format.md alone; it shares no code with the package."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ def sha256(data):
 def parse_table(data):
     magic, major, _, incompatible, _, _, offset, size = struct.unpack_from("<8sHHIIIQQ", data)
     assert magic == b"\x89TBNDL\r\n", "not a bundle"
-    assert (major, incompatible) == (1, 0), "a version or flag that this reader does not know"
+    assert (major in {1, 2}, incompatible) == (True, 0), "a version or flag that this reader does not know"
     assert 72 <= offset == len(data) - size, "truncated, or bytes after the end"
     table = data[offset:]
     assert sha256(data[:40] + table) == data[40:72], "damaged header or table"
@@ -53,12 +53,51 @@ def restore(data, spans, paths):
     return b"".join([*out, data[done:]])
 
 
+def raw_sections(data):
+    sections = parse_table(data)
+    return sections, [decode(sections, position) for position in range(len(sections))]
+
+
+def content_of(sections, raw):
+    content = next(raw[position] for position, section in enumerate(sections) if section[0] == 16)
+    return content, msgpack.unpackb(content)
+
+
+def tables(document):
+    """Return the blob table and (path, blob, spans) of every file of a content."""
+    if document[0] == 1:
+        _, table, kernels, *placed, _ = document
+        files = [(f"{kernel[0]}/{file[0]}", *file[1:3]) for kernel in kernels for file in kernel[3]]
+        return table, files + [(entry[0], *entry[1][1:3]) for entries in placed for entry in entries]
+    _, digests, sizes, names, _, _, _, file_lists, _, kernels, *placed, _ = document
+    files = []
+    for key, name, _, _, _, file_list, (blobs, spans, *_), *_ in kernels:
+        marked = list(zip(*(spans[n::4] for n in range(4)), strict=True))
+        for position, (item, blob) in enumerate(zip(file_lists[file_list], blobs, strict=True)):
+            filename = names[name] + item[1:] if item[:1] == "*" else item
+            files.append((f"{key}/{filename}", blob, [n for at, *span in marked if at == position for n in span]))
+    table = [(digests[32 * n : 32 * n + 32], size) for n, size in enumerate(sizes)]
+    return table, files + [tuple(entry[:3]) for entries in placed for entry in entries]
+
+
+def documents(data):
+    """Return {kernel key: (launch facts, key parts)}, encoded, None where there are none."""
+    _, document = content_of(*raw_sections(data))
+    if document[0] == 1:
+        return {kernel[0]: tuple(kernel[5:7]) for kernel in document[2]}
+
+    def join(runs):
+        spots = zip(runs[::2], runs[1::2], strict=True) if runs is not None else ()
+        return None if runs is None else b"".join(document[8][n] for at, many in spots for n in range(at, at + many))
+
+    return {kernel[0]: tuple(map(join, kernel[6][2:4])) for kernel in document[9]}
+
+
 def read(data, paths=("/cache", "/triton")):
     """Return the bundle's digest and {path: (stored bytes, bytes to restore)}; a kernel's file has the path KEY/NAME."""
-    sections = parse_table(data)
-    raw = [decode(sections, position) for position in range(len(sections))]
-    content = next(raw[position] for position, section in enumerate(sections) if section[0] == 16)
-    _, table, kernels, tuning, helpers, opaque, *_ = msgpack.unpackb(content)
+    sections, raw = raw_sections(data)
+    content, document = content_of(sections, raw)
+    table, files = tables(document)
     blobs = {}
     for (kind, *_, indices, _), data in zip(sections, raw, strict=True):
         start = 0
@@ -70,7 +109,5 @@ def read(data, paths=("/cache", "/triton")):
             start += size
         assert kind > 5 or start == len(data)
     assert len(blobs) == len(table)
-    files = [(f"{kernel[0]}/{file[0]}", file) for kernel in kernels for file in kernel[3]]
-    files += [(entry[0], entry[1]) for entry in (*tuning, *helpers, *opaque)]
-    read = {path: (blobs[file[1]], restore(blobs[file[1]], file[2], paths)) for path, file in files}
+    read = {path: (blobs[blob], restore(blobs[blob], spans, paths)) for path, blob, spans in files}
     return f"sha256:{sha256(content).hex()}", read

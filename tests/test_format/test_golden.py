@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden files: what version 1.0 wrote is read as it was meant, and written again as it was."""
+"""The golden files: what versions 1.0 and 2.0 wrote is read as it was meant, and written again as it was."""
 
 import json
 import re
@@ -12,12 +12,14 @@ import pytest
 import zstandard
 
 from bundler.format.bundle import Bundle
+from bundler.format.bundle_union import diff
 from bundler.format.launch_spec import LaunchFacts
 from bundler.format.manifest import Content, Observed, content_digest
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "data" / "v1.0"
-NAMES = sorted(path.stem for path in GOLDEN.glob("*.tbundle"))
+GOLDEN = ROOT / "tests" / "data"
+VERSIONS = ("v1.0", "v2.0")
+NAMES = sorted(f"{version}/{path.stem}" for version in VERSIONS for path in (GOLDEN / version).glob("*.tbundle"))
 DOCS = ROOT / "docs" / "format.md"
 
 golden = pytest.mark.parametrize("name", NAMES)
@@ -37,9 +39,10 @@ def expected(name):
 
 
 def test_there_are_golden_files_and_they_are_small():
-    """The golden files are there, the one of real compiles among them, and take at most 200 KB."""
-    assert NAMES == ["empty", "synthetic", "triton-3.7.1"]
-    assert sum(path.stat().st_size for path in GOLDEN.iterdir()) <= 200_000
+    """The golden files are there, the one of real compiles among them, and take at most 200 KB a version."""
+    assert [f"{version}/{name}" for version in VERSIONS for name in ("empty", "synthetic", "triton-3.7.1")] == NAMES
+    for version in VERSIONS:
+        assert sum(path.stat().st_size for path in (GOLDEN / version).iterdir()) <= 200_000
 
 
 @golden
@@ -73,7 +76,7 @@ def test_content_encodes_to_the_same_bytes(build, name):
     data = build.Parts.of((GOLDEN / f"{name}.tbundle").read_bytes()).document()
     packed = msgpack.packb(data)
     content = Content.decode(packed)
-    again = Content.of(reversed(list(content.entries)), content.tuning_records)
+    again = Content.of(reversed(list(content.entries)), content.tuning_records, schema=content.schema)
     assert again.encode() == packed
     assert content_digest(again.encode()) == expected(name)["digest"]
 
@@ -99,21 +102,34 @@ def test_writing_again_gives_the_same_file(pinned_zstandard, tmp_path, name):
     assert (tmp_path / "again.tbundle").read_bytes() == (GOLDEN / f"{name}.tbundle").read_bytes()
 
 
-def test_the_script_makes_the_same_synthetic_file(pinned_zstandard, make_golden):
-    """The script beside the golden files makes the synthetic one again, byte for byte."""
-    assert make_golden.synthetic().to_bytes() == (GOLDEN / "synthetic.tbundle").read_bytes()
+@pytest.mark.parametrize(("schema", "version"), [*enumerate(VERSIONS, 1)])
+def test_the_script_makes_the_same_synthetic_file(pinned_zstandard, make_golden, schema, version):
+    """The script beside the golden files makes the synthetic one again, byte for byte, in each version."""
+    assert make_golden.synthetic(schema).to_bytes() == (GOLDEN / version / "synthetic.tbundle").read_bytes()
 
 
-def test_the_script_writes_the_same_description(make_golden, tmp_path):
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_script_writes_the_same_description(make_golden, tmp_path, version):
     """The script describes a golden file as the JSON beside it does."""
-    shutil.copy(GOLDEN / "synthetic.tbundle", tmp_path)
+    shutil.copy(GOLDEN / version / "synthetic.tbundle", tmp_path)
     make_golden.write(tmp_path / "synthetic.tbundle")
-    assert (tmp_path / "synthetic.json").read_bytes() == (GOLDEN / "synthetic.json").read_bytes()
+    assert (tmp_path / "synthetic.json").read_bytes() == (GOLDEN / version / "synthetic.json").read_bytes()
 
 
-def test_the_real_kernels_are_real():
+def test_both_versions_hold_the_same():
+    """The golden files of both versions have the same entries, bytes and observations, under different digests."""
+    for name in ("empty", "synthetic", "triton-3.7.1"):
+        old, new = (Bundle.load(GOLDEN / version / f"{name}.tbundle") for version in VERSIONS)
+        with old, new:
+            assert (old.content, old.observed) == (new.content, new.observed)
+            assert old.digest != new.digest
+            assert not diff(old, new)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_real_kernels_are_real(version):
     """The golden file of real compiles has an ELF binary for each of two kernels and two targets, with facts."""
-    with Bundle.load(GOLDEN / "triton-3.7.1.tbundle") as bundle:
+    with Bundle.load(GOLDEN / version / "triton-3.7.1.tbundle") as bundle:
         assert sorted((k.name, str(k.target)) for k in bundle.kernels) == [
             ("add_kernel", "cuda:90"), ("add_kernel", "hip:gfx942"),
             ("row_max_kernel", "cuda:90"), ("row_max_kernel", "hip:gfx942"),
@@ -126,8 +142,8 @@ def test_the_worked_example_of_the_specification_is_the_golden_file():
     """The hexadecimal dump in docs/format.md is the empty golden bundle."""
     text = DOCS.read_text(encoding="utf-8")
     rows = re.findall(r"^[0-9a-f]{2}  ((?:[0-9a-f]{2}(?: {1,2}|$)){1,16})", text, re.MULTILINE)
-    assert bytes.fromhex("".join(rows)) == (GOLDEN / "empty.tbundle").read_bytes()
-    assert expected("empty")["digest"] in text
+    assert bytes.fromhex("".join(rows)) == (GOLDEN / "v2.0" / "empty.tbundle").read_bytes()
+    assert expected("v2.0/empty")["digest"] in text
 
 
 def test_the_table_of_the_specification_is_that_of_the_golden_file(build):
@@ -137,7 +153,7 @@ def test_the_table_of_the_specification_is_that_of_the_golden_file(build):
         r"^\| \d \| (\d+) [a-z ]+\| (\d) \| (\d+) \| (\d+) \| (\d+) \| ([\d ]*)\| ?([\d ]*)\|$", text, re.MULTILINE
     )
     offset, wanted = 72, []
-    for part in build.Parts.of((GOLDEN / "synthetic.tbundle").read_bytes()).sections:
+    for part in build.Parts.of((GOLDEN / "v2.0" / "synthetic.tbundle").read_bytes()).sections:
         wanted.append((part.kind, part.codec, offset, len(part.data), part.raw, part.blobs, part.prefix))
         offset += len(part.data)
     assert [(*map(int, row[:5]), *([int(n) for n in cell.split()] for cell in row[5:])) for row in rows] == wanted

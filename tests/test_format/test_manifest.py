@@ -4,6 +4,7 @@
 import base64
 import copy
 import hashlib
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -20,24 +21,31 @@ from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observed
 from bundler.format.names import check_file_name, check_kernel_key, check_relative_path, is_kernel_key, is_key_of
 
-KERNELS, TUNING, HELPERS, OPAQUE, RECORDS = 2, 3, 4, 5, 6
+KERNELS, OPAQUE, RECORDS = 2, 5, 6
 KEY, NAME, TARGET, FILES, SPEC = range(5)
 
 
+@pytest.fixture(params=[1, 2], ids=["schema1", "schema2"])
+def schema(request):
+    """Each schema of a content."""
+    return request.param
+
+
 @pytest.fixture
-def parts(build):
+def parts(build, schema):
     """A bundle with every kind of entry, taken apart."""
-    return build.Parts.of(build.several().to_bytes())
+    return build.Parts.of(build.several(schema).to_bytes())
 
 
 @pytest.fixture
-def document(parts):
-    """The decoded content of that bundle."""
-    return parts.document()
+def content(build, parts):
+    """The decoded content of that bundle, with ways to make it wrong."""
+    return build.view(parts.document())
 
 
 def refused(document, kind, *words, limits=None):
     """Assert that decoding a content fails with exactly this class and these words."""
+    document = getattr(document, "document", document)
     with pytest.raises(kind) as caught:
         Content.decode(msgpack.packb(document), *([limits] if limits else []))
     assert type(caught.value) is kind
@@ -51,18 +59,18 @@ GOOD_NAMES = ["@k.cubin", "k", "-", "...", "a" * 200, "__grp", "A.B-c_d@e"]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_an_unsafe_file_name_is_refused(document, name):
+def test_an_unsafe_file_name_is_refused(content, name):
     """A file name that could leave its directory, or that Triton would not make, is refused, and the message quotes it."""
-    document[KERNELS][0][FILES][0][0] = name
-    assert refused(document, UnsafeName, "unsafe file name", repr(name)[:100], "1 to 200").name == name
+    content.set_file_name(name)
+    assert refused(content, UnsafeName, "unsafe file name", repr(name)[:100], "1 to 200").name == name
 
 
 @pytest.mark.parametrize("name", GOOD_NAMES)
-def test_a_name_that_triton_makes_is_accepted(document, name):
+def test_a_name_that_triton_makes_is_accepted(content, name):
     """Names of the allowed characters are accepted, `@k.cubin` among them."""
     assert check_file_name(name) == name
-    document[OPAQUE][0][0], document[OPAQUE][0][1][0] = f"o/{name}", name
-    assert name in {entry.artifact.filename for entry in Content.decode(msgpack.packb(document)).opaque}
+    content.set_path(f"o/{name}", name)
+    assert name in {entry.artifact.filename for entry in Content.decode(msgpack.packb(content.document)).opaque}
 
 
 def test_a_kernel_may_be_called_at_k(build):
@@ -72,23 +80,27 @@ def test_a_kernel_may_be_called_at_k(build):
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../x", "a//x", "a/", "./x", "a/b\0/x", ""])
-def test_an_unsafe_path_is_refused(document, path):
+def test_an_unsafe_path_is_refused(content, path):
     """A path that is absolute, leads up, or has an empty component is refused."""
-    document[OPAQUE][0][0] = path
-    refused(document, UnsafeName, "unsafe file name")
+    content.set_path(path)
+    refused(content, UnsafeName, "unsafe file name")
 
 
-def test_a_path_of_seven_components_is_refused(document):
+def test_a_path_of_seven_components_is_refused(content):
     """A path has at most six components."""
-    document[OPAQUE][0][0], document[OPAQUE][0][1][0] = "a/b/c/d/e/f/g", "g"
-    refused(document, UnsafeName, "7 components, at most 6")
+    content.set_path("a/b/c/d/e/f/g", "g")
+    refused(content, UnsafeName, "7 components, at most 6")
     assert check_relative_path("a/b/c/d/e/f") == "a/b/c/d/e/f"
 
 
-def test_a_path_ends_in_its_file_name(document):
-    """An entry whose path and file name differ is refused, naming both."""
+def test_a_path_ends_in_its_file_name(build):
+    """An entry whose path and file name differ, which schema 1 can say, is refused, naming both; no schema writes it."""
+    document = build.Parts.of(build.several(1).to_bytes()).document()
     document[OPAQUE][0][1][0] = "other"
     refused(document, FormatError, document[OPAQUE][0][0], "other", "differ")
+    files = build.Files()
+    with pytest.raises(FormatError, match="path 'o/x' and file name 'y' differ"):
+        files.bundle(replace(files.opaque("o/x"), artifact=files.opaque("o/y").artifact)).content.encode()
 
 
 BAD_KEYS = [
@@ -106,10 +118,10 @@ BAD_KEYS = [
 
 
 @pytest.mark.parametrize("key", BAD_KEYS)
-def test_a_kernel_key_of_another_alphabet_is_refused(document, key):
+def test_a_kernel_key_of_another_alphabet_is_refused(content, key):
     """A kernel key that Triton would not make is refused, and the message quotes it."""
-    document[KERNELS][0][KEY] = key
-    assert refused(document, UnsafeName, "not a kernel key", repr(key)).name == key
+    content.set_key(key)
+    assert refused(content, UnsafeName, "not a kernel key", repr(key)).name == key
     assert not is_kernel_key(key)
 
 
@@ -119,30 +131,29 @@ def test_a_kernel_key_is_base32_or_hexadecimal(key):
     assert check_kernel_key(key) == key
 
 
-def test_a_kernel_key_occurs_once(document):
+def test_a_kernel_key_occurs_once(content):
     """Two kernels with one key are refused."""
-    document[KERNELS].append(document[KERNELS][0])
-    refused(document, FormatError, f"kernel key '{document[KERNELS][0][KEY]}' occurs twice")
+    content.kernels.append(content.kernels[0])
+    refused(content, FormatError, f"kernel key '{content.kernels[0][KEY]}' occurs twice")
 
 
-def test_a_file_name_occurs_once_in_a_kernel(document):
+def test_a_file_name_occurs_once_in_a_kernel(content):
     """Two files with one name are refused."""
-    document[KERNELS][0][FILES].append(document[KERNELS][0][FILES][0])
-    refused(document, FormatError, "file 'k.ttir' occurs twice")
+    content.repeat_file()
+    refused(content, FormatError, "file 'k.ttir' occurs twice")
 
 
-def test_a_path_occurs_once(document):
+def test_a_path_occurs_once(content):
     """Two entries with one path are refused, whatever their kinds."""
-    document[TUNING].append(document[OPAQUE][0])
-    refused(document, FormatError, f"path '{document[OPAQUE][0][0]}' occurs twice")
+    content.tuning.append(content.opaque[0])
+    refused(content, FormatError, f"path '{content.opaque[0][0]}' occurs twice")
 
 
-def test_a_tuning_file_does_not_replace_a_file_of_a_kernel(document):
+def test_a_tuning_file_does_not_replace_a_file_of_a_kernel(content):
     """An entry whose path is that of a kernel's own file is refused: it would be written over it."""
-    key = document[KERNELS][0][KEY]
-    blob = document[OPAQUE][0][1][1]
-    document[TUNING].append([f"{key}/k.cubin", ["k.cubin", blob, []]])
-    refused(document, FormatError, f"path '{key}/k.cubin' occurs twice")
+    key = content.kernels[0][KEY]
+    content.add_tuning(f"{key}/k.cubin")
+    refused(content, FormatError, f"path '{key}/k.cubin' occurs twice")
 
 
 @pytest.mark.parametrize("outer", ["ab", "DDDD"])
@@ -154,24 +165,24 @@ def test_no_path_is_the_directory_of_another(build, outer):
         files.bundle(*entries)
 
 
-def test_a_group_file_is_never_stored(document):
+def test_a_group_file_is_never_stored(content):
     """A kernel that brings its own group file is refused."""
-    document[KERNELS][0][FILES][0][0] = "__grp__k.json"
-    refused(document, FormatError, "a group file is generated at restore, never stored")
+    content.set_file_name("__grp__k.json")
+    refused(content, FormatError, "a group file is generated at restore, never stored")
 
 
 @pytest.mark.parametrize(("name", "counts"), [("k.ttir.json", "1 and 2"), ("k.hsaco", "2 and 1")])
-def test_a_kernel_has_one_binary_and_one_metadata_file(document, name, counts):
+def test_a_kernel_has_one_binary_and_one_metadata_file(content, name, counts):
     """A kernel with two device binaries or two metadata files is refused, saying how many it has."""
-    document[KERNELS][0][FILES][0][0] = name
-    refused(document, FormatError, "expected one device binary and one metadata file", f"got {counts}")
+    content.set_file_name(name)
+    refused(content, FormatError, "expected one device binary and one metadata file", f"got {counts}")
 
 
 @pytest.mark.parametrize(("position", "counts"), [(1, "0 and 1"), (2, "1 and 0")])
-def test_a_kernel_without_binary_or_metadata_is_refused(document, position, counts):
+def test_a_kernel_without_binary_or_metadata_is_refused(content, position, counts):
     """A kernel that lacks its device binary or its metadata is refused."""
-    document[KERNELS][0][FILES][position][0] = "k.dat"
-    refused(document, FormatError, f"got {counts}")
+    content.set_file_name("k.dat", position)
+    refused(content, FormatError, f"got {counts}")
 
 
 def test_an_empty_binary_is_refused(build):
@@ -181,55 +192,56 @@ def test_an_empty_binary_is_refused(build):
         files.bundle(files.kernel(extra={"k.cubin": b""}))
 
 
-def test_the_blob_table_must_be_sorted(document):
+def test_the_blob_table_must_be_sorted(content):
     """A blob table in another order is refused, since the same content would have two digests."""
-    blobs = document[1]
-    blobs[0], blobs[1] = blobs[1], blobs[0]
-    refused(document, FormatError, "the blob table is not the sorted list of the blobs in use")
+    content.swap_blobs()
+    refused(content, FormatError, "the blob table is not the sorted list of the blobs in use")
 
 
-def test_a_blob_that_nobody_uses_is_refused(document):
+def test_a_blob_that_nobody_uses_is_refused(content):
     """A blob in the table that no file refers to is refused."""
-    document[1].append([b"\xff" * 32, 1])
-    refused(document, FormatError, "the blob table is not the sorted list of the blobs in use")
+    content.add_blob(b"\xff" * 32, 1)
+    refused(content, FormatError, "the blob table is not the sorted list of the blobs in use")
 
 
-def test_a_blob_twice_in_the_table_is_refused(document):
+def test_a_blob_twice_in_the_table_is_refused(content):
     """A digest that stands twice in the table with two sizes is refused."""
-    document[1].append([document[1][0][0], document[1][0][1] + 1])
-    document[OPAQUE].append(["zz/x", ["x", len(document[1]) - 1, []]])
-    refused(document, FormatError, "the blob table is not the sorted list of the blobs in use")
+    digest, size = content.blob(0)
+    content.add_opaque("zz/x", content.add_blob(digest, size + 1))
+    refused(content, FormatError, "the blob table is not the sorted list of the blobs in use")
 
 
 @pytest.mark.parametrize("index", [999, 2**63])
-def test_a_file_must_refer_to_the_table(document, index):
+def test_a_file_must_refer_to_the_table(content, index):
     """A file that refers beyond the blob table is refused, naming both numbers."""
-    document[KERNELS][0][FILES][0][1] = index
-    refused(document, FormatError, f"blob {index} of {len(document[1])}")
+    content.set_blob(index)
+    refused(content, FormatError, f"blob {index} of ")
 
 
 @pytest.mark.parametrize("length", [0, 20, 31, 33])
-def test_a_digest_has_32_bytes(document, length):
+def test_a_digest_has_32_bytes(build, length):
     """A digest of another length is refused, naming both, and where it stands."""
+    document = build.Parts.of(build.several(1).to_bytes()).document()
     document[1][0][0] = b"\0" * length
     refused(document, FormatError, "of length", "= 32", "$[1][0][0]", f"of {length} bytes")
 
 
 @pytest.mark.parametrize("flat", [[1], [1, 0], [1, 0, 0, 1]])
-def test_spans_come_in_threes(document, flat):
+def test_spans_come_in_threes(build, flat):
     """A span array whose length is no multiple of three is refused."""
+    document = build.Parts.of(build.several(1).to_bytes()).document()
     document[KERNELS][0][FILES][0][2] = flat
     refused(document, FormatError, f"{len(flat)} span numbers")
 
 
-@pytest.mark.parametrize("schema", [0, 2])
-def test_another_schema_is_refused(build, parts, document, schema):
+@pytest.mark.parametrize("other", [0, 3])
+def test_another_schema_is_refused(build, parts, content, other):
     """Another schema of content or observations is refused, naming both."""
-    document[0] = schema
-    refused(document, FormatError, f"schema {schema}, expected 1")
+    content.document[0] = other
+    refused(content, FormatError, f"schema {other}, expected 1 or 2")
     observed = parts.document(build.OBSERVED)
-    observed[0] = schema
-    with pytest.raises(FormatError, match=f"schema {schema}, expected 1"):
+    observed[0] = other
+    with pytest.raises(FormatError, match=f"schema {other}, expected 1"):
         Observed.decode(msgpack.packb(observed))
 
 
@@ -249,14 +261,10 @@ def test_content_with_another_digest_is_noticed(build, parts):
         Bundle.from_bytes(parts.join())
 
 
-def test_blob_bytes_with_another_digest_are_never_returned(build, parts, document):
+def test_blob_bytes_with_another_digest_are_never_returned(parts, content):
     """When the manifest names another digest than the stored bytes have, reading them raises and names both."""
-    kernel = document[KERNELS][0]
-    table = [bytearray(digest) for digest, _ in document[1]]
-    index = kernel[FILES][1][1]
-    table[index][-1] ^= 1  # stays in its place in the order
-    document[1][index][0] = bytes(table[index])
-    parts.put(document)
+    content.set_digest(1, lambda digest: digest[:-1] + bytes([digest[-1] ^ 1]))  # stays in its place in the order
+    parts.put(content.document)
     with Bundle.from_bytes(parts.join()) as bundle:
         binary = bundle.kernels[0].binary
         with pytest.raises(DigestMismatch) as caught:
@@ -274,29 +282,32 @@ def test_blob_bytes_with_another_digest_are_never_returned(build, parts, documen
         ({"kernel_bytes": 50}, ["over the limit of 50", "kernel_bytes"]),
         ({"raw_bytes": 100}, ["over the limit of 100", "raw_bytes"]),
         ({"manifest_bytes": 100}, ["over the limit of 100", "manifest_bytes"]),
-        ({"string_bytes": 10}, ["52 is over the limit of 10", "string_bytes"]),
+        ({"string_bytes": 4}, ["over the limit of 4", "string_bytes"]),
         ({"depth": 3}, ["nested deeper than 3"]),
         ({"array_items": 6}, ["max_array_len(6)"]),
     ],
     ids=lambda value: "".join(value) if isinstance(value, dict) else "",
 )
-def test_each_limit_of_a_manifest_holds(document, limits, words):
+def test_each_limit_of_a_manifest_holds(content, limits, words):
     """A manifest over a limit is refused, and the message names limit and amount."""
-    refused(document, LimitExceeded, *words, limits=Limits(**limits))
+    refused(content, LimitExceeded, *words, limits=Limits(**limits))
 
 
 def test_a_manifest_over_the_limit_is_refused_unread():
-    """Content over the limit is refused by its length, before anything decodes it."""
-    with pytest.raises(LimitExceeded, match=r"manifest: 16777217 is over the limit of 16777216 \(manifest_bytes\)"):
-        Content.decode(b"\xc1" * ((16 << 20) + 1))
+    """Content over the limit is refused by its length, before anything decodes it; schema 1 has a limit of its own."""
+    with pytest.raises(LimitExceeded, match=r"manifest: 67108865 is over the limit of 67108864 \(manifest_bytes\)"):
+        Content.decode(b"\xc1" * ((64 << 20) + 1))
+    with pytest.raises(LimitExceeded, match=r"schema 1: 200 is over the limit of 100 \(document_bytes\)"):
+        Content.decode(b"\x92\x01\xc4\xc4" + bytes(196), Limits(document_bytes=100))
 
 
-def test_a_manifest_over_the_limit_is_not_written(build, tmp_path):
+@pytest.mark.parametrize(("schema", "limit"), [(1, "document_bytes"), (2, "facts_bytes")])
+def test_a_manifest_over_the_limit_is_not_written(build, tmp_path, schema, limit):
     """What no reader would accept is not written: the same limit stops the writer, and leaves no file."""
     files = build.Files()
     kernels = [files.kernel(number, facts_bytes=b"\0" * 4_000_000) for number in range(5)]
-    with pytest.raises(LimitExceeded, match="manifest_bytes"):
-        files.bundle(*kernels).save(tmp_path / "b.tbundle")
+    with pytest.raises(LimitExceeded, match=limit):
+        files.bundle(*kernels, schema=schema).save(tmp_path / "b.tbundle")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -405,7 +416,7 @@ def test_a_wrong_type_in_any_field_of_a_content_is_refused(build):
     metadata = {"tensordesc_meta": [descriptor], "tmem_size": 1, "global_scratch_size": 1, "global_scratch_align": 1}
     kernel = files.kernel("A", metadata=metadata)
     bundle = files.bundle(
-        kernel, files.tuning("t/k.autotune.json"), files.helper("h/u.so", b"1"), files.opaque("o/x", b"2")
+        kernel, files.tuning("t/k.autotune.json"), files.helper("h/u.so", b"1"), files.opaque("o/x", b"2"), schema=1
     )
     document = build.Parts.of(bundle.to_bytes()).document()
     document[KERNELS][0][FILES][0][2] = [5, 0, 0]

@@ -45,8 +45,8 @@ TIMED = Timing(named(128), "A" * 52, 1500, 1400, 1600)
 FAILED = Timing(named(256), reason="OutOfResources: shared memory")
 
 
-def bundle(records=(), tunings=()):
-    return Bundle(Content.of([], records), Observed(tunings=tuple(tunings)), MemoryBlobs({}))
+def bundle(records=(), tunings=(), schema=2):
+    return Bundle(Content.of([], records, schema=schema), Observed(tunings=tuple(tunings)), MemoryBlobs({}))
 
 
 def test_timings_travel_beside_the_content_and_do_not_count_in_the_digest(independent):
@@ -63,9 +63,10 @@ def test_timings_travel_beside_the_content_and_do_not_count_in_the_digest(indepe
 
 
 def test_only_a_bundle_with_timings_is_of_the_newer_minor_version():
-    """Without them the bytes are those of 1.0; readers of 1.0 ignore the further field of 1.1."""
-    bare, timed = bundle([record()]).to_bytes(), bundle([record()], [tuning(record(), TIMED)]).to_bytes()
-    assert [struct.unpack_from("<HH", data, 8) for data in (bare, timed)] == [(1, 0), (1, 1)]
+    """Without them the bytes are those of 1.0; readers of 1.0 ignore the further field of 1.1.  In 2.0 it is there from the start."""
+    for schema, versions in ((1, [(1, 0), (1, 1)]), (2, [(2, 0), (2, 0)])):
+        found = [bundle([record()], tunings, schema).to_bytes() for tunings in ([], [tuning(record(), TIMED)])]
+        assert [struct.unpack_from("<HH", data, 8) for data in found] == versions
     assert bundle([record()]).observed.encode() == b"\x93\x01\x90\x90"
     newer = Observed(tunings=(tuning(record(), TIMED),)).encode()
     assert Observed.decode(newer.replace(b"\x94\x01", b"\x95\x01", 1) + b"\xc0", newer_minor=True).tunings

@@ -109,6 +109,7 @@ def _new_modules(code, *, before=""):
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], env=environment, capture_output=True, check=True, text=True
     )
+    assert done.stderr == ""  # nor says anything at its end
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -91,6 +91,7 @@ def test_listing_order_does_not_matter(full_cache, monkeypatch):
         def __exit__(self, *_):
             pass
 
+    workshop.read_in_python(monkeypatch)
     monkeypatch.setattr(os, "listdir", lambda *args: sorted(listdir(*args), reverse=True))
     monkeypatch.setattr(os, "scandir", Backwards)
     with bundler.pack(full_cache) as packed:

@@ -205,6 +205,7 @@ def test_a_kernel_directory_that_may_not_be_read_is_left_out(full_cache, key, mo
 
         return listing
 
+    workshop.read_in_python(monkeypatch)
     monkeypatch.setattr(os, "scandir", denied(scandir))
     monkeypatch.setattr(os, "listdir", denied(listdir))
     with bundler.pack(full_cache) as packed:

@@ -41,6 +41,13 @@ def write_in_python(monkeypatch):
     monkeypatch.setattr(kernel_writer, "compiled_writer", lambda: None)
 
 
+def read_in_python(monkeypatch):
+    """Let kernel directories be read by functions of `os`, which a test can replace, instead of by the extension."""
+    from bundler.lifecycle import kernel_reader
+
+    monkeypatch.setattr(kernel_reader, "compiled_reader", lambda: None)
+
+
 def load(path, name):
     """Import a file under a name of its own."""
     spec = importlib.util.spec_from_file_location(name, path)

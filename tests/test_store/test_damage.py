@@ -309,7 +309,7 @@ def content_and_observed(store):
 def changed(content):
     """Return other content bytes."""
     document = msgpack.unpackb(content)
-    document[2][0][1] = "other"
+    document[3][0] = "other"
     return msgpack.packb(document)
 
 
@@ -390,7 +390,7 @@ def test_a_manifest_with_unsafe_names_is_refused(memory):
     memory.push(shelf.bundle("A"), "t")
     content, observed = content_and_observed(memory)
     document = msgpack.unpackb(content)
-    document[2][0][3][0][0] = "../../escape.cubin"
+    document[7][0][0] = "../../escape.cubin"
     content = msgpack.packb(document)
     digest = hashlib.sha256(content).hexdigest()
     key = f"v1/m/{digest}/{hashlib.sha256(observed).hexdigest()[:16]}"

@@ -12,8 +12,9 @@ import pytest
 import shelf
 
 import bundler
-from bundler.backends.port import OBJECT_LIMIT, Unread
+from bundler.backends.port import Unread
 from bundler.errors import BundlerError, FormatError, StoreUnavailable
+from bundler.format.limits import DEFAULT_LIMITS
 from bundler.store import store_layout
 from tools.fuzz import directory as fuzz_directory
 
@@ -248,7 +249,11 @@ def test_no_more_is_read_than_an_object_may_have(filled, root, monkeypatch):
     for key, most in read_objects.items():
         size = units.get(key)
         # Others may have higher limits for manifests, whose objects are not to be taken for damaged.
-        kind = OBJECT_LIMIT if key.startswith(f"{store_layout.MANIFESTS}/") else 2 << 20
+        kind = (
+            store_layout.sealed_bytes(DEFAULT_LIMITS.manifest_bytes)
+            if key.startswith(f"{store_layout.MANIFESTS}/")
+            else 2 << 20
+        )
         assert most <= kind if size is None else most < size + 2000
 
 

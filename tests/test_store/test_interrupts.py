@@ -176,8 +176,8 @@ def test_an_interrupt_at_any_step_leaves_no_temporary(work, tmp_path, monkeypatc
         if stopped and at % 7 == 0:
             work(place, made)  # and it can be done again
     close_lost(place)
-    # The extension writes a batch in one step of Python.
-    assert at > (1 if work is restore else 5), "the work has fewer steps than this test thinks"
+    # The extension writes in another thread, and what this one sees of it depends on the time.
+    assert work is restore or at > 5, "the work has fewer steps than this test thinks"
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -479,7 +479,7 @@ def test_hostile_manifests_and_tags(server, store):
         store.verify(repair=True)
         store.push(bundle, "t", "replace")
         assert store.verify().sound, name
-    bomb = shelf.sealed(bytes(64 << 20))
+    bomb = shelf.sealed(bytes((64 << 20) + 1))
     damage(server, manifest, lambda _: bomb)
     with pytest.raises(LimitExceeded):
         store.pull("t")

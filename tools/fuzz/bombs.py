@@ -31,6 +31,7 @@ from tools.fuzz.container import (
     sha256,
     value_chain,
 )
+from tools.fuzz.table_content import blob_table
 
 MIB = 1 << 20
 
@@ -105,10 +106,11 @@ def _prefixed(made: Draft, count: int, prefix: list[int], raw: bytes = b"graph")
         whole = parts.find(IR)
         document = parts.document(CONTENT)
         ours = {sha256(file.data): file.data for file in files}
-        numbers = {position: ours[bytes(raw)] for position, (raw, _) in enumerate(document[1]) if bytes(raw) in ours}
+        table = blob_table(document)
+        numbers = {position: ours[raw] for position, (raw, _) in enumerate(table) if raw in ours}
         rest = zstandard.decompress(whole.data) if whole.codec == ZSTD else whole.data
         kept = [blob for blob in whole.blobs if blob not in numbers]
-        size = sum(document[1][blob][1] for blob in kept)
+        size = sum(table[blob][1] for blob in kept)
         parts.sections[parts.sections.index(whole)] = Part.of(IR, rest[:size], kept)
         for number, data in numbers.items():
             parts.sections.append(Part(OPAQUE, STORED, data, len(data), [number], list(prefix)))
@@ -131,9 +133,9 @@ def _large_prefixes(made: Draft) -> None:
     def split(parts: Any) -> None:
         whole = parts.find(IR)
         raw, position = zstandard.decompress(whole.data), 0
-        document, sections = parts.document(CONTENT), []
+        table, sections = blob_table(parts.document(CONTENT)), []
         for blob in whole.blobs:
-            size = document[1][blob][1]
+            size = table[blob][1]
             sections.append(Part.of(IR, raw[position : position + size], [blob]))
             position += size
         at = parts.sections.index(whole)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds damaged and hostile bundles to the package; exit status 1 when a promise did not hold.
 
-    python -m tools.fuzz bundle [--count N] [--seed S] [--jobs N] [--keep DIR] [FILE ...]
+    python -m tools.fuzz bundle [--count N] [--seed S] [--schema N] [--jobs N] [--keep DIR] [FILE ...]
 
-Half of the bundles are golden ones (tests/data/v1.*): every second of these was damaged in its bytes, its manifest or its
+Half of the bundles are golden ones (tests/data/v*): every second of these was damaged in its bytes, its manifest or its
 container, the others by the meaning of their fields (structure.py), and those are launched dry, stored and tuned with too.  Half
-are made from scratch: each attack of hostile.py once (in the first 20,000), pairs of attacks, and damaged attacks.  Each is opened, read, verified, selected from and merged;
+are made from scratch: each attack of hostile.py once (in the first 25,000), pairs of attacks, and damaged attacks, in content of either schema.  Each is opened, read, verified, selected from and merged;
 each accepted one, each fiftieth, and a part of the hostile ones that open are restored.  What must hold is in judge.py.
 
 The work is done by one process a core, whose memory is limited; the same seed and number give the same bundle.  A case that
@@ -33,13 +33,14 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from tools.fuzz.container import draft
-from tools.fuzz.hostile import hostile
+from tools.fuzz.hostile import SCHEMAS, hostile
 from tools.fuzz.judge import ACCEPTED, Finding, Judge, working_directory
 from tools.fuzz.mutations import mutated
 from tools.fuzz.structure import structured
@@ -88,9 +89,10 @@ class Report:
 class Cases:
     """The bundles of a seed, by number."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.golden = [path.read_bytes() for path in sorted(GOLDEN.glob("v1.*/*.tbundle"))]
+    def __init__(self, seed: int, schemas: Sequence[int] = SCHEMAS) -> None:
+        self.seed, self.schemas = seed, schemas
+        folders = [folder for schema in schemas for folder in sorted(GOLDEN.glob(f"v{schema}.*"))]
+        self.golden = [path.read_bytes() for folder in folders for path in sorted(folder.glob("*.tbundle"))]
         # What hostile bundles are merged with and restored beside: the same keys, other files.
         self.sound = draft().join()
 
@@ -103,7 +105,7 @@ class Cases:
         if number % 2:
             damage = structured if structural(number) else mutated
             return damage(chance, self.golden[golden]), golden, always
-        data = hostile(chance, number // 2)
+        data = hostile(chance, number // 2, self.schemas)
         return data, len(self.golden), True if chance.randrange(HOSTILE_RESTORE_EVERY) == 0 else always
 
 
@@ -121,14 +123,14 @@ def structural(number: int) -> bool:
     return number % 4 == 3  # every second of the odd ones
 
 
-def work(seed: int, numbers: range, log: str, place: Path, results: Connection) -> None:
+def work(seed: int, schemas: Sequence[int], numbers: range, log: str, place: Path, results: Connection) -> None:
     """Judge some cases, in a process of its own; the parent hears of each when it is done."""
     with open(log, "w", encoding="utf-8") as file:
         faulthandler.enable(file)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit_memory()
         os.environ |= {"HOME": str(place / "guard" / "home"), "TMPDIR": str(place / "guard" / "temporary")}
-        cases = Cases(seed)
+        cases = Cases(seed, schemas)
         judge = Judge(place, [*cases.golden, cases.sound])
         for number in numbers:
             results.send((number, *_judged(judge, cases, number)))
@@ -152,13 +154,13 @@ def _judged(judge: Judge, cases: Cases, number: int) -> tuple[str, float, int, s
 class Worker:
     """A child process and what it has still to do."""
 
-    def __init__(self, seed: int, numbers: range, log: str) -> None:
+    def __init__(self, seed: int, schemas: Sequence[int], numbers: range, log: str) -> None:
         self.seed, self.numbers, self.log = seed, numbers, log
         # Not forked: the parent's memory would count.
         context = multiprocessing.get_context("spawn")
         self.results, theirs = context.Pipe(duplex=False)
         self.place = working_directory()
-        arguments = (seed, numbers, log, self.place, theirs)
+        arguments = (seed, schemas, numbers, log, self.place, theirs)
         self.process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -192,14 +194,14 @@ class Worker:
         shutil.rmtree(self.place, ignore_errors=True)
 
 
-def fuzz(count: int, seed: int, jobs: int, keep: Path) -> Report:
+def fuzz(count: int, seed: int, schemas: Sequence[int], jobs: int, keep: Path) -> Report:
     """Judge cases 0 to count; findings are written as they come."""
     report, started = Report(), time.monotonic()
     with tempfile.TemporaryDirectory() as logs:
         workers = {}
 
         def start(numbers: range, name: str) -> None:
-            worker = Worker(seed, numbers, os.path.join(logs, name))
+            worker = Worker(seed, schemas, numbers, os.path.join(logs, name))
             workers[worker.results] = worker
 
         for job in range(jobs):
@@ -214,13 +216,13 @@ def fuzz(count: int, seed: int, jobs: int, keep: Path) -> Report:
                     number, outcome, seconds, peak, problem = result
                     report.add(number, outcome, seconds, peak)
                     if problem is not None:
-                        report.findings.append(_keep(keep, seed, number, problem))
+                        report.findings.append(_keep(keep, Cases(seed, schemas), number, problem))
                     continue
                 del workers[results]  # type: ignore[arg-type]
                 what = worker.stop()
                 if worker.numbers:
                     report.add(worker.numbers[0], "died or hung", 0, 0)
-                    report.findings.append(_keep(keep, seed, worker.numbers[0], what))
+                    report.findings.append(_keep(keep, Cases(seed, schemas), worker.numbers[0], what))
                 if worker.numbers[1:]:
                     start(worker.numbers[1:], os.path.basename(worker.log))
         for worker in workers.values():
@@ -229,10 +231,19 @@ def fuzz(count: int, seed: int, jobs: int, keep: Path) -> Report:
     return report
 
 
-def _keep(directory: Path, seed: int, number: int, what: str) -> dict[str, Any]:
+def _keep(directory: Path, cases: Cases, number: int, what: str) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
-    data, golden, restore = Cases(seed).make(number)
-    facts = {"seed": seed, "number": number, "golden": golden, "restore": restore, "bytes": len(data), "what": what}
+    data, golden, restore = cases.make(number)
+    seed = cases.seed
+    facts = {
+        "seed": seed,
+        "schemas": cases.schemas,
+        "number": number,
+        "golden": golden,
+        "restore": restore,
+        "bytes": len(data),
+        "what": what,
+    }
     (directory / f"{seed}-{number}.tbundle").write_bytes(data)
     (directory / f"{seed}-{number}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     lines = what.strip().splitlines()
@@ -263,12 +274,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--schema", type=int, choices=SCHEMAS, help="only bundles with content of this schema")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--keep", type=Path, default=ROOT / ".build" / "fuzz", help="where findings go")
     parser.add_argument("files", nargs="*", type=Path, help="judge these bundles instead, in this process")
     options = parser.parse_args()
     if options.files:
         return judge_files(options.files)
-    report = fuzz(options.count, options.seed, max(1, options.jobs), options.keep)
+    schemas = [options.schema] if options.schema else SCHEMAS
+    report = fuzz(options.count, options.seed, schemas, max(1, options.jobs), options.keep)
     print(report.table())
     return 1 if report.findings or not report.outcomes[ACCEPTED] else 0

@@ -18,11 +18,14 @@ from typing import Any
 import msgpack
 import zstandard
 
+from tools.fuzz.table_content import SCHEMA, to_tables
+
 MAGIC = b"\x89TBNDL\r\n"
 HEADER = struct.Struct("<8sHHIIIQQ")
 HEADER_BYTES = HEADER.size + 32
 LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED = 1, 2, 3, 4, 5, 16, 17
 STORED, ZSTD = 0, 1
+DECODED_BYTES = 1 << 24
 
 
 @lru_cache(16)
@@ -107,6 +110,17 @@ class Parts:
         part = self.find(kind)
         part.codec, part.data, part.raw = new.codec, new.data, new.raw
 
+    def put_field(self, number: int, packed: bytes) -> None:
+        """Replace one field of the content by bytes, which may be no msgpack; raises `ValueError` where another was made huge."""
+        if self.find(CONTENT).raw > DECODED_BYTES:
+            raise ValueError("a content that only readers with limits should decode")
+        document = self.document(CONTENT)
+        head = msgpack.Packer().pack_array_header(len(document))
+        raw = head + b"".join(packed if at == number else pack(item) for at, item in enumerate(document))
+        # Compressed it could look like a bomb, and would not be decoded.
+        part = self.find(CONTENT)
+        part.codec, part.data, part.raw = STORED, raw, len(raw)
+
     def join(self, table: bytes | None = None, tail: bytes = b"") -> bytes:
         """Put the container together, whatever is wrong with it."""
         body = b"".join(s.data for s in self.sections)
@@ -161,6 +175,9 @@ class Draft:
     records: list[Any] = field(default_factory=list)
     observed: list[Any] = field(default_factory=lambda: [1, [], []])
     edits: list[Callable[[list[Any]], Any]] = field(default_factory=list)
+    # The content is made in schema 1, edited, and turned into this schema; what follows edits that.
+    schema: int = 1
+    table_edits: list[Callable[[list[Any]], Any]] = field(default_factory=list)
     container: list[Callable[[Parts], Any]] = field(default_factory=list)
 
     def parts(self) -> Parts:
@@ -183,7 +200,13 @@ class Draft:
             for kind, group in groups
             if group
         ]
-        parts = Parts([*sections, Part.of(CONTENT, pack(document)), Part.of(OBSERVED, pack(self.observed))])
+        if self.schema == SCHEMA:
+            document = to_tables(document)
+            for edit in self.table_edits:
+                edit(document)
+        parts = Parts(
+            [*sections, Part.of(CONTENT, pack(document)), Part.of(OBSERVED, pack(self.observed))], self.schema
+        )
         for change in self.container:
             change(parts)
         return parts
@@ -260,15 +283,18 @@ class Attack:
     name: str
     change: Callable[[Draft], Any]
     heavy: bool = False
+    # The only one that it has a meaning in; None when it is made in each.
+    schema: int | None = None
 
     @property
     def family(self) -> str:
         """The part of the name before the first slash."""
         return self.name.partition("/")[0]
 
-    def make(self) -> bytes:
-        """Return the bundle."""
+    def make(self, schema: int = 1) -> bytes:
+        """Return the bundle, with content of this schema unless the attack has a meaning in one alone."""
         made = draft()
+        made.schema = self.schema or schema
         self.change(made)
         return made.join()
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import msgpack
 import zstandard
 
-from tools.fuzz import bombs, metadata_attacks
+from tools.fuzz import bombs, metadata_attacks, table_content
 from tools.fuzz.container import (
     CONTENT,
     LAUNCH,
@@ -31,6 +31,7 @@ from tools.fuzz.container import (
 from tools.fuzz.mutations import flip, mutated
 
 MIB = 1 << 20
+SCHEMAS = (1, 2)
 KEY = key_of(sha256(b"one"))
 OTHER_KEY = key_of(sha256(b"other"))
 GROUP = b'{"child_paths": {"k.cubin": "/etc/hostname", "k.json": "/etc/hostname"}}'
@@ -75,21 +76,29 @@ SIZES = {"smaller": -1, "larger": 1, "limit": 64 * MIB, "over-limit": 64 * MIB +
 _CLASHES = (StopIteration, LookupError, ValueError, TypeError, OverflowError, struct.error, zstandard.ZstdError)
 
 
-def hostile(chance: random.Random, number: int) -> bytes:
-    """Return a bundle: each tenth is one attack, in order until each was made; the others are two, or one that was damaged."""
+def hostile(chance: random.Random, number: int, schemas: Sequence[int] = SCHEMAS) -> bytes:
+    """Return a bundle: each tenth is one attack, in order until each was made; the others are two, or one that was damaged.
+
+    Args:
+        chance: what decides.
+        number: which.
+        schemas: what schemas of content there are; attacks take turns in them.
+    """
     turn, rest = divmod(number, 10)
     if rest == 0 and turn < len(every_attack()):
-        return every_attack()[turn].make()
+        return every_attack()[turn].make(schemas[turn % len(schemas)])
     first, second = _pick(chance), _pick(chance)
-    if chance.random() < 0.5:
-        return _damaged(chance, first.make())
+    schema = chance.choice(schemas)
+    if chance.random() < 0.5 and not first.heavy:  # to damage it, it is decoded here, without bounds
+        return _damaged(chance, first.make(schema))
     made = draft()
+    made.schema = schema
     try:
         first.change(made)
         second.change(made)
         return made.join()
     except _CLASHES:
-        return second.make()
+        return second.make(schema)
 
 
 def _pick(chance: random.Random) -> Attack:
@@ -133,6 +142,8 @@ def attacks() -> Iterator[Attack]:
     yield from metadata_attacks.documents()
     yield from metadata_attacks.binaries()
     yield from _devices()
+    for name, change, heavy in table_content.attacks():
+        yield Attack(name, change, heavy, table_content.SCHEMA)
     yield Attack("none", lambda _: None)
 
 

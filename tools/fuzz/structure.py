@@ -19,6 +19,7 @@ import msgpack
 import zstandard
 
 from tools.fuzz.container import CONTENT, OBSERVED, Draft, DraftKernel, File, Parts, pack
+from tools.fuzz.table_content import SCHEMA, blob_table, to_rows
 
 # Around what 8, 31, 32, 63 and 64 bits hold, signed and not.
 BORDERS = [0, 1, *(sign * 2**bits + more for bits in (7, 8, 15, 16, 31, 32, 53, 62, 63) for sign in (1, -1) for more in (-1, 0, 1)
@@ -47,6 +48,8 @@ def structured(chance: random.Random, data: bytes) -> bytes:
 def _taken_apart(data: bytes) -> Draft:
     parts = Parts.of(data)
     document, blobs = parts.document(CONTENT), _blobs(parts)
+    schema = document[0]
+    document = to_rows(document) if schema == SCHEMA else document
 
     def one(described: list[Any]) -> File:
         name, number, spans = described
@@ -59,7 +62,7 @@ def _taken_apart(data: bytes) -> Draft:
         [(path, one(file)) for path, file in tuning],
         [(path, one(file)) for path, file, _ in helpers],
         [(path, one(file)) for path, file in opaque],
-        records, parts.document(OBSERVED),
+        records, parts.document(OBSERVED), schema=schema,
     )  # fmt: skip
 
 
@@ -70,7 +73,7 @@ def unpacked(data: bytes) -> Draft:
 
 def _blobs(parts: Parts) -> dict[int, bytes]:
     """Return the bytes of each blob by its number."""
-    table = parts.document(CONTENT)[1]
+    table = blob_table(parts.document(CONTENT))
     raws: list[bytes] = []
     found = {}
     for part in parts.sections:

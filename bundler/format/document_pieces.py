@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts launch facts and key parts into pieces, of which kernels share most, and puts them together again.
+
+`content_tables` keeps each piece once, numbered in the order in which the pieces first occur.  A document is then a list of
+runs: the number of a piece, and how many pieces follow each other from there.
+"""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, pairwise
+
+import msgspec
+from msgspec import Raw
+
+from bundler.errors import FormatError
+from bundler.format import wire
+from bundler.format.limits import Limits
+
+# Launch facts of one kernel are a kilobyte, key parts two; what is larger than this is one piece.
+MAX_CUT_BYTES = 1 << 16
+_SMALL_BYTES = 2048
+_RUNS_REMEMBERED = 4096
+_MEMBERS = msgspec.msgpack.Decoder(list[Raw])
+
+
+def cut(document: bytes) -> list[bytes]:
+    """Return the pieces of a document, which joined are the document.
+
+    An array is cut before each of its members but the first, and each of its members that is an array is cut likewise, but
+    not deeper.  What is no array, or larger than `MAX_CUT_BYTES`, is one piece.
+    """
+    members = _members(document) if len(document) <= MAX_CUT_BYTES else []
+    if not members:
+        return [document]
+    pieces: list[bytes] = []
+    for member in members:
+        pieces += _remembered(member) if len(member) <= _SMALL_BYTES else _cut_once(member)
+    pieces[0] = document[: len(document) - sum(map(len, members))] + pieces[0]
+    return pieces
+
+
+def _cut_once(member: bytes) -> list[bytes]:
+    pieces = _members(member)
+    if not pieces:
+        return [member]
+    pieces[0] = member[: len(member) - sum(map(len, pieces))] + pieces[0]
+    return pieces
+
+
+# Kernels share most members: arguments, options.
+_remembered = functools.lru_cache(maxsize=1024)(_cut_once)
+
+
+def _members(document: bytes) -> list[bytes]:
+    """Return the members of an array; none where it is no array, or not msgpack."""
+    # The decoder allocates what an array declares; each member takes a byte at least.
+    if not document or wire.array_length(document) > len(document):
+        return []
+    try:
+        return [bytes(member) for member in _MEMBERS.decode(document)]
+    except (ValueError, RecursionError):
+        return []
+
+
+class PieceWriter:
+    """Collects pieces; each occurs once in `table`."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+
+    @property
+    def table(self) -> list[bytes]:
+        """The pieces, in the order in which they first occurred."""
+        return list(self._numbers)
+
+    def runs(self, document: bytes | None) -> list[int] | None:
+        """Take the pieces of a document and return its runs, two numbers each."""
+        if document is None:
+            return None
+        numbers = [self._numbers.setdefault(piece, len(self._numbers)) for piece in cut(document)]
+        begins = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
+        return [*chain.from_iterable((numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)]))]
+
+
+class Pieces:
+    """The pieces of a manifest.
+
+    Args:
+        table: the pieces.
+        limits: bounds for one document and for all together.
+    """
+
+    def __init__(self, table: Sequence[bytes], limits: Limits) -> None:
+        self._table, self._limits = table, limits
+        self._ends = array("Q", accumulate(map(len, table), initial=0))
+        self._seen = self._joined_bytes = 0
+        # Many kernels have the same launch facts.
+        self._sizes: dict[tuple[int, ...], int] = {}
+
+    def check(self, runs: tuple[int, ...] | None, key: str) -> None:
+        """Check the runs of the next document, which is one of this kernel.
+
+        Raises:
+            FormatError: they are no runs of the table, or name a piece before those that precede it in the table.
+            LimitExceeded: this document, or all together, would be too large.
+        """
+        if runs is None:
+            return
+        size = self._sizes.get(runs)
+        if size is None:
+            size = self._size(runs, key)
+            if len(self._sizes) < _RUNS_REMEMBERED:
+                self._sizes[runs] = size
+        self._joined_bytes += size
+        if size > self._limits.facts_bytes:
+            self._limits.check("facts_bytes", size, f"{key}: launch facts or key parts")
+        if self._joined_bytes > self._limits.all_facts_bytes:
+            self._limits.check("all_facts_bytes", self._joined_bytes, "launch facts and key parts of all kernels")
+
+    def _size(self, runs: tuple[int, ...], key: str) -> int:
+        if len(runs) % 2:
+            raise FormatError(f"{key}: {len(runs)} numbers in runs of pieces, expected pairs", key=key)
+        size, seen, ends = 0, self._seen, self._ends
+        for first, number in _pairs(runs):
+            end = first + number
+            if end > seen or not number:
+                if end > len(self._table) or first > seen or not number:
+                    raise FormatError(
+                        f"{key}: a run of {number} pieces from {first}, of {len(self._table)}, {seen} of them named before",
+                        key=key,
+                    )
+                seen = end
+            size += ends[end] - ends[first]
+        self._seen = seen
+        return size
+
+    def check_used(self) -> None:
+        """Raise `FormatError` when a piece is in none of the documents that were checked, or occurs twice."""
+        self._sizes.clear()
+        if self._seen != len(self._table) or len(set(self._table)) != len(self._table):
+            raise FormatError("content: the pieces are not those of the kernels, each once")
+
+    def join(self, runs: Sequence[int] | None) -> bytes | None:
+        """Return the document that consists of these runs."""
+        if runs is None:
+            return None
+        return b"".join(chain.from_iterable(self._table[first : first + number] for first, number in _pairs(runs)))
+
+
+def _pairs(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return zip(runs[::2], runs[1::2], strict=True)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`replay`, `ReplayReport`: recorded kernels are put into Triton's in-memory caches before traffic comes, so that nothing is compiled while serving.
+
+::
+
+    bundle or tag ──restore──▶ Triton's directory ──▶ device_caches: functions     ──▶ first calls ask no compiler, fire no hook of it
+                                                └───▶ tuner_caches:  result files  ──▶ first calls benchmark nothing
+
+Users call `replay`; a session that was told `replay=True`, or that TRITON_BUNDLER_REPLAY is 1, calls `replay_restored` for its tag.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bundler.config import settings
+from bundler.errors import ConfigError, NotFound
+from bundler.format.bundle import Bundle
+from bundler.format.summary import Summarized, count
+from bundler.user_warnings import show
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.lifecycle_reports import Reasons
+    from bundler.toolchain.device_caches import Outcome, Told
+
+# Threads wait for files more than they compute; more of them only wait for the interpreter.
+_THREADS = 8
+_SUFFIX = ".tbundle"
+
+
+@dataclass(frozen=True, repr=False)
+class ReplayReport(Summarized):
+    """What a replay did.  Kernels are told by their keys, and in each reason by their name.
+
+    Attributes:
+        replayed: keys of kernels that are in the in-memory cache of a function now.
+        later: (key, reason) of kernels that are handed over at the first call that needs them, without the compiler too.
+        not_found: (key, reason) of kernels whose function is not here; they are handed over when it is made.
+        changed: (key, reason) of kernels whose function is here with another source, and which part of it differs.
+        skipped: (key, reason) of kernels that are for another target, or whose files or facts cannot be used.
+        tuned: paths of result files whose winner is in the cache of a tuner now.
+        not_tuned: (path, reason) of other result files; those of a tuner that is made later may still be used.
+        milliseconds: wall time, with that of the restore.
+    """
+
+    replayed: tuple[str, ...] = ()
+    later: Reasons = ()
+    not_found: Reasons = ()
+    changed: Reasons = ()
+    skipped: Reasons = ()
+    tuned: tuple[str, ...] = ()
+    not_tuned: Reasons = ()
+    milliseconds: float = 0.0
+
+
+def replay(bundle_or_tag: Bundle | str | os.PathLike[str], modules: Sequence[str] | None = None) -> ReplayReport:
+    """Restore a bundle, and hand its kernels to the JIT functions of this process, for the device in use.
+
+    After it a first call of what was replayed makes no call of the compiler and fires no `jit_post_compile_hook`, which Triton fires for
+    kernels on disk too; a tuned function benchmarks nothing where its result file was recorded (TRITON_CACHE_AUTOTUNING=1).  A kernel goes to
+    a function only where this process's Triton makes the kernel's own key for it.  Functions that are made later get theirs then.
+    Imports Triton; safe beside launches of other threads.
+
+    Args:
+        bundle_or_tag: a bundle, the path of one, or a tag of the store that TRITON_BUNDLER_STORE names.
+        modules: only functions of these modules, and of those below them; None for all.  Nothing is imported.
+
+    Returns:
+        What was replayed, and what was not and why.
+
+    Raises:
+        ConfigError: a tag, and no store; or `modules` is no list of names.
+        NotFound: no such file or tag.
+        DriverUnavailable: Triton finds no GPU.
+        RecordingError: Triton is not installed.
+        ToolchainMismatch: its JIT is not as in the releases that are known.
+        As `bundler.restore`: the bundle cannot be opened, or the directory not written.
+
+    Warns:
+        BundlerWarning: once, when kernels of this machine's target were left out.
+    """
+    from bundler.lifecycle.restoration import restore
+    from bundler.toolchain import directories
+
+    if isinstance(modules, str):
+        raise ConfigError(f"modules={modules!r}: expected a list of module names", got=modules)
+    began = time.monotonic()
+    with _opened(bundle_or_tag) as bundle:
+        restore(bundle, allow_empty=True)
+        report, complaint = replay_restored(bundle, [directories.triton_cache_dir()], modules)
+    if complaint:
+        show(complaint)
+    return replace(report, milliseconds=(time.monotonic() - began) * 1e3)
+
+
+def replay_restored(
+    bundle: Bundle, roots: Iterable[str], modules: Sequence[str] | None = None
+) -> tuple[ReplayReport, str]:
+    """Replay what was restored; raises as `replay`.
+
+    Args:
+        bundle: what was restored.
+        roots: Triton's cache directories where it was.
+        modules: as for `replay`.
+
+    Returns:
+        The report, and a sentence about kernels that were left out, empty where there is nothing to say.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from bundler.toolchain.device_caches import Offered, device_caches
+    from bundler.toolchain.tuner_caches import ResultFile, tuner_caches
+
+    began = time.monotonic()
+    places, allowed = tuple(dict.fromkeys(roots)), None if modules is None else tuple(modules)
+    names = {kernel.key: kernel.name for kernel in bundle.kernels}
+    with ThreadPoolExecutor(_THREADS) as threads:
+        told = device_caches.offer((Offered(kernel, places, allowed) for kernel in bundle.kernels), threads)
+    files = [entry.path for entry in bundle.tuning_files if entry.in_triton_cache]
+    # After the kernels, whose functions then have the hash that result files were named by.
+    tuned = tuner_caches.offer(ResultFile(path, places, allowed) for path in files)
+    report = ReplayReport(
+        replayed=tuple(sorted(key for key, one in told.items() if one.outcome == "replayed")),
+        later=_reasons(told, names, "later"),
+        not_found=_reasons(told, names, "not found"),
+        changed=_reasons(told, names, "changed"),
+        skipped=_reasons(told, names, "skipped", "elsewhere"),
+        tuned=tuple(sorted(path for path, reason in tuned.items() if not reason)),
+        not_tuned=tuple(sorted((path, reason) for path, reason in tuned.items() if reason)),
+        milliseconds=(time.monotonic() - began) * 1e3,
+    )
+    return report, _complaint(report, _reasons(told, names, "changed", "skipped"))
+
+
+def _reasons(told: Mapping[str, Told], names: Mapping[str, str], *outcomes: Outcome) -> Reasons:
+    return tuple(sorted((key, f"{names[key]}: {one.reason}") for key, one in told.items() if one.outcome in outcomes))
+
+
+def _complaint(report: ReplayReport, left_out: Reasons) -> str:
+    if not left_out:
+        return ""
+    whole = len(left_out) + len(report.replayed) + len(report.later)
+    return f"{len(left_out)} of {count(whole, 'kernel')} were not replayed, the report says why; {left_out[0][1]}"
+
+
+@contextmanager
+def _opened(bundle_or_tag: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
+    if isinstance(bundle_or_tag, Bundle):
+        yield bundle_or_tag
+        return
+    name = os.fspath(bundle_or_tag)
+    if not isinstance(bundle_or_tag, str) or os.sep in name or name.endswith(_SUFFIX) or os.path.isfile(name):
+        with Bundle.load(name) as bundle:
+            yield bundle
+        return
+    from bundler.lifecycle.machine_store import open_store
+    from bundler.store.store_urls import with_settings
+
+    chosen = settings()
+    if not chosen.store:
+        raise NotFound(f"no bundle {name}, and TRITON_BUNDLER_STORE names no store with a tag {name}", name=name)
+    urls = [with_settings(url, chosen.server) for url in chosen.store]
+    with open_store(*urls, trust=chosen.trust, read_only=True) as store, store.pull(name) as bundle:
+        yield bundle

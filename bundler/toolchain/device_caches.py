@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DeviceCaches`: hands restored kernels to Triton's JIT, so that a first call neither asks the compiler nor fires a hook of it.
+
+::
+
+    replay ──▶ offer ──▶ fill: each function that is here, each recorded specialization ──▶ the JIT's in-memory cache
+                 └─────▶ gate: where the JIT would compile (a function made since, another device, options written otherwise,
+                               a kernel without launch facts), Triton's own key decides ──▶ the same cache
+
+A kernel goes to a function only where Triton itself, here and now, makes the kernel's key of what would be compiled: the hit that it
+would have on disk, without its compiler, its listener and its hooks.  `bundler/integrations/replayed_kernels.py` calls `offer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from typing import Any, Literal, NamedTuple
+
+from bundler.errors import BundlerError, DriverUnavailable, NotFound, RecordingError, ToolchainMismatch
+from bundler.fork_safety import ForkSafeLock
+from bundler.format.entries import Kernel
+from bundler.toolchain import instances
+from bundler.toolchain.events import kernel_hash, target_of
+from bundler.toolchain.recorded_requests import Request, Requests, key_of
+from bundler.toolchain.source_hashes import agreeing_hashes, difference
+
+_LOG = logging.getLogger("bundler.toolchain")
+# Stands in a function's attributes: for which devices, and which offers, its kernels were looked for.
+_FILLED = "_bundler_filled"
+
+Outcome = Literal["replayed", "later", "skipped", "elsewhere", "changed", "not found"]
+# Where several functions have one name, the best outcome counts.
+_BEST_FIRST: tuple[Outcome, ...] = ("replayed", "later", "skipped", "elsewhere", "changed", "not found")
+
+
+class Offered(NamedTuple):
+    """One kernel that may be handed to the JIT.
+
+    Attributes:
+        kernel: as it was recorded.
+        roots: Triton's cache directories in which it may have been restored.
+        modules: it goes to functions of these modules, and of those below them, alone; None for all.
+    """
+
+    kernel: Kernel
+    roots: tuple[str, ...]
+    modules: tuple[str, ...] | None = None
+
+    @property
+    def function_name(self) -> str:
+        """The name of the Python function that it was compiled from, as far as known."""
+        return self._part("source.name") or self.kernel.name
+
+    @property
+    def source_hash(self) -> str | None:
+        """Triton's hash of that function; None where it was not recorded."""
+        return self._part("source.hash")
+
+    def suits(self, function: Any) -> bool:
+        """Whether it may go to a function of that name."""
+        module = f"{function.module}."
+        return self.modules is None or any(module.startswith(f"{allowed}.") for allowed in self.modules)
+
+    def _part(self, name: str) -> str | None:
+        parts = self.kernel.parts
+        return None if parts is None else dict(parts.parts).get(name)
+
+
+class Told(NamedTuple):
+    """What became of one kernel, and why; `reason` is empty for one that is in the JIT's cache."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+class DeviceCaches:
+    """The kernels that were offered to the JIT of this process.
+
+    Any thread may offer, and launch meanwhile: what a launch put into the JIT's cache stays.  A forked child goes on with a copy.
+    """
+
+    def __init__(self) -> None:
+        self._holder = ForkSafeLock()
+        # By function name, then by key.  Replaced, never changed, so that launches read them without the lock.
+        self._offered: dict[str, dict[str, Offered]] = {}
+        self._offers = 0
+
+    def offer(self, kernels: Iterable[Offered], threads: Executor) -> dict[str, Told]:
+        """Hand kernels to the functions that are here, and keep them for those that are not; returns what became of each, by key.
+
+        Raises:
+            DriverUnavailable: Triton finds no GPU.
+            RecordingError: Triton is not installed.
+            ToolchainMismatch: its JIT is not as in the releases that we know.
+        """
+        device, target = _device_now()
+        _install_gate(self)
+        told: dict[str, Told] = {}
+        mine: dict[str, dict[str, Offered]] = {}
+        for offered in kernels:
+            if offered.kernel.target == target_of(target):
+                mine.setdefault(offered.function_name, {})[offered.kernel.key] = offered
+            else:
+                told[offered.kernel.key] = Told(
+                    "elsewhere", f"it is for {offered.kernel.target}, not {target_of(target)}"
+                )
+        with self._holder.lock:
+            self._offers += 1
+            self._offered = {
+                **self._offered,
+                **{name: {**self._offered.get(name, {}), **group} for name, group in mine.items()},
+            }
+            named = [one for one in instances.instances(instances.JIT_FUNCTION) if one.__name__ in mine]
+            for name, group in mine.items():
+                functions = [one for one in named if one.__name__ == name]
+                told |= self._fill_all(name, group, functions, device, threads)
+        return told
+
+    def _fill_all(
+        self, name: str, kernels: dict[str, Offered], functions: list[Any], device: int, threads: Executor
+    ) -> dict[str, Told]:
+        told = {key: Told("not found", f"no function {name} of the modules asked for is here yet") for key in kernels}
+        for function in functions:
+            suited = {key: offered for key, offered in kernels.items() if offered.suits(function)}
+            for key, new in self._fill(function, suited, device, threads).items():
+                if _BEST_FIRST.index(new.outcome) <= _BEST_FIRST.index(told[key].outcome):
+                    told[key] = new
+        refused = {key for key, one in told.items() if one.outcome == "skipped"}
+        if refused:
+            left = {key: offered for key, offered in self._offered[name].items() if key not in refused}
+            self._offered = {**self._offered, name: left}
+        return told
+
+    def _fill(
+        self, function: Any, kernels: dict[str, Offered], device: int, threads: Executor | None
+    ) -> dict[str, Told]:
+        """Fill one function's cache for one device; never raises but for a fault of ours."""
+        if not kernels:
+            return {}
+        vars(function).setdefault(_FILLED, {})[device] = self._offers
+        wanted = frozenset(filter(None, (offered.source_hash for offered in kernels.values())))
+        try:
+            agreeing = agreeing_hashes(function, wanted)
+            cache = function.device_caches[device][0]
+        except BundlerError as error:
+            return dict.fromkeys(kernels, Told("later", error.message))
+        told: dict[str, Told] = {}
+        found: list[tuple[Offered, list[Request]]] = []
+        for key, offered in kernels.items():
+            answer = _proven(function, offered, agreeing, device)
+            if isinstance(answer, Told):
+                told[key] = answer
+            else:
+                found.append((offered, answer))
+        loaded = (threads.map if threads is not None else map)(functools.partial(_loaded, function), found)
+        for (offered, requests), one in zip(found, loaded, strict=True):
+            if isinstance(one, Told):
+                told[offered.kernel.key] = one
+                continue
+            for request in requests:
+                cache.setdefault(request.place, one)
+            told[offered.kernel.key] = Told("replayed")
+        return told
+
+    def instead_of_compiling(self, function: Any, device: int, request: Request) -> Any | None:
+        """Return the kernel that the JIT would compile, or find on disk, put into its cache; None where there is none.
+
+        The JIT calls it in any thread, with what it would hand to its compiler.
+        """
+        kernels = {
+            k: offered for k, offered in self._offered.get(function.__name__, {}).items() if offered.suits(function)
+        }
+        if not kernels or _always_compiles():
+            return None
+        cache, _, _, backend, _ = function.device_caches[device]
+        with self._holder.lock:
+            if vars(function).get(_FILLED, {}).get(device) != self._offers:
+                self._fill(function, kernels, device, None)
+        if request.place in cache:
+            return cache[request.place]
+        for source_hash in _hashes_of(function, kernels):
+            offered = kernels.get(key_of(function, request, source_hash, backend) or "")
+            if offered is not None:
+                one = _loaded(function, (offered, [request]))
+                return None if isinstance(one, Told) else cache.setdefault(request.place, one)
+        return None
+
+
+def _hashes_of(function: Any, kernels: dict[str, Offered]) -> Iterator[str]:
+    yield function.cache_key
+    recorded = frozenset(filter(None, (offered.source_hash for offered in kernels.values())))
+    yield from agreeing_hashes(function, recorded) - {function.cache_key}
+
+
+def _proven(function: Any, offered: Offered, agreeing: frozenset[str], device: int) -> list[Request] | Told:
+    """Return the requests that lead to a kernel, or what to say of it."""
+    kernel = offered.kernel
+    if kernel.parts is None or kernel.facts_bytes is None:
+        return Told("later", "it came by pack, without launch facts; it is handed over at the first call that needs it")
+    if offered.source_hash not in agreeing:
+        return Told("changed", difference(function, kernel.parts))
+    try:
+        facts = kernel.launch.require_facts()
+        requests = Requests(function, facts, device)
+        found = list(requests)
+        made = {key_of(function, request, offered.source_hash or "", requests.backend) for request in found}
+    except Exception as error:  # noqa: BLE001  # Triton's own code, on facts that come from anybody
+        return Told("skipped", f"its specialization cannot be made again ({type(error).__name__}: {error!s:.300})")
+    if made == {kernel.key}:
+        return found
+    if any(kind.tag == "tuple" for _, kind in facts.signature):
+        return Told(
+            "later",
+            "the names in a tuple argument were not recorded; it is handed over at the first call that needs it",
+        )
+    return Told("skipped", "its specialization does not lead to its key: it was changed, or is another toolchain's")
+
+
+def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
+    """Return Triton's kernel object, which loads nothing onto the device before its first launch; or why there is none."""
+    offered, requests = found
+    from triton.compiler.compiler import CompiledKernel
+
+    from bundler.toolchain.cache_manager import read_group
+
+    kernel, request = offered.kernel, requests[0]
+    try:
+        filename = kernel.metadata.filename
+        groups = (read_group(f"{root}/{kernel.key}", filename) for root in offered.roots)
+        group = next(filter(None, groups), None)
+        if group is None:
+            raise NotFound(f"its files are not, or not all, in {' or '.join(offered.roots)}")
+        source = function.ASTSource(function, request.signature, request.constants, request.attributes)
+        made = CompiledKernel(source, group, kernel_hash(kernel.key))
+        if (made.metadata.hash, target_of(made.metadata.target)) != (kernel_hash(kernel.key), kernel.target):
+            raise ToolchainMismatch(f"the metadata in {group[filename]} is another kernel's")
+    except BundlerError as error:
+        return Told("skipped", error.message)
+    except Exception as error:  # noqa: BLE001  # as in `_proven`: files may be anything by now
+        return Told("skipped", f"Triton cannot read its files ({type(error).__name__}: {error!s:.300})")
+    return made
+
+
+def _device_now() -> tuple[int, Any]:
+    """Return the index of the device in use, and Triton's target of it."""
+    try:
+        from triton.runtime.driver import driver
+    except ImportError as error:
+        raise RecordingError(f"Triton cannot be imported ({error}), so there is nothing to replay into") from error
+    try:
+        return driver.active.get_current_device(), driver.active.get_current_target()
+    except Exception as error:  # Triton's own, torch's or the driver's
+        raise DriverUnavailable(
+            f"Triton finds no GPU to replay for ({type(error).__name__}: {error!s:.200})"
+        ) from error
+
+
+def _always_compiles() -> bool:
+    knobs: Any = sys.modules["triton.knobs"]
+    return bool(knobs.compilation.always_compile)
+
+
+def _install_gate(caches: DeviceCaches) -> None:
+    """Stand where the JIT would compile; once a process, and from then on."""
+    kind: Any = instances.JIT_FUNCTION.find()
+    original = getattr(kind, "_do_compile", None)
+    if original is None or not hasattr(kind, "_pack_args"):
+        raise ToolchainMismatch(
+            "this Triton's JIT does not compile by `_do_compile`, so nothing can be replayed into it"
+        )
+    if not hasattr(original, _FILLED):
+        kind._do_compile = _gated(original, caches)  # noqa: SLF001  # the one place between the JIT and its compiler
+
+
+def _gated(original: Callable[..., Any], caches: DeviceCaches) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_unless_offered(
+        self: Any, key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, *more: Any,
+        **named: Any,
+    ) -> Any:  # fmt: skip
+        try:
+            found = caches.instead_of_compiling(self, device, Request(key, signature, constants, options, attributes))
+        except Exception as error:  # noqa: BLE001  # the seam: whatever goes wrong here, Triton compiles as it would without us
+            _LOG.warning("a kernel of %s was not replayed (%s: %s)", self, type(error).__name__, error)
+            found = None
+        if found is not None:
+            return found
+        return original(self, key, signature, device, constants, options, attributes, *more, **named)
+
+    setattr(compile_unless_offered, _FILLED, True)
+    return compile_unless_offered
+
+
+device_caches = DeviceCaches()

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Requests`: what Triton's JIT would ask its compiler for, made again from the launch facts of a recorded kernel, and proven by its key.
+
+::
+
+    launch facts ──▶ specialization of each argument ──▶ the JIT's own `run`, stopped where it would compile ──▶ Request
+                                                          (its binder is replaced)                                 │
+    key of the recorded kernel ◀── must be equal ── Triton's own key of the request ◀──────────────────────────────┘
+
+The text under which the JIT keeps a kernel in memory, types, constants, attributes and options are thus Triton's own on every release.
+`device_caches` fills the JIT's caches with them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bundler.errors import ToolchainMismatch
+from bundler.format.launch_spec import LaunchFacts, Path
+from bundler.toolchain import keytext
+from bundler.toolchain.capture import stages_key_now
+from bundler.toolchain.compile_call import decode_value, type_of
+from bundler.toolchain.events import kernel_key
+from bundler.toolchain.jit_specialization import environment_in_keys
+from bundler.toolchain.rekeyed_key import option_here
+
+# What a backend's specialization of an argument may be, as the JIT writes it; `parse_attr` of the backend says what each means.
+_DESCRIPTIONS = ("", "D", "S", "DS")
+# Options that programs and tuners write out also where they are as they would be anyway, in the order of Triton's tuner.
+_COUNTS = ("num_warps", "num_ctas", "num_stages", "maxnreg")
+# How often users write some of them out: all that a kernel needs, and these.
+_WRITTEN_OUT = ((), ("num_warps",), ("num_warps", "num_stages"), ("num_warps", "num_ctas", "num_stages"))
+
+
+class Request(NamedTuple):
+    """One compile as the JIT asks for it; all but the first are Triton's own objects.
+
+    Attributes:
+        place: the text under which the JIT keeps the kernel in memory.
+        signature, constants, options, attributes: as the JIT hands them to the compiler.
+    """
+
+    place: str
+    signature: Any
+    constants: Any
+    options: Any
+    attributes: Any
+
+
+class _Hashed:
+    """A function as far as Triton's source object needs one for its hash."""
+
+    def __init__(self, function: Any, source_hash: str) -> None:
+        self.__name__, self.arg_names, self.cache_key = function.__name__, function.arg_names, source_hash
+
+
+def key_of(function: Any, request: Request, source_hash: str, backend: Any) -> str | None:
+    """Return the kernel key that Triton here makes of a request; None when it cannot be computed.
+
+    Args:
+        function: the JIT function, which had its device cache made.
+        request: what is asked for.
+        source_hash: Triton's hash of the function.
+        backend: Triton's backend object.
+    """
+    source = function.ASTSource(
+        _Hashed(function, source_hash), request.signature, request.constants, request.attributes
+    )
+    # `compile` parses the options that the JIT parsed once more, and makes its key from those.
+    options = backend.parse_options(dict(vars(request.options)))
+    digest = keytext.recompute(source, backend, options, environment_in_keys(), stages_key_now())
+    return None if digest is None else kernel_key(digest)
+
+
+class Requests:
+    """The requests that lead to one recorded kernel: one for each way in which a call may write its options.
+
+    Args:
+        function: the JIT function.
+        facts: of the kernel.
+        device: index of the device in use.
+
+    Raises:
+        ToolchainMismatch: the facts are not of this function's arguments, or this Triton has no such specialization.
+        CompileFailed: a constant cannot be made again here.
+    """
+
+    def __init__(self, function: Any, facts: LaunchFacts, device: int) -> None:
+        self._function, self._device = function, device
+        _, _, self._target, self.backend, _ = function.device_caches[device]
+        if [name for name, _ in facts.signature] != list(function.arg_names):
+            raise ToolchainMismatch("its recorded arguments are not those of the function")
+        self._constants = {path: decode_value(value) for path, value in facts.constants}
+        self._attributes = {path: decode_value(value) for path, value in facts.attributes}
+        kinds = [(name, type_of(kind)) for name, kind in facts.signature]
+        self._specialization = [self._specialized((number,), kind) for number, (_, kind) in enumerate(kinds)]
+        self._bound = {name: self._value((number,), kind) for number, (name, kind) in enumerate(kinds)}
+        self._recorded = {name: option_here(value) for name, value in facts.options}
+
+    def __iter__(self) -> Iterator[Request]:
+        plain = self._asked({})
+        needed = {n: v for n, v in self._recorded.items() if n in vars(plain.options) and vars(plain.options)[n] != v}
+        seen = set()
+        for written_out in _WRITTEN_OUT:
+            options = self._options(needed, written_out)
+            request = self._asked(options) if options else plain
+            if request.place not in seen:
+                seen.add(request.place)
+                yield request
+
+    def _options(self, needed: Mapping[str, Any], written_out: tuple[str, ...]) -> dict[str, Any]:
+        counts = [name for name in _COUNTS if name in needed or (name in written_out and name in self._recorded)]
+        others = [name for name in needed if name not in _COUNTS]
+        return {name: self._recorded[name] for name in (*counts, *others)}
+
+    def _specialized(self, path: Path, kind: Any) -> tuple[Any, Any]:
+        """Return the (type, specialization) that the JIT finds for an argument, or for a member of a tuple."""
+        if isinstance(kind, tuple):
+            members = [self._specialized((*path, number), member) for number, member in enumerate(kind)]
+            return kind, tuple(specialization for _, specialization in members)
+        if kind == "constexpr":
+            return kind, self._constant(path)
+        if path not in self._attributes:
+            return kind, None
+        attribute = self._attributes[path]
+        found = (text for text in _DESCRIPTIONS if self._parsed(text) == attribute)
+        description = next(found, None)
+        if description is None:
+            raise ToolchainMismatch(f"this Triton has no specialization of an argument as {attribute!r:.100}")
+        return kind, description
+
+    def _parsed(self, description: str) -> Any:
+        return self.backend.parse_attr(description)
+
+    def _value(self, path: Path, kind: Any) -> Any:
+        """Return what the JIT is given for an argument, as far as it looks at it: constants alone."""
+        if isinstance(kind, tuple):
+            return tuple(self._value((*path, number), member) for number, member in enumerate(kind))
+        return self._constant(path) if kind == "constexpr" else None
+
+    def _constant(self, path: Path) -> Any:
+        if path not in self._constants:
+            raise ToolchainMismatch("a constant of its signature was not recorded")
+        return self._constants[path]
+
+    def _asked(self, options: dict[str, Any]) -> Request:
+        """Let the JIT run up to where it would compile."""
+        heard: list[Request] = []
+        # A copy, since other threads may launch the function meanwhile.
+        stand_in: Any = copy.copy(self._function)
+
+        def bind(*_: Any, **given: Any) -> tuple[Any, Any, Any]:
+            return dict(self._bound), list(self._specialization), given
+
+        def instead_of_compiling(
+            place: str, signature: Any, _device: Any, constants: Any, options: Any, attributes: Any, _warmup: Any
+        ) -> None:
+            heard.append(Request(place, signature, constants, options, attributes))
+
+        stand_in._do_compile = instead_of_compiling  # noqa: SLF001  # where the JIT's work ends and the compiler's begins
+        stand_in.device_caches = {self._device: ({}, {}, self._target, self.backend, bind)}
+        stand_in.pre_run_hooks = []  # hooks expect real arguments
+        stand_in.run(grid=(1,), warmup=True, **options)
+        return heard[0]

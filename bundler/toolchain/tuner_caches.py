@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TunerCaches`: fills `cache` of Triton's tuners from result files, so that a first call of a tuned kernel benchmarks nothing.
+
+A result file holds the tuning key and each configuration with its times; its directory is named by a hash of these, the kernel's source,
+the toolchain and the target.  It is used where Triton here makes the same hash, and names a configuration that the tuner has.
+Tuners that are made later take what fits them when they are first called: their functions can be hashed only when their modules are
+whole.  `bundler/integrations/replayed_kernels.py` offers the files of a bundle.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from bundler.errors import NotFound, ToolchainMismatch
+from bundler.fork_safety import ForkSafeLock
+from bundler.format.bundle_file import read_regular
+from bundler.format.entries import Target
+from bundler.toolchain import instances
+from bundler.toolchain.events import kernel_key, target_of
+from bundler.toolchain.jit_specialization import jit_function
+from bundler.toolchain.tuner_toolchain import MAX_RESULT_BYTES, results_digest, results_name, triton_config_class
+
+_LOG = logging.getLogger("bundler.toolchain")
+
+
+class ResultFile(NamedTuple):
+    """One result file of Triton's tuner: `path` as in the bundle (`KEY/name.autotune.json`), in one of the cache directories `roots`."""
+
+    path: str
+    roots: tuple[str, ...]
+    modules: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's own name, which begins with that of the function."""
+        return self.path.rpartition("/")[2]
+
+    def text(self) -> bytes:
+        """Return its content; raises `NotFound`."""
+        for root in self.roots:
+            path = os.path.join(root, self.path)
+            if os.path.isfile(path):
+                return read_regular(path, MAX_RESULT_BYTES)
+        raise NotFound(f"{self.path} is not in {' or '.join(self.roots)}")
+
+    def suits(self, function: Any) -> bool:
+        """Whether it may be used for a function of its name."""
+        module = f"{function.module}."
+        return self.modules is None or any(module.startswith(f"{allowed}.") for allowed in self.modules)
+
+
+class _Awaiting(dict[Any, Any]):
+    """Stands in a new tuner's `cache` until the tuner first looks into it, and then gives place to a plain dictionary."""
+
+    def __init__(self, caches: TunerCaches, tuner: Any) -> None:
+        super().__init__(tuner.cache)
+        self._caches, self._tuner = caches, tuner
+
+    def __contains__(self, key: object) -> bool:
+        tuner, self._tuner = self._tuner, None
+        if tuner is not None:
+            # Another thread may look at the same moment: it sees this dictionary, filled or not, and at worst benchmarks.
+            self._caches.fill(tuner, self)
+            if tuner.cache is self:
+                tuner.cache = dict(self)
+        return dict.__contains__(self, key)
+
+
+class TunerCaches:
+    """The result files that were offered to the tuners of this process; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._holder = ForkSafeLock()
+        # By file name.  Replaced, never changed.
+        self._offered: dict[str, tuple[ResultFile, ...]] = {}
+
+    def offer(self, files: Iterable[ResultFile]) -> dict[str, str]:
+        """Fill the caches of the tuners that are here, and keep the files for those that are not.
+
+        Returns:
+            For each path of a file why it is not in a cache; empty text where it is.
+        """
+        told: dict[str, str] = {}
+        with self._holder.lock:
+            for file in files:
+                told[file.path] = "no tuner of that function is here yet"
+                self._offered = {**self._offered, file.name: (*self._offered.get(file.name, ()), file)}
+        if told:
+            instances.when_made(instances.TUNER, self._await)
+            for tuner in instances.instances(instances.TUNER):
+                for path, reason in self.fill(tuner, tuner.cache).items():
+                    if told.get(path):
+                        told[path] = reason
+        return told
+
+    def fill(self, tuner: Any, cache: dict[Any, Any]) -> dict[str, str]:
+        """Put into a tuner's cache what fits it; returns for each path why not, as `offer`; never raises."""
+        function = jit_function(tuner)
+        files = [] if function is None else self._offered.get(results_name(function), ())
+        told: dict[str, str] = {}
+        for file in files:
+            if not file.suits(function):
+                continue
+            try:
+                key, config = _winner(tuner, function, file)
+            except Exception as error:  # noqa: BLE001  # files of anybody's making, and Triton's own code
+                told[file.path] = str(error)[:300] or type(error).__name__
+                _LOG.debug("%s was not used: %s", file.path, error)
+                continue
+            cache.setdefault(key, config)
+            told[file.path] = ""
+        return told
+
+    def _await(self, tuner: Any) -> None:
+        function = jit_function(tuner)
+        if function is not None and results_name(function) in self._offered:
+            tuner.cache = _Awaiting(self, tuner)
+
+
+def _winner(tuner: Any, function: Any, file: ResultFile) -> tuple[tuple[Any, ...], Any]:
+    """Return the tuning key of a result file, and the tuner's own configuration that was the fastest.
+
+    Raises:
+        ToolchainMismatch: the file is not of this source, these configurations or this toolchain.
+        NotFound: there is no file.
+        ValueError, TypeError, LookupError: it is no result file.
+    """
+    document = json.loads(file.text())
+    key, kind = _tuples(document["key"]), triton_config_class()
+    if not isinstance(key, tuple):
+        raise TypeError("its key is no list")
+    timings = [(kind(**fields), times) for fields, times in document["configs_timings"]]
+    digest = results_digest(function, _target(), key, [str(config) for config, _ in timings])
+    if kernel_key(digest) != file.path.partition("/")[0]:
+        raise ToolchainMismatch("it is of another source, other configurations, another target or another toolchain")
+    best = min(timings, key=lambda timing: timing[1])[0]
+    mine = next((config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None)
+    if mine is None or mine.pre_hook is not None:
+        raise ToolchainMismatch("the tuner has no such configuration, or one with a hook")
+    return key, mine
+
+
+def _target() -> Target:
+    return target_of(sys.modules["triton.runtime.driver"].driver.active.get_current_target())
+
+
+def _tuples(value: Any) -> Any:
+    """Undo what JSON did to tuples, which tuning keys are made of."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+tuner_caches = TunerCaches()

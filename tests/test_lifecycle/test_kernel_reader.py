@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many kernel directories read at once: the same answers as one by one, and nothing that changed meanwhile."""
+
+import os
+import threading
+
+import pytest
+import workshop
+
+import bundler
+from bundler.format.limits import Limits
+from bundler.lifecycle import kernel_reader
+from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kernel, read_kernels
+
+
+@pytest.fixture
+def reader():
+    found = kernel_reader.compiled_reader()
+    if found is None:
+        pytest.skip("the extension _kernel_reader was not built here")
+    return found
+
+
+@pytest.fixture(params=["compiled", "python"])
+def way(request, monkeypatch):
+    """With the extension, and as if it had not been built."""
+    if request.param == "python":
+        monkeypatch.setattr(kernel_reader, "compiled_reader", lambda: None)
+    elif kernel_reader.compiled_reader() is None:
+        pytest.skip("the extension _kernel_reader was not built here")
+
+
+def made(folder, files):
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return os.fsencode(folder)
+
+
+def test_every_kernel_of_a_cache_is_read(way, compiled):
+    """Many are what one by one are, in the order that was asked for."""
+    directories = [str(compiled.cache / key) for key in reversed(compiled.keys)] * 3
+    found = list(read_kernels(directories))
+    assert found == [read_kernel(directory) for directory in directories]
+    assert {type(kernel) for kernel in found} == {KernelFiles}
+
+
+@pytest.mark.parametrize("case", workshop.BROKEN)
+def test_what_is_broken_is_rejected_for_the_same_reason(way, planted, key, case):
+    workshop.BROKEN[case][0](planted / key)
+    assert list(read_kernels([str(planted / key)])) == [read_kernel(str(planted / key))]
+
+
+@pytest.mark.parametrize("limits", [Limits(file_bytes=4000), Limits(kernel_bytes=1000), Limits(files_per_kernel=3)])
+def test_what_is_too_large_is_rejected_for_the_same_reason(way, planted, key, limits):
+    (found,) = read_kernels([str(planted / key)], limits)
+    assert found == read_kernel(str(planted / key), limits)
+    assert isinstance(found, Rejected)
+
+
+def test_what_is_not_there_is_missing(way, planted, key, tmp_path):
+    """A directory that is gone, and a file in the place of one, among kernels that are there."""
+    (tmp_path / "file").write_text("x")
+    found = list(read_kernels([str(tmp_path / "gone"), str(planted / key), str(tmp_path / "file")]))
+    assert found[0] == Rejected("the directory is gone", missing=True)
+    assert isinstance(found[1], KernelFiles)
+    assert found[2] == Rejected("not a directory")
+
+
+def test_both_ways_make_the_same_bundle(full_cache, monkeypatch):
+    with bundler.pack(full_cache) as packed:
+        ahead = packed.to_bytes()
+    monkeypatch.setattr(kernel_reader, "compiled_reader", lambda: None)
+    with bundler.pack(full_cache) as packed:
+        assert packed.to_bytes() == ahead
+
+
+@pytest.mark.parametrize("threads", [1, 2, 100])
+def test_the_extension_reads_regular_files(reader, tmp_path, threads):
+    """Names in any encoding, empty files, empty directories, and files larger than what one call of the system brings."""
+    odd = {os.fsdecode(b"\xff x"): b"odd", "empty": b"", "big": os.urandom(3 << 20)}
+    paths = [made(tmp_path / str(number), odd if number % 2 else {}) for number in range(50)]
+    found = reader(tuple(paths), 8, 1 << 40, threads)
+    assert found == [odd if number % 2 else {} for number in range(50)]
+
+
+def test_the_extension_leaves_to_python_what_is_out_of_the_ordinary(reader, tmp_path):
+    """Links, pipes, folders, too many files or bytes, and what cannot be opened."""
+    files = {"a": b"12345", "b": b"12345"}
+    linked, piped, nested = (tmp_path / name for name in ("linked", "piped", "nested"))
+    paths = [made(folder, files) for folder in (linked, piped, nested, tmp_path / "fine")]
+    (linked / "c").symlink_to(linked / "a")
+    os.mkfifo(piped / "c")
+    (nested / "c").mkdir()
+    assert reader(tuple(paths), 3, 1 << 20, 1) == [None, None, None, files]
+    assert reader(tuple(paths), 1, 1 << 20, 1) == [None] * 4
+    assert reader((paths[3], paths[3], os.fsencode(tmp_path / "gone")), 2, 15, 1) == [files, None, None]
+
+
+def test_the_extension_takes_nothing_but_what_it_declares(reader, tmp_path):
+    """Wrong types are errors of Python, not of memory."""
+    for arguments in (([], 1, 1, 1), ((str(tmp_path),), 1, 1, 1), ((b"x",), "1", 1, 1), ((b"x",), 1, 1)):
+        with pytest.raises(TypeError):
+            reader(*arguments)
+    for arguments in (((b"a\0b",), 1, 1, 1), ((b"x",), -1, 1, 1), ((b"x",), 5000, 1, 1)):
+        with pytest.raises(ValueError, match=r"null byte|expected 0 to 4096"):
+            reader(*arguments)
+
+
+def test_files_that_change_while_they_are_read_are_not_mixed(reader, tmp_path):
+    """Another process replaces one file after the other: what the extension returns was there at one moment."""
+    path = made(tmp_path / "k", {"a": b"0", "b": b"0"})
+    stop = threading.Event()
+
+    def write():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            for name in ("a", "b"):
+                (tmp_path / "new").write_bytes(b"%d" % number)
+                os.replace(tmp_path / "new", tmp_path / "k" / name)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        found = [files for _ in range(3000) if (files := reader((path,), 4, 100, 1)[0]) is not None]
+    finally:
+        stop.set()
+        writer.join()
+    assert {int(files["a"]) - int(files["b"]) for files in found} <= {0, 1}
