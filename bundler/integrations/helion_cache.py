@@ -67,7 +67,9 @@ class HelionCache:
         """
         encoded = data.encode("utf-8", "replace")
         if _text(encoded) is None:
-            raise ConfigError(f"Helion's key {key!r:.80}: expected a JSON object of at most {MOST_BYTES} bytes", key=key)
+            raise ConfigError(
+                f"Helion's key {key!r:.80}: expected a JSON object of at most {MOST_BYTES} bytes", key=key
+            )
         self._files.publish(_PREFIX + key, f"{sha256(key.encode()).hex()[:_FILE_DIGITS]}.json", encoded)
 
     def list(self, max_results: int | None = None) -> Iterable[str]:

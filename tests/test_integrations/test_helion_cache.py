@@ -56,7 +56,9 @@ def test_texts_are_listed_newest_first_and_without_files_of_others(store, tmp_pa
     assert [json.loads(text)["n"] for text in cache.list(max_results=2)] == [2, 1]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "7", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", json.dumps({"a": "x" * (1 << 20)})])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "7", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", json.dumps({"a": "x" * (1 << 20)})]
+)
 def test_what_is_no_json_object_is_refused(store, text):
     """A text that Helion could not read again is an error of the call, and not stored."""
     cache = helion_cache.HelionCache(store)
