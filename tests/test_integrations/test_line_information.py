@@ -48,7 +48,9 @@ def asked(checkout, store_url, tmp_path, monkeypatch):
         monkeypatch.setenv("TRITON_BUNDLER_LOCAL", str(tmp_path / "local"))
         found = []
         for name in ("first", "second"):
-            env = plugged.environment(store_url, tmp_path / f"cache of {name}", TRITON_DEFAULT_FP_FUSION="1", **variables)
+            env = plugged.environment(
+                store_url, tmp_path / f"cache of {name}", TRITON_DEFAULT_FP_FUSION="1", **variables
+            )
             found.append(plugged.run(patch + _COMPILE, env, kernels=checkout(name))[0])
         assert found[0] == [False]
         return found[1]
@@ -82,7 +84,9 @@ def test_a_shifted_line_is_no_reason_where_it_does_not_count(checkout, store_url
     first, second = checkout("first"), checkout("second")
     second.write_text("\n\n\n" + second.read_text())
     for name, file, expected in (("a", first, [False]), ("b", second, [True])):
-        env = plugged.environment(store_url, tmp_path / name, TRITON_DEFAULT_FP_FUSION="1", TRITON_DISABLE_LINE_INFO="1")
+        env = plugged.environment(
+            store_url, tmp_path / name, TRITON_DEFAULT_FP_FUSION="1", TRITON_DISABLE_LINE_INFO="1"
+        )
         assert plugged.run(_PATCH + _COMPILE, env, kernels=file)[0] == expected
     env = plugged.environment(store_url, tmp_path / "c", TRITON_DEFAULT_FP_FUSION="0", TRITON_DISABLE_LINE_INFO="1")
     assert plugged.run(_PATCH + _COMPILE, env, kernels=second)[0] == [False]
@@ -92,7 +96,8 @@ def test_a_shifted_line_is_no_reason_where_it_does_not_count(checkout, store_url
 
 
 @pytest.mark.parametrize(
-    ("patch", "variables", "counts"), [("", {}, False), (_PATCH, {}, True), (_PATCH, {"TRITON_DISABLE_LINE_INFO": "1"}, False)]
+    ("patch", "variables", "counts"),
+    [("", {}, False), (_PATCH, {}, True), (_PATCH, {"TRITON_DISABLE_LINE_INFO": "1"}, False)],
 )
 def test_what_counts_is_asked_of_triton_itself(store_url, tmp_path, patch, variables, counts):
     """Not its release: one function in two files has two hashes or one."""
