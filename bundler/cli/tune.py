@@ -19,6 +19,7 @@ from bundler.cli.command import FINE, PROBLEM, Commands, example, output_option,
 from bundler.cli.pack import save
 from bundler.cli.selection import kernel_option
 from bundler.cli.terminal import Column, Screen
+from bundler.cli.tuning_exchange import export_configs, format_options, import_configs, key_option
 from bundler.cli.tuning_sources import (
     INDUCTOR,
     INDUCTOR_DESCENT,
@@ -35,6 +36,7 @@ from bundler.format.bundle_file import os_errors, replace_content
 from bundler.format.candidate_timings import Tuning, id_of, time_of
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
+from bundler.lifecycle.config_files import Told
 from bundler.lifecycle.triton_results import results_text
 from bundler.lifecycle.tuning_directory import Pair, winners_only, with_tunings
 from bundler.runtime.tuning.tuner import describe
@@ -101,19 +103,32 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
 
 @tune.command(
     short_help="Write the winners to a file of their own.",
-    epilog=example("tune export model.tbundle -o winners.json", "tune export model.tbundle --as winners -o small.tbundle"),
+    epilog=example("tune export model.tbundle -o winners.json", "tune export model.tbundle --as winners -o small.tbundle",
+                   "tune export model.tbundle --format vllm-moe -o configs"),
 )  # fmt: skip
 @click.argument("source")
-@click.option("-o", "--output", required=True, metavar="PATH", help="The file, or with --as triton the directory.")
+@click.option(
+    "-o", "--output", required=True, metavar="PATH", help="The file, or with --as triton or --format the directory."
+)
 @click.option("--as", "form", type=click.Choice(["table", "triton", "winners"]), default="table", show_default=True,
               help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost.")  # fmt: skip
+@format_options
+@key_option
 @kernel_option
 @reports
-def export(screen: Screen, source: str, output: str, form: str, wanted: str | None) -> int:
+def export(
+    screen: Screen, source: str, output: str, form: str, wanted: str | None, project: str | None, told: Told
+) -> int:
     """Take the records out of SOURCE, a bundle or a Triton cache directory.
 
-    A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you like.
+    A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you like.  With --format, files for
+    VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR or FLA_CONFIG_DIR.
     """
+    if project is not None:
+        if form != "table":
+            raise click.UsageError("--as and --format each name what to write: give one of them")
+        pairs = matching(_read(screen, source).records, wanted, source)
+        return export_configs(screen, pairs, project, told, output)
     if form == "winners":
         with Bundle.load(source) as opened:
             if not opened.tuning_records:
@@ -140,19 +155,24 @@ def export(screen: Screen, source: str, output: str, form: str, wanted: str | No
 
 @tune.command(
     "import", short_help="Put records into a bundle.",
-    epilog=example("tune import winners.json --into model.tbundle -o tuned.tbundle"),
+    epilog=example("tune import winners.json --into model.tbundle -o tuned.tbundle", "tune import configs --format vllm-moe -o moe.tbundle"),
 )  # fmt: skip
 @click.argument("files", nargs=-1, required=True)
 @click.option("--into", metavar="BUNDLE", help="The bundle to add to; without it, a new one of nothing but records.")
+@format_options
 @output_option
 @reports
-def import_(screen: Screen, files: tuple[str, ...], into: str | None, output: str) -> int:
+def import_(
+    screen: Screen, files: tuple[str, ...], into: str | None, output: str, project: str | None, told: Told
+) -> int:
     """Put the records of FILES into a bundle: lookup tables, record files, other bundles, result files of Triton's tuner.
+
+    With --format, config files of vLLM's or SGLang's fused MoE kernel or of flash-linear-attention, or directories of them.
 
     Triton's files do not say of which source, device and toolchain they are, so no tuner takes them for its own; they can be shown,
     compared, and exported as a lookup table.
     """
-    pairs = [pair for file in files for pair in records_to_import(file)]
+    pairs = [pair for file in files for pair in _to_import(screen, file, project, told)]
     if not pairs:
         raise NotFound(f"no tuning record in {', '.join(files)}; {output} was not written", path=files[0])
     with ExitStack() as stack:
@@ -200,6 +220,10 @@ def _read(screen: Screen, source: str) -> Winners:
     for problem in found.unreadable:
         screen.warn(f"left out {problem}")
     return found
+
+
+def _to_import(screen: Screen, file: str, project: str | None, told: Told) -> list[Pair]:
+    return records_to_import(file) if project is None else import_configs(screen, file, project, told)
 
 
 # Writing ----------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bundler.format.entries import Kernel, Target
 from bundler.format.keyparts import KeyParts
+from bundler.toolchain.line_information import ADVICE, COLUMN_PART, PATH_PART
 
 # Parts of one key's digests are long; a person compares their beginnings.
 _SHOWN = 12
@@ -19,6 +20,7 @@ _OPENING, _CLOSING, _QUOTES = "([{<", ")]}>", "'\""
 _DIGEST = 64
 # Of the options these are chosen by who launches; the others come from the target where that differs.
 _CHOSEN_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
+_SOURCE_PATH = "source path"
 _LIBRARY = ("triton.binary", "triton.code")
 
 
@@ -27,7 +29,7 @@ class Difference:
     """One thing that differs between two kernel keys.
 
     Attributes:
-        what: `release`, `binary`, `location`, `source`, `line numbers`, `dependencies`, `signature`, `constants`, `alignment`,
+        what: `release`, `binary`, `location`, `source`, `line numbers`, `source path`, `dependencies`, `signature`, `constants`, `alignment`,
             `target`, `ptxas`, `stages`, `option NAME` or `environment NAME`.
         recorded, asked: the texts there and here; None where there is none.
     """
@@ -41,6 +43,8 @@ class Difference:
             return "the source of the kernel changed"
         if self.what == "line numbers":
             return f"only line numbers: it begins at line {self.asked} here, at line {self.recorded} there"
+        if self.what == _SOURCE_PATH:
+            return f"only line information: its source lies at another path or column here, which this Triton's keys hold; {ADVICE}"
         if self.what == "dependencies":
             return (
                 "a function that it calls, or a global that it uses, changed; or, before Triton 3.9, the same helper was hashed "
@@ -122,10 +126,14 @@ def _toolchain(
 def _source(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Difference]:
     if "source.text" in changed or "source.format" in changed:
         yield Difference("source", *changed.get("source.text", (None, None)))
-    elif "source.line" in changed:
-        yield Difference("line numbers", *changed["source.line"])
-    elif "source.hash" in changed:
-        yield Difference("dependencies", *changed["source.hash"])
+    elif "source.hash" in changed:  # the places below are in it, where they count
+        place = next((part for part in (PATH_PART, COLUMN_PART) if part in changed), None)
+        if place is not None:
+            yield Difference(_SOURCE_PATH, *changed[place])
+        if "source.line" in changed:
+            yield Difference("line numbers", *changed["source.line"])
+        elif place is None:
+            yield Difference("dependencies", *changed["source.hash"])
 
 
 def _specialization(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Difference]:

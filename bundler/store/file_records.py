@@ -10,8 +10,10 @@ Created and never changed: the first is everybody's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
+from bundler.backends.batches import batches
 from bundler.backends.port import Backend
 from bundler.errors import FormatError
 from bundler.format import names, wire
@@ -70,13 +72,51 @@ class FileRecords:
         with store_errors(self.name):
             return bool(self._backend.put({_key(name): value}))
 
+    def listed(self, prefix: str, most: int) -> Iterator[tuple[str, bytes]]:
+        """Yield (name, bytes) of the files whose name begins so, the newest first; damaged ones are left out.
+
+        Every file of the store is looked at, since objects are called by digests of names.
+
+        Args:
+            prefix: the beginning of a name.
+            most: how many to yield.
+
+        Raises:
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        with store_errors(self.name):
+            stats = sorted(self._backend.list(FILES), key=lambda stat: -stat.modified_s)
+        left = most
+        for batch in batches([stat.key for stat in stats], store_layout.BATCH_KEYS):
+            with store_errors(self.name):
+                values = self._backend.get_within(bounds.of_keys(batch, self._limits))
+            for key in batch:
+                if left and key in values and (found := self._named(key, values[key])) and found[0].startswith(prefix):
+                    left -= 1
+                    yield found
+            if not left:
+                return
+
+    def _named(self, key: str, value: bytes) -> tuple[str, bytes] | None:
+        """Return name and bytes of a file that was listed; None when it is damaged, or stands under the key of another name."""
+        try:
+            known_by, data = checked(self._backend, self.name, key, value, partial(self._opened, key))
+        except DAMAGED:
+            return None
+        return (known_by, data) if _key(known_by) == key else None
+
     def _decode(self, name: str, value: bytes) -> bytes:
-        what = _key(name)
+        known_by, data = self._opened(_key(name), value)
+        if known_by != name:
+            raise FormatError(f"{_key(name)}: it is another file, {known_by!r:.80}", key=_key(name))
+        return data
+
+    def _opened(self, what: str, value: bytes) -> tuple[str, bytes]:
         payload = wire.unpack(store_layout.unseal(value, what, None, self._limits), what, self._limits)
         version, known_by, filename, data = wire.fields(payload, what, int, str, str, bytes, open_ended=True)
-        if version != _VERSION or known_by != name:
-            raise FormatError(f"{what}: version {version} of another file, {filename!r:.80}", key=what)
-        return bytes(data)
+        if version != _VERSION:
+            raise FormatError(f"{what}: version {version} of the file {filename!r:.80}, expected {_VERSION}", key=what)
+        return known_by, bytes(data)
 
 
 def _key(name: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bundler.format.limits import DEFAULT_LIMITS
+from bundler.toolchain import line_information
 from bundler.toolchain.compile_frames import source_text
 from bundler.toolchain.encoding import encode_value, portable_text, portable_value, render
 from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
@@ -85,6 +86,7 @@ def _ast_parts(src: Any) -> Iterator[Part]:
         yield "source.text", _sha256(text)
     if hasattr(src.fn, "starting_line_number"):
         yield "source.line", str(src.fn.starting_line_number)
+    yield from line_information.place_parts(src.fn)
     yield "source.hash", str(src.fn.cache_key)
     yield "source.signature", ", ".join(f"{name}: {kind}" for name, kind in sorted(src.signature.items()))
     # Sorted by path as Triton does it for constants; attributes count in the order in which they were given.

@@ -18,7 +18,7 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import LaunchFacts
-from bundler.toolchain import keytext
+from bundler.toolchain import keytext, line_information
 from bundler.toolchain.capture import stages_key_now
 from bundler.toolchain.compile_call import decode_value, type_of
 from bundler.toolchain.declared_target import triton_target
@@ -29,9 +29,11 @@ from bundler.toolchain.jit_specialization import environment_in_keys
 
 _BINARY, _CODE = "triton.binary", "triton.code"
 _MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
-# Not compared: the hash of the source covers the first two, and the constants are made from the recorded facts themselves, where a
+# Not compared: the hash of the source covers the first four, and the constants are made from the recorded facts themselves, where a
 # function is a stand-in without a name.
-_SOURCE_ONLY = frozenset({"source.text", "source.line", "source.constants"})
+_SOURCE_ONLY = frozenset(
+    {"source.text", "source.line", line_information.PATH_PART, line_information.COLUMN_PART, "source.constants"}
+)
 
 
 class _Function:

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def main() -> int:
     parser.add_argument("directory", type=Path, help="an empty directory to work in")
     parser.add_argument("step", nargs="?", choices=["capture", "load"], help="for the processes that it starts")
     options = parser.parse_args()
-    step = {"capture": _capture, "load": _load}.get(options.step, _carry)
-    print(json.dumps(step(options.directory)))
+    steps: dict[str | None, Callable[[Path], Any]] = {"capture": _capture, "load": _load, None: _carry}
+    print(json.dumps(steps[options.step](options.directory)))
     return 0
 
 
