@@ -147,7 +147,7 @@ def _serve(before: Callable[[], tuple[str, float]], *, late: bool, armed: bool) 
             _synchronize()
             first_ms = (time.perf_counter() - began) * 1e3 if number == 0 else first_ms
             launches += len(out)
-        numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
+            numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
     except Exception as problem:  # noqa: BLE001  # the row shows it
         error = f"{type(problem).__name__}: {problem}"
     return {
