@@ -13,6 +13,7 @@ would have on disk, without its compiler, its listener and its hooks.  `bundler/
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import sys
@@ -60,14 +61,15 @@ class Offered(NamedTuple):
         """Triton's hash of that function; None where it was not recorded."""
         return self._part("source.hash")
 
-    def suits(self, function: Any) -> bool:
-        """Whether it may go to a function of that name."""
-        module = f"{function.module}."
-        return self.modules is None or any(module.startswith(f"{allowed}.") for allowed in self.modules)
-
     def _part(self, name: str) -> str | None:
         parts = self.kernel.parts
         return None if parts is None else dict(parts.parts).get(name)
+
+
+def of_modules(function: Any, modules: tuple[str, ...] | None) -> bool:
+    """Whether a function is of one of these modules, or of one below them; None for all."""
+    module = f"{function.module}."
+    return modules is None or any(module.startswith(f"{allowed}.") for allowed in modules)
 
 
 class Told(NamedTuple):
@@ -102,7 +104,9 @@ class DeviceCaches:
         told: dict[str, Told] = {}
         mine: dict[str, dict[str, Offered]] = {}
         for offered in kernels:
-            if offered.kernel.target == target_of(target):
+            if _always_compiles():
+                told[offered.kernel.key] = Told("skipped", "TRITON_ALWAYS_COMPILE is set")
+            elif offered.kernel.target == target_of(target):
                 mine.setdefault(offered.function_name, {})[offered.kernel.key] = offered
             else:
                 told[offered.kernel.key] = Told(
@@ -125,7 +129,7 @@ class DeviceCaches:
     ) -> dict[str, Told]:
         told = {key: Told("not found", f"no function {name} of the modules asked for is here yet") for key in kernels}
         for function in functions:
-            suited = {key: offered for key, offered in kernels.items() if offered.suits(function)}
+            suited = {key: offered for key, offered in kernels.items() if of_modules(function, offered.modules)}
             for key, new in self._fill(function, suited, device, threads).items():
                 if _BEST_FIRST.index(new.outcome) <= _BEST_FIRST.index(told[key].outcome):
                     told[key] = new
@@ -172,7 +176,9 @@ class DeviceCaches:
         The JIT calls it in any thread, with what it would hand to its compiler.
         """
         kernels = {
-            k: offered for k, offered in self._offered.get(function.__name__, {}).items() if offered.suits(function)
+            k: offered
+            for k, offered in self._offered.get(function.__name__, {}).items()
+            if of_modules(function, offered.modules)
         }
         if not kernels or _always_compiles():
             return None
@@ -234,7 +240,8 @@ def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
         group = next(filter(None, groups), None)
         if group is None:
             raise NotFound(f"its files are not, or not all, in {' or '.join(offered.roots)}")
-        source = function.ASTSource(function, request.signature, request.constants, request.attributes)
+        hashed = _hashed_as(function, offered.source_hash)
+        source = function.ASTSource(hashed, request.signature, request.constants, request.attributes)
         made = CompiledKernel(source, group, kernel_hash(kernel.key))
         if (made.metadata.hash, target_of(made.metadata.target)) != (kernel_hash(kernel.key), kernel.target):
             raise ToolchainMismatch(f"the metadata in {group[filename]} is another kernel's")
@@ -243,6 +250,15 @@ def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
     except Exception as error:  # noqa: BLE001  # as in `_proven`: files may be anything by now
         return Told("skipped", f"Triton cannot read its files ({type(error).__name__}: {error!s:.300})")
     return made
+
+
+def _hashed_as(function: Any, source_hash: str | None) -> Any:
+    """Return a function with the recorded one of its two hashes, so that a recording which finds the kernel can prove its key."""
+    if source_hash in (None, function.cache_key):
+        return function
+    alike = copy.copy(function)
+    alike.hash = source_hash
+    return alike
 
 
 def _device_now() -> tuple[int, Any]:

@@ -21,6 +21,7 @@ from bundler.fork_safety import ForkSafeLock
 from bundler.format.bundle_file import read_regular
 from bundler.format.entries import Target
 from bundler.toolchain import instances
+from bundler.toolchain.device_caches import of_modules
 from bundler.toolchain.events import kernel_key, target_of
 from bundler.toolchain.jit_specialization import jit_function
 from bundler.toolchain.tuner_toolchain import MAX_RESULT_BYTES, results_digest, results_name, triton_config_class
@@ -29,7 +30,13 @@ _LOG = logging.getLogger("bundler.toolchain")
 
 
 class ResultFile(NamedTuple):
-    """One result file of Triton's tuner: `path` as in the bundle (`KEY/name.autotune.json`), in one of the cache directories `roots`."""
+    """One result file of Triton's tuner.
+
+    Attributes:
+        path: as in the bundle, `KEY/name.autotune.json`.
+        roots: Triton's cache directories in which it may have been restored.
+        modules: it goes to tuners of functions of these modules, and of those below them, alone; None for all.
+    """
 
     path: str
     roots: tuple[str, ...]
@@ -47,11 +54,6 @@ class ResultFile(NamedTuple):
             if os.path.isfile(path):
                 return read_regular(path, MAX_RESULT_BYTES)
         raise NotFound(f"{self.path} is not in {' or '.join(self.roots)}")
-
-    def suits(self, function: Any) -> bool:
-        """Whether it may be used for a function of its name."""
-        module = f"{function.module}."
-        return self.modules is None or any(module.startswith(f"{allowed}.") for allowed in self.modules)
 
 
 class _Awaiting(dict[Any, Any]):
@@ -104,7 +106,7 @@ class TunerCaches:
         files = [] if function is None else self._offered.get(results_name(function), ())
         told: dict[str, str] = {}
         for file in files:
-            if not file.suits(function):
+            if not of_modules(function, file.modules):
                 continue
             try:
                 key, config = _winner(tuner, function, file)

@@ -18,8 +18,9 @@ _STOPPED = """
 import json, os, shutil, signal, sys
 from bundler.cli import main
 import bundler.cli.app, bundler.lifecycle.restoration, bundler.lifecycle.directory_pack, bundler.lifecycle.machine_store
-from bundler.lifecycle import kernel_writer
-kernel_writer.compiled_writer = lambda: None  # the extension does not go by way of os
+from bundler.lifecycle import kernel_reader, kernel_writer
+# The extensions do not go by way of os.
+kernel_reader.compiled_reader = kernel_writer.compiled_writer = lambda: None
 number, place, points, _, *words = sys.argv[1:]
 
 def watched(name, counter, point, here):

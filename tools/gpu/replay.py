@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks on a machine with a GPU that after a replay no call compiles, hits a disk, fires a hook or benchmarks, and prints a table.
+
+    python -m tools.gpu replay [--results DIR]
+
+It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records examples/kernels.py; further ones, each with an empty
+cache directory, replay it into kernels that are there, into kernels that are imported later, and in a session, then launch them 100 times and
+more with a `jit_post_compile_hook` that raises; one only restores, to show that the check can fail.  Exit status 1 when any row is wrong.
+The raw result goes to docs/results/gpu-replay.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.shared import example_kernels, measurement
+from tools.shared.processes import ROOT
+
+_TIMEOUT_S = 300
+# Eight kernels each.
+_ROUNDS = 13
+
+
+class _Witness:
+    """Counts what must not happen; the hook raises, as a server's monitor does."""
+
+    def __init__(self) -> None:
+        self.listened = self.benchmarks = 0
+
+    def arm(self) -> None:
+        """Watch from now on."""
+        from triton import knobs
+
+        def fired(**facts: Any) -> None:
+            raise AssertionError(f"jit_post_compile_hook fired for {facts['repr']}")
+
+        knobs.runtime.jit_post_compile_hook = fired
+        knobs.compilation.listener = self._hear
+
+    def _hear(self, **_: Any) -> None:
+        self.listened += 1
+
+    def watch(self, tuner: Any) -> None:
+        """Count the benchmarks of a tuner."""
+        benchmark = tuner.do_bench
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.benchmarks += 1
+            return benchmark(*args, **kwargs)
+
+        tuner.do_bench = counted
+
+
+def main() -> int:
+    """Run every row, print the table, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-replay.json goes")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gpu-replay.") as folder:
+        rows = check_all(Path(folder))
+    for row in rows:
+        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}")
+    print(f"\nwritten to {measurement.save('gpu-replay', {'rows': rows}, options.results)}")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def check_all(folder: Path) -> list[dict[str, Any]]:
+    """Record in one process, serve in others."""
+    recorded = _process(folder, "record")
+    serving = {
+        "replayed into kernels that are there": "present",
+        "replayed before the kernels are imported": "later",
+        "a session with replay=True, strict mode armed": "session",
+    }
+    rows = [_row("recorded", recorded, recorded["error"] == "")]
+    for words, step in serving.items():
+        done = _process(folder, step)
+        silent = done["error"] == "" and not done["listened"] and not done["benchmarks"]
+        same = done["numbers"] is not None and done["numbers"] == recorded["numbers"]
+        rows.append(_row(words, done, silent and same and done["launches"] >= 100))
+    restored = _process(folder, "restored")
+    rows.append(_row("restored alone: the hook fires", restored, "jit_post_compile_hook fired" in restored["error"]))
+    rows.append(_first_rounds(folder))
+    return rows
+
+
+def _first_rounds(folder: Path) -> dict[str, Any]:
+    """Return a row with the time of the first round of calls, replayed and only restored, without the hook."""
+    replayed, restored = (_process(folder, step, "unarmed") for step in ("present", "restored"))
+    figures = {"replayed_ms": replayed["first_ms"], "restored_ms": restored["first_ms"]}
+    known = all(figures.values())
+    found = f"{figures['replayed_ms']:.1f} ms, restored alone {figures['restored_ms']:.1f} ms" if known else "failed"
+    return {"check": "first round of all kernels, replayed", "ok": known, "found": found, **figures}
+
+
+def _row(check: str, done: dict[str, Any], ok: bool) -> dict[str, Any]:
+    found = (
+        f"{done['launches']} launches, {done['listened']} compiles or hits, {done['benchmarks']} benchmarks; "
+        f"{done['report']} {done['error'][:120]}"
+    )
+    return {"check": check, "ok": bool(ok), **done, "found": found.strip()}
+
+
+def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
+    """Run one step in a process with a cache of its own; returns what it printed last."""
+    cache = folder / "-".join(["cache", step, *words])
+    env = {
+        **os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1",
+        "TRITON_BUNDLER_LOCAL": str(folder / "local"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.gpu.replay", step, str(folder), *words],
+        env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
+    )  # fmt: skip
+    nothing = {
+        "numbers": None, "listened": -1, "benchmarks": -1, "launches": 0, "report": "", "first_ms": None, "replay_ms": None,
+        "error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1],
+    }  # fmt: skip
+    lines = done.stdout.strip().splitlines()
+    return json.loads(lines[-1]) if done.returncode == 0 and lines else nothing
+
+
+def _serve(before: Callable[[], tuple[str, float]], *, late: bool, armed: bool) -> dict[str, Any]:
+    """Call every kernel many times after `before`, which returns a report and its milliseconds."""
+    witness = _Witness()
+    kernels = None if late else example_kernels.load()
+    _first_use_of_the_gpu()
+    report, milliseconds = before()
+    kernels = kernels or example_kernels.load()
+    witness.watch(kernels.swiglu_kernel)
+    if armed:
+        witness.arm()
+    error, numbers, launches, first_ms = "", None, 0, None
+    try:
+        for number in range(_ROUNDS):
+            began = time.perf_counter()
+            out = kernels.run_all("cuda")
+            _synchronize()
+            first_ms = (time.perf_counter() - began) * 1e3 if number == 0 else first_ms
+            launches += len(out)
+        numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
+    except Exception as problem:  # noqa: BLE001  # the row shows it
+        error = f"{type(problem).__name__}: {problem}"
+    return {
+        "numbers": numbers, "listened": witness.listened, "benchmarks": witness.benchmarks, "launches": launches,
+        "report": report, "first_ms": first_ms, "replay_ms": milliseconds, "error": error,
+    }  # fmt: skip
+
+
+def _first_use_of_the_gpu() -> None:
+    import torch
+
+    torch.zeros(1, device="cuda")
+    _synchronize()
+
+
+def _synchronize() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    import bundler
+
+    kernels = example_kernels.load()
+    with bundler.session(f"file://{folder}/store", "prod"), bundler.recording() as recording:
+        out = kernels.run_all("cuda")
+        numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
+    with recording.collect() as bundle:
+        bundle.save(folder / "recorded.tbundle")
+        report = repr(bundle)
+    return {
+        "numbers": numbers, "listened": recording.report.compiles, "benchmarks": -1, "launches": len(out),
+        "report": report, "first_ms": None, "replay_ms": None, "error": "",
+    }  # fmt: skip
+
+
+def _step(step: str, where: str, *words: str) -> dict[str, Any]:
+    """Run one step of this program in this process."""
+    import bundler
+
+    folder = Path(where)
+    bundle = folder / "recorded.tbundle"
+
+    def replay() -> tuple[str, float]:
+        report = bundler.replay(bundle)
+        return repr(report), report.milliseconds
+
+    def restore() -> tuple[str, float]:
+        report = bundler.restore(bundle)
+        return repr(report), report.seconds * 1e3
+
+    def session() -> tuple[str, float]:
+        begun = bundler.session(f"file://{folder}/store", "prod", push=None, replay=True)
+        begun.arm_strict("error")
+        assert begun.replayed is not None
+        return repr(begun.replayed), begun.replayed.milliseconds
+
+    armed = not words
+    match step:
+        case "record":
+            return _record(folder)
+        case "restored":
+            return _serve(restore, late=False, armed=armed)
+        case "session":
+            return _serve(session, late=False, armed=armed)
+        case _:
+            return _serve(replay, late=step == "later", armed=armed)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_step(*sys.argv[1:])))
