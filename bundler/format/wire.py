@@ -169,7 +169,7 @@ def split(data: bytes, members: int) -> list[bytes] | None:
         return None
     try:
         return [bytes(member) for member in _splitter(members).decode(data)]
-    except (ValueError, RecursionError):
+    except MSGSPEC_ERRORS:
         return None
 
 
