@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Bundle`: a manifest in memory and content that is read, and verified, on demand."""
+"""`Bundle`: a manifest in memory, and content read and verified on demand; each room that makes or reads bundles calls it."""
 
 from __future__ import annotations
 

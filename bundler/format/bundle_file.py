@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one module of this room that touches the file system: opens bundle files and replaces them atomically."""
+"""The one module of this room that touches the file system: opens bundle files and replaces them atomically.
+
+`open_regular`, `read_regular` and `FileSource` open files, `replace_file` and `replace_content` replace them, `os_errors` makes errors of the
+system ours.  `Bundle` calls it, and so does every other room that reads or writes a file of a user.
+"""
 
 from __future__ import annotations
 

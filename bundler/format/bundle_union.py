@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Union and comparison of bundles."""
+"""Union and comparison of bundles.
+
+Users call `merge` and `diff`; stores, bundle builders and the build service merge what they gathered, and the command line compares
+entries by `entry_name`.
+"""
 
 from __future__ import annotations
 

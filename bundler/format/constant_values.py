@@ -18,6 +18,9 @@ constexpr    the wrapped value
 jit          (module:qualified name, cache key) of a JIT function
 other        name of a type that has no encoding: not portable
 ===========  =============================================================
+
+`encode` makes a `Value` of a Python object.  `bundler/toolchain` calls it when a compile is recorded; the launcher and the build service read
+values.
 """
 
 from __future__ import annotations

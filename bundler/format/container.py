@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a container: size, then digest, then parse, at every level."""
+"""Reads a container: size, then digest, then parse, at every level.
+
+`Container` is the reader of one bundle; `Bundle` makes it when a bundle is opened (`bundle.py`), and fetches its blobs from it.
+"""
 
 from __future__ import annotations
 

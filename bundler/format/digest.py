@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SHA-256 digests: 32 raw bytes inside a bundle, `sha256:<64 hex>` wherever a person sees one."""
+"""SHA-256 digests: 32 raw bytes inside a bundle, `sha256:<64 hex>` wherever a person sees one.
+
+`sha256` computes, `digest_text` and `digest_raw` convert, `check_digest` compares and raises.  The other modules of this room call them, and
+every room that stores or verifies bytes.
+"""
 
 from __future__ import annotations
 

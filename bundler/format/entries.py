@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a bundle: kernels, tuning files, helper libraries and opaque files."""
+"""The members of a bundle: kernels, tuning files, helper libraries and opaque files.
+
+`Kernel`, `TuningFile`, `HelperLibrary` and `Opaque`, with the `Target` and `Toolchain` of a kernel.  Writers of bundles make them, readers
+of bundles return them; every room uses them, and users get them from `Bundle`.
+"""
 
 from __future__ import annotations
 

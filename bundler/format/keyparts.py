@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The named parts that a kernel key was computed from: the answer to "why did it miss?"."""
+"""The named parts that a kernel key was computed from: the answer to "why did it miss?".
+
+`bundler/toolchain` makes a `KeyParts` when a compile is recorded, a `Kernel` carries it, and `bundler/integrations/key_comparison.py` compares
+two of them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch needs to know about a kernel, and what a tuner found out about it."""
+"""What a launch needs to know about a kernel, and what a tuner found out about it.
+
+`LaunchFacts` and `LaunchSpec`, with an `Argument` for each parameter, and `TuningRecord`.  `bundler/toolchain` makes them when a compile is
+recorded, the launcher and the build service read them, our tuners write tuning records.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds absolute paths inside files, so that nobody ships the name of a home directory without knowing it."""
+"""Finds absolute paths inside files, so that nobody ships the name of a home directory without knowing it.
+
+The command line calls `absolute_paths` on the files of a bundle (`bundler/cli/leak_search.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grammar of every name that can become a path, and what a file's extension says about it."""
+"""The grammar of every name that can become a path, and what a file's extension says about it.
+
+`check_file_name`, `check_relative_path` and `check_kernel_key` refuse, `artifact_kind` and `artifact_order` classify.  Readers and writers of
+bundles, stores and cache directories call them before they use a name.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Things in one short line: numbers with their noun, and reprs that count what they hold."""
+"""Things in one short line: numbers with their noun, and reprs that count what they hold.
+
+`count`, `plural`, `short` and `printable` make texts for the errors and reports of every room; reports and entries derive from `Summarized`
+for their repr.
+"""
 
 from __future__ import annotations
 

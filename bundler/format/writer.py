@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a container: which blob goes into which frame, how frames are compressed, header last."""
+"""Writes a container: which blob goes into which frame, how frames are compressed, header last.
+
+`write_container` writes what `plan_frames` decides.  `Bundle` calls it when it is saved or turned into bytes, and `check_level` before.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`explain`: why a kernel was compiled although others were recorded."""
+"""`explain`: why a kernel was compiled although others were recorded.
+
+`explain` answers users, with one `Explanation` for each kernel; the command `explain` calls `latest_run` and `explain_run` too.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@
 
     bundler.integrations.inductor.save("model.tbundle")                   after the first iterations
     bundler.integrations.inductor.load("model.tbundle", trust="code")     in another process, before the first
+
+Users call both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load_generated`: Inductor's generated kernel modules on this runtime.  Provisional: it follows torch's private format."""
+"""`load_generated`: Inductor's generated kernel modules on this runtime.  Provisional: it follows torch's private format.
+
+Users call it as `bundler.integrations.inductor.load_generated`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: ARG001  # the parameters are torch's, and it gives more than we need
-"""`GeneratedKernel`, and what stands for torch's heuristics while a generated module is imported; each makes one."""
+"""`GeneratedKernel`, and what stands for torch's heuristics while a generated module is imported; each makes one.
+
+`stand_ins` returns the stand-ins, which note in `Told` what they were told.  `inductor_generated.py` imports a generated module with them
+and returns its kernels; users launch the `GeneratedKernel`.
+"""
 
 from __future__ import annotations
 

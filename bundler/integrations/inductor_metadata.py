@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Inductor writes beside a kernel, read as the heuristics' own terms: device, facts, policy, hints."""
+"""What Inductor writes beside a kernel, read as the heuristics' own terms: device, facts, policy, hints.
+
+`setting_of`, `target_of`, `compile_options_of`, `tuner_options_of` and the functions beside them each read one thing.  A generated kernel
+(`inductor_kernels.py`) calls them.
+"""
 
 from __future__ import annotations
 

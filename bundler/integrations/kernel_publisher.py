@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends what Triton compiled to the store: from a thread within a moment, or at once where no thread may outlive the call."""
+"""Sends what Triton compiled to the store: from a thread within a moment, or at once where no thread may outlive the call.
+
+`Publisher` knows nothing of kernels: it hands batches to a function.  Each lookup engine (`lookup_engine.py`) has one.
+"""
 
 from __future__ import annotations
 

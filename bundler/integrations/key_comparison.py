@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two kernel keys, compared part by part, in words."""
+"""Two kernel keys, compared part by part, in words.
+
+`keyed` takes kernels by their key parts, `nearest` finds the recorded one that differs least, `differences` lists what differs, as
+`Difference`.  `explanations.py` and strict mode call them; the lookup engine supplies strict mode with what was recorded.
+"""
 
 from __future__ import annotations
 

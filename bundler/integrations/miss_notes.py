@@ -4,6 +4,9 @@
 ::
 
     <our directory>/misses/<start of the process>-<time>-<process>-<number>.record
+
+The lookup engine writes them through `Notes`, which also keeps the notes of processes and sources; `explanations.py` reads them with
+`read_misses`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@
 ::
 
     <our directory>/processes/<start>-<process>.json
+
+A process writes its `ProcessNote` through `Notes` (`miss_notes.py`), which also calls `sweep_processes`; `explanations.py` calls
+`read_processes` and `of_one_run`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a process: its counters as a JSON file, and the most important ones in one line."""
+"""The report of a process: its counters as a JSON file, and the most important ones in one line.
+
+A session calls `write_report` and `summary` when it ends (`sessions.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session sends: kernels and files that Triton made, and turns that are over."""
+"""What a session sends: kernels and files that Triton made, and turns that are over.
+
+`MadeKernel`, `MadeFile` and `Over` are the jobs of the lookup engine's publisher; the engine makes them, and calls `bundle_of` to send
+kernels and `file_known_by` to name files.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session used, gathered into the bundle that its tag gets at the end."""
+"""What a session used, gathered into the bundle that its tag gets at the end.
+
+The lookup engine tells a `Used` of each kernel, and calls its `gather` when the session pushes its tag.
+"""
 
 from __future__ import annotations
 

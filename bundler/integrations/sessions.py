@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Session`: one use of a store by this process's Triton, from start to end."""
+"""`Session`: one use of a store by this process's Triton, from start to end.
+
+`_process.py` makes it for `bundler.install` and `bundler.session`, which return it to users.
+"""
 
 from __future__ import annotations
 

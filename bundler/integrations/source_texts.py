@@ -4,6 +4,9 @@
 ::
 
     <our directory>/kernel-sources/<sha256 of the text>
+
+`Notes` (`miss_notes.py`) writes them through `SourceTexts`; `explanations.py` calls `read_source` and `source_diff` for the two texts that
+a kernel was recorded and compiled from.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict mode: a kernel that would be compiled is an error, or a warning, that says what was recorded instead."""
+"""Strict mode: a kernel that would be compiled is an error, or a warning, that says what was recorded instead.
+
+Each lookup engine has a `Guard` and tells it of each miss.  `asked_of` turns a noted compile into what keys are compared by; the engine and
+`explanations.py` call it.
+"""
 
 from __future__ import annotations
 

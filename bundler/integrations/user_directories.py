@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of this user on this host: in place of a Triton cache that cannot be written, and for notes on misses."""
+"""Directories of this user on this host: in place of a Triton cache that cannot be written, and for notes on misses.
+
+`LocalDirectory` finds our own directory: the notes and `explanations.py` ask it.  `Homes` says where kernels of an unwritable cache go:
+the lookup engine asks it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a bundle from a Triton or Inductor cache directory that somebody else filled."""
+"""Makes a bundle from a Triton or Inductor cache directory that somebody else filled.
+
+Users and the command `pack` call `pack`; so does `bundler.integrations.inductor`, for the directories of this process.  A recording finds
+files that belong to no kernel with `single_files` and `tuning_results` (`collection.py`).
+"""
 
 from __future__ import annotations
 

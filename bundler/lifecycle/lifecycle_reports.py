@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collecting and restoring did, and what they left out and why."""
+"""What collecting and restoring did, and what they left out and why.
+
+Recordings and `collection.py` make a `RecordReport`, `restoration.py` a `RestoreReport`, `restore_check.py` a `CheckReport`; users, sessions
+and the command line read them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_store` and `Store`: a store of bundles that can also restore them here."""
+"""`open_store` and `Store`: a store of bundles that can also restore them here.
+
+Users, sessions (`bundler/integrations`), the build service (`bundler/compile`) and the store commands of the command line call both.
+"""
 
 from __future__ import annotations
 

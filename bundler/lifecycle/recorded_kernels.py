@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where kernels were seen during a recording, from four kinds of witness."""
+"""Where kernels were seen during a recording, from four kinds of witness.
+
+A `Sighting` is one kernel directory, `Sightings` all of them.  `recorder.py`, `collection.py` and a session's `Used` fill and read them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`recording`, `begin_compile`, `collect`, `end_compile`: what this process and its children compile, as a bundle."""
+"""`recording`, `begin_compile`, `collect`, `end_compile`: what this process and its children compile, as a bundle.
+
+Users call these functions; the launcher records with `recording` what a missing specialization makes it compile
+(`bundler/runtime/launch/compile_fallback.py`).
+"""
 
 from __future__ import annotations
 

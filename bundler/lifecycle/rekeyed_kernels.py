@@ -3,6 +3,8 @@
 
 A derived kernel has the binary and the IR of the one it comes from, byte for byte, and metadata in which the hash is the new one.
 It exists where it is restored, and in the report; a bundle never holds one.
+
+`restoration.py` calls `derive` for a restore with `rekey`, and `Rekeyed` completes its report.
 """
 
 from __future__ import annotations

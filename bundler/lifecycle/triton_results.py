@@ -2,6 +2,9 @@
 """The result files of other tuners.
 
 Triton's `*.autotune.json` holds every config with its times, infinite where it failed; Inductor's `*.best_config` the winner alone.
+
+`results_timings`, `results_key` and `inductor_result` read them, `results_text` writes Triton's.  The command `tune` calls these functions,
+and so do our tuners (`bundler/runtime/tuning/result_lookup.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning records on this machine: kept as files beside Triton's kernels, looked up with a reason, heard by recordings."""
+"""Tuning records on this machine: kept as files beside Triton's kernels, looked up with a reason, heard by recordings.
+
+`TuningFolder` is the folder; a look-up in it returns `Hit` or `Miss`.  Our tuners (`bundler/runtime/tuning/result_lookup.py`) and the command
+`tune` read and write there; recordings and `pack` take records along with `with_tunings`, and a restore calls `place_tunings`.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,9 @@
     v1/s/<64 hex>   an object: a sealed [1, name, file name, bytes]; the hex is the sha256 of the name
 
 Created and never changed: the first is everybody's.
+
+`FileRecords` looks files up and publishes them: `Store.file_records` makes it for sessions (`bundler/integrations/lookup_engine.py`) and for
+Helion's cache (`helion_cache.py`); `maintenance.py` prunes what it wrote.
 """
 
 from __future__ import annotations

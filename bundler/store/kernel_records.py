@@ -9,6 +9,9 @@
 
 A record is created and never changed: the first complete build of a key is everybody's.  Units come before the record that names
 them.  A record whose units are gone or damaged is a miss; it is removed, so that the next build can be published.
+
+`KernelRecords` looks kernels up and publishes them: `Store.kernel_records` makes it for sessions, `compile_once` and the build service;
+`maintenance.py` prunes what it wrote.
 """
 
 from __future__ import annotations

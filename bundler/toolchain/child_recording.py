@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording in child processes: the environment that makes them write to a spool, and reading what they wrote.  Never imports Triton."""
+"""Recording in child processes: the environment that makes them write to a spool, and reading what they wrote.  Never imports Triton.
+
+`ChildSpool` is one such spool: a recording (`bundler/lifecycle/recorder.py`) and the command `run` open one, and `collection.py` reads it.
+`run` and `doctor` call `check_interpreter`; an installed session calls `hidden_package_parent` for the environment of its children.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that only this user can change, also below a temporary directory where anybody may have taken a name before."""
+"""Directories that only this user can change, also below a temporary directory where anybody may have taken a name before.
+
+`why_not_ours` and `is_ours` judge a directory, `TemporaryPlace` makes one.  The spools of recordings, a session's notes
+(`bundler/integrations/user_directories.py`) and the leases of compile tasks use them.
+"""
 
 from __future__ import annotations
 

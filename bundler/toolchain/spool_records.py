@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that a child process writes about each kernel or file, one file of the spool directory each."""
+"""The records that a child process writes about each kernel or file, one file of the spool directory each.
+
+`SpooledEvent` is the record of a kernel, `SpooledFile` that of a file; `spool_manager.py` writes them and `child_recording.py` reads them.
+Sessions take a `SpooledEvent` also as what is known of a compile in their own process, and encode it in the notes of misses.
+"""
 
 from __future__ import annotations
 
