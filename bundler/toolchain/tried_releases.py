@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 #: Distribution -> its minor releases, oldest first.  The oldest is the floor of the extra of that name.
 TRIED: Mapping[str, tuple[str, ...]] = {
-    "triton": ("3.6", "3.7", "3.9"),
-    "torch": ("2.11", "2.13", "2.15"),
+    "triton": ("3.6", "3.7", "3.8", "3.9"),
+    "torch": ("2.11", "2.13", "2.14", "2.15"),
 }
 _MINOR = re.compile(r"\d+\.\d+")
 
