@@ -36,7 +36,7 @@ from bundler.format.bundle_file import os_errors, replace_content
 from bundler.format.candidate_timings import Tuning, id_of, time_of
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
-from bundler.lifecycle.config_files import Told
+from bundler.lifecycle.config_files import FileFacts
 from bundler.lifecycle.triton_results import results_text
 from bundler.lifecycle.tuning_directory import Pair, winners_only, with_tunings
 from bundler.runtime.tuning.tuner import describe
@@ -117,7 +117,7 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
 @kernel_option
 @reports
 def export(
-    screen: Screen, source: str, output: str, form: str, wanted: str | None, project: str | None, told: Told
+    screen: Screen, source: str, output: str, form: str, wanted: str | None, project: str | None, told: FileFacts
 ) -> int:
     """Take the records out of SOURCE, a bundle or a Triton cache directory.
 
@@ -163,7 +163,7 @@ def export(
 @output_option
 @reports
 def import_(
-    screen: Screen, files: tuple[str, ...], into: str | None, output: str, project: str | None, told: Told
+    screen: Screen, files: tuple[str, ...], into: str | None, output: str, project: str | None, told: FileFacts
 ) -> int:
     """Put the records of FILES into a bundle: lookup tables, record files, other bundles, result files of Triton's tuner.
 
@@ -222,7 +222,7 @@ def _read(screen: Screen, source: str) -> Winners:
     return found
 
 
-def _to_import(screen: Screen, file: str, project: str | None, told: Told) -> list[Pair]:
+def _to_import(screen: Screen, file: str, project: str | None, told: FileFacts) -> list[Pair]:
     return records_to_import(file) if project is None else import_configs(screen, file, project, told)
 
 

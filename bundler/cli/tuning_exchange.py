@@ -15,7 +15,7 @@ import click
 from bundler.cli import wording
 from bundler.cli.command import FINE
 from bundler.cli.terminal import Screen
-from bundler.lifecycle.config_files import Told
+from bundler.lifecycle.config_files import FileFacts
 from bundler.lifecycle.tuning_directory import Pair
 from bundler.lifecycle.tuning_formats import FORMATS, read_configs, write_configs
 
@@ -43,12 +43,12 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         names = tuple(name.strip() for name in key.split(",")) if key else ()
         if project is None and (device or triton or names):
             raise click.UsageError("--device, --triton and --key are about the files of --format")
-        return command(*args, project=project, told=Told(device, triton, names), **others)
+        return command(*args, project=project, told=FileFacts(device, triton, names), **others)
 
     return with_told
 
 
-def import_configs(screen: Screen, source: str, project: str, told: Told) -> list[Pair]:
+def import_configs(screen: Screen, source: str, project: str, told: FileFacts) -> list[Pair]:
     """Return the records in a file or directory of a project; files of a directory that are none are warned of."""
     pairs, unreadable = read_configs(source, project, told)
     for problem in unreadable:
@@ -56,7 +56,7 @@ def import_configs(screen: Screen, source: str, project: str, told: Told) -> lis
     return pairs
 
 
-def export_configs(screen: Screen, pairs: Sequence[Pair], project: str, told: Told, output: str) -> int:
+def export_configs(screen: Screen, pairs: Sequence[Pair], project: str, told: FileFacts, output: str) -> int:
     """Write records as the files of a project; records that it cannot hold are warned of."""
     written = write_configs(pairs, project, told, output)
     for kernel, why in written.left_out:

@@ -302,7 +302,7 @@ class _Tables:
             )
         try:
             references = _REFERENCES.decode(packed)
-        except ValueError:
+        except wire.MSGSPEC_ERRORS:
             references = wire.decode(packed, _REFERENCES, what, self._limits)  # which says what is wrong
         if not self._open_ended:
             wire.check_canonical(packed, references, what)

@@ -61,7 +61,7 @@ def _members(document: bytes) -> list[bytes]:
         return []
     try:
         return [bytes(member) for member in _MEMBERS.decode(document)]
-    except (ValueError, RecursionError):
+    except wire.MSGSPEC_ERRORS:
         return []
 
 

@@ -165,7 +165,7 @@ _small_value = functools.lru_cache(_VALUES_REMEMBERED)(_value)
 
 def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> tuple[TuningRecord, ...]:
     """Return the tuning records of a content, which lie in one array."""
-    limits.check("document_bytes", len(packed), "tuning records")
+    limits.check("document_bytes", len(bytes(packed)), "tuning records")
     # They are inside the content's own array.
     rows = wire.unpack(bytes(packed), "tuning records", wire.inside(limits, 1))
     if not open_ended and wire.pack(rows) != bytes(packed):

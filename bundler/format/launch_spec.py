@@ -285,7 +285,7 @@ def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
     if len(packed) <= DEFAULT_LIMITS.string_bytes:
         try:
             found = _PLAIN_CONSTANTS.decode(packed)
-        except (ValueError, RecursionError):  # others, or no constants at all: `_decode` knows, and says what is wrong
+        except wire.MSGSPEC_ERRORS:  # others, or no constants at all: `_decode` knows, and says what is wrong
             return _decode(3, packed)  # type: ignore[no-any-return]
         return tuple([(path, Value.from_wire([tag, payload])) for path, (tag, payload) in found])
     return _decode(3, packed)  # type: ignore[no-any-return]

@@ -55,7 +55,7 @@ def read_head(data: bytes) -> MetadataHead | None:
         return None
     try:
         return _HEAD.decode(data)
-    except (ValueError, RecursionError):
+    except (ValueError, msgspec.MsgspecError, RecursionError):
         return None
 
 
@@ -82,7 +82,7 @@ def parse_metadata(data: bytes) -> dict[str, Any]:
 def _parsed(data: bytes) -> Any:
     try:
         return _ANYTHING.decode(data)
-    except ValueError:
+    except (ValueError, msgspec.MsgspecError):
         # Python reads some that msgspec does not, such as NaN; what Triton can read is sound.  Decoded first: json.loads would take
         # UTF-16 as well, which Triton does not read.
         return json.loads(data.decode("utf-8"))

@@ -169,7 +169,7 @@ def _may_name(data: bytes, texts: Sequence[str]) -> bool:
 
 
 def _is_json(data: bytes) -> bool:
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError, msgspec.MsgspecError, RecursionError):
         _DECODER.decode(data)
         return True
     # Python reads some documents that msgspec does not.

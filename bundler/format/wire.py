@@ -28,6 +28,8 @@ ARRAYS_PER_ITEM = 2
 # Facts of one kernel are a few kilobytes.
 MAX_SPLIT_BYTES = 1 << 16
 _PAIR = 2
+# What decoding may end in; msgspec's own errors became a `ValueError` after 0.19.
+MSGSPEC_ERRORS = (ValueError, msgspec.MsgspecError, RecursionError)
 # Decodes nothing: it only goes through a document, and finds where an array or text declares more than there is.
 _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 # What an array can begin with.
@@ -53,7 +55,7 @@ def encode(data: Any) -> bytes:
     """Encode as `pack` does; among the data may be what is encoded already, as `msgspec.Raw`."""
     try:
         return msgspec.msgpack.encode(data)
-    except (ValueError, OverflowError) as error:
+    except (*MSGSPEC_ERRORS, OverflowError) as error:
         raise FormatError(f"cannot be stored: {error}; expected Unicode text and integers of 64 bits") from error
 
 
@@ -110,7 +112,7 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
         # The decoder allocates what an array declares, eight bytes a member.  After this walk each has its member.
         _WALK.decode(data)
         return decoder.decode(data)
-    except (ValueError, RecursionError) as error:
+    except MSGSPEC_ERRORS as error:
         # Whether it is beyond a limit, or has a map in it, is more worth saying than which field comes first.
         got = _got(unpack(data, what, limits), str(error)) if small else ""
         raise FormatError(f"{what}: {error}{got}", what=what) from error
@@ -167,7 +169,7 @@ def split(data: bytes, members: int) -> list[bytes] | None:
         return None
     try:
         return [bytes(member) for member in _splitter(members).decode(data)]
-    except (ValueError, RecursionError):
+    except MSGSPEC_ERRORS:
         return None
 
 

@@ -26,7 +26,7 @@ from bundler.user_warnings import show
 
 if TYPE_CHECKING:
     from bundler.lifecycle.lifecycle_reports import Reasons
-    from bundler.toolchain.device_caches import Outcome, Told
+    from bundler.toolchain.device_caches import Outcome, Verdict
 
 # Threads wait for files more than they compute; more of them only wait for the interpreter.
 _THREADS = 8
@@ -137,7 +137,7 @@ def replay_restored(
     return report, _complaint(report, _reasons(told, names, "changed", "skipped"))
 
 
-def _reasons(told: Mapping[str, Told], names: Mapping[str, str], *outcomes: Outcome) -> Reasons:
+def _reasons(told: Mapping[str, Verdict], names: Mapping[str, str], *outcomes: Outcome) -> Reasons:
     return tuple(sorted((key, f"{names[key]}: {one.reason}") for key, one in told.items() if one.outcome in outcomes))
 
 

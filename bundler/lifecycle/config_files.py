@@ -31,7 +31,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
-class Told:
+class FileFacts:
     """What the caller tells of files that do not say it themselves.
 
     Attributes:
@@ -115,7 +115,7 @@ def record(kernel: str, arguments: str, device: str, release: str, config: Named
     return TuningRecord(kernel, parts, config, origin), Tuning(record_id(kernel, parts), ())
 
 
-def device_of(found: TuningRecord, told: Told) -> str:
+def device_of(found: TuningRecord, told: FileFacts) -> str:
     """Return the name of a record's GPU.
 
     Raises:
@@ -127,7 +127,7 @@ def device_of(found: TuningRecord, told: Told) -> str:
     return _one(name, told.device, "name of its GPU", "--device")
 
 
-def release_of(found: TuningRecord, told: Told, *, needed: bool) -> str:
+def release_of(found: TuningRecord, told: FileFacts, *, needed: bool) -> str:
     """Return the release of Triton that a record is of, without a build's name; raises as `device_of`.
 
     Args:

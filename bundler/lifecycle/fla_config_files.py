@@ -24,7 +24,7 @@ from bundler.errors import ConfigError, FormatError
 from bundler.format.constant_values import encode
 from bundler.format.launch_spec import Named, TuningRecord
 from bundler.lifecycle import config_files
-from bundler.lifecycle.config_files import COUNTS, OPTION, Pair, Told, Written
+from bundler.lifecycle.config_files import COUNTS, OPTION, FileFacts, Pair, Written
 
 FLA = "fla"
 _WHAT = "config file of flash-linear-attention"
@@ -39,7 +39,7 @@ _INTEGER, _FLOAT = re.compile(r"-?\d{1,18}"), re.compile(r"-?\d+\.\d+(?:e[+-]?\d
 _WORDS: dict[str, object] = {"True": True, "False": False, "None": None}
 
 
-def read(path: str, data: bytes, origin: str, told: Told) -> list[Pair]:
+def read(path: str, data: bytes, origin: str, told: FileFacts) -> list[Pair]:
     """Return a record for each tuning key in a file, and one for its default config.
 
     Args:
@@ -78,7 +78,7 @@ def read(path: str, data: bytes, origin: str, told: Told) -> list[Pair]:
     return pairs
 
 
-def _device(path: str, told: Told) -> str:
+def _device(path: str, told: FileFacts) -> str:
     folder = PurePath(path).parent
     if told.device:
         return told.device
@@ -132,7 +132,7 @@ def _named(config: Any, where: str) -> Named:
     return kwargs + tuple((OPTION + name, encode(options[name])) for name in sorted(options))
 
 
-def write(pairs: Iterable[Pair], origin: str, told: Told) -> Written:
+def write(pairs: Iterable[Pair], origin: str, told: FileFacts) -> Written:
     """Return a file for each kernel; the records must be of one GPU, since no file names it.
 
     Args:

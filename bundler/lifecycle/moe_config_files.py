@@ -20,7 +20,7 @@ from typing import Any
 from bundler.errors import ConfigError, FormatError
 from bundler.format.launch_spec import TuningRecord
 from bundler.lifecycle import config_files
-from bundler.lifecycle.config_files import Pair, Told, Written
+from bundler.lifecycle.config_files import FileFacts, Pair, Written
 
 KERNEL = "fused_moe_kernel"
 VLLM, SGLANG = "vllm-moe", "sglang-moe"
@@ -41,7 +41,7 @@ _IGNORED = "_"
 _MAX_TOKENS = 2**31
 
 
-def read(path: str, data: bytes, origin: str, told: Told) -> list[Pair]:
+def read(path: str, data: bytes, origin: str, told: FileFacts) -> list[Pair]:
     """Return a record for each count of tokens in a file.
 
     Args:
@@ -114,7 +114,7 @@ def _text_of(place: dict[str, str]) -> str:
     return ", ".join(f"{name}={place[name]}" for name in _PLACES if name in place)
 
 
-def write(pairs: Iterable[Pair], origin: str, told: Told) -> Written:
+def write(pairs: Iterable[Pair], origin: str, told: FileFacts) -> Written:
     """Return the files that hold these records, and the records that are of no MoE kernel.
 
     Raises:
@@ -145,7 +145,7 @@ def _in_order(document: dict[str, Any]) -> dict[str, Any]:
     return said | {tokens: document[tokens] for tokens in sorted(document.keys() - said.keys(), key=int)}
 
 
-def _target(found: TuningRecord, origin: str, told: Told) -> tuple[str, str, str]:
+def _target(found: TuningRecord, origin: str, told: FileFacts) -> tuple[str, str, str]:
     """Return (path, release of Triton, count of tokens); raises `ConfigError` for a record that no file can hold."""
     place = _named_place(config_files.arguments_of(found), told.key)
     device = config_files.file_word(config_files.device_of(found, told).replace(" ", "_"), "the GPU's name")

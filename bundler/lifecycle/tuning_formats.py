@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle_file import os_errors, read_regular, replace_content
 from bundler.lifecycle import fla_config_files, moe_config_files
-from bundler.lifecycle.config_files import MAX_BYTES, Pair, Told, Written, names_of
+from bundler.lifecycle.config_files import MAX_BYTES, FileFacts, Pair, Written, names_of
 
 
 class Format(NamedTuple):
@@ -26,8 +26,8 @@ class Format(NamedTuple):
         pattern: the names of such files in a directory.
     """
 
-    read: Callable[[str, bytes, str, Told], list[Pair]]
-    write: Callable[[Iterable[Pair], str, Told], Written]
+    read: Callable[[str, bytes, str, FileFacts], list[Pair]]
+    write: Callable[[Iterable[Pair], str, FileFacts], Written]
     pattern: str
 
 
@@ -39,7 +39,7 @@ FORMATS = {
 }
 
 
-def read_configs(source: str, form: str, told: Told) -> tuple[list[Pair], list[str]]:
+def read_configs(source: str, form: str, told: FileFacts) -> tuple[list[Pair], list[str]]:
     """Return the records in a file, or in all files of that format below a directory, and why files of a directory were left out.
 
     Raises:
@@ -64,13 +64,13 @@ def read_configs(source: str, form: str, told: Told) -> tuple[list[Pair], list[s
     return pairs, [error.message for error in unreadable]
 
 
-def _read(path: str, form: str, told: Told) -> list[Pair]:
+def _read(path: str, form: str, told: FileFacts) -> list[Pair]:
     with os_errors(path, "read"):
         data = read_regular(path, MAX_BYTES)
     return FORMATS[form].read(os.path.abspath(path), data, form, told)
 
 
-def write_configs(pairs: Iterable[Pair], form: str, told: Told, folder: str) -> Written:
+def write_configs(pairs: Iterable[Pair], form: str, told: FileFacts, folder: str) -> Written:
     """Write the records as files of a format below a directory; a file that is there is replaced.
 
     Returns:

@@ -72,7 +72,7 @@ def of_modules(function: Any, modules: tuple[str, ...] | None) -> bool:
     return modules is None or any(module.startswith(f"{allowed}.") for allowed in modules)
 
 
-class Told(NamedTuple):
+class Verdict(NamedTuple):
     """What became of one kernel, and why; `reason` is empty for one that is in the JIT's cache."""
 
     outcome: Outcome
@@ -91,7 +91,7 @@ class DeviceCaches:
         self._offered: dict[str, dict[str, Offered]] = {}
         self._offers = 0
 
-    def offer(self, kernels: Iterable[Offered], threads: Executor) -> dict[str, Told]:
+    def offer(self, kernels: Iterable[Offered], threads: Executor) -> dict[str, Verdict]:
         """Hand kernels to the functions that are here, and keep them for those that are not; returns what became of each, by key.
 
         Raises:
@@ -101,15 +101,15 @@ class DeviceCaches:
         """
         device, target = _device_now()
         _install_gate(self)
-        told: dict[str, Told] = {}
+        told: dict[str, Verdict] = {}
         mine: dict[str, dict[str, Offered]] = {}
         for offered in kernels:
             if _always_compiles():
-                told[offered.kernel.key] = Told("skipped", "TRITON_ALWAYS_COMPILE is set")
+                told[offered.kernel.key] = Verdict("skipped", "TRITON_ALWAYS_COMPILE is set")
             elif offered.kernel.target == target_of(target):
                 mine.setdefault(offered.function_name, {})[offered.kernel.key] = offered
             else:
-                told[offered.kernel.key] = Told(
+                told[offered.kernel.key] = Verdict(
                     "elsewhere", f"it is for {offered.kernel.target}, not {target_of(target)}"
                 )
         with self._holder.lock:
@@ -126,8 +126,10 @@ class DeviceCaches:
 
     def _fill_all(
         self, name: str, kernels: dict[str, Offered], functions: list[Any], device: int, threads: Executor
-    ) -> dict[str, Told]:
-        told = {key: Told("not found", f"no function {name} of the modules asked for is here yet") for key in kernels}
+    ) -> dict[str, Verdict]:
+        told = {
+            key: Verdict("not found", f"no function {name} of the modules asked for is here yet") for key in kernels
+        }
         for function in functions:
             suited = {key: offered for key, offered in kernels.items() if of_modules(function, offered.modules)}
             for key, new in self._fill(function, suited, device, threads).items():
@@ -141,7 +143,7 @@ class DeviceCaches:
 
     def _fill(
         self, function: Any, kernels: dict[str, Offered], device: int, threads: Executor | None
-    ) -> dict[str, Told]:
+    ) -> dict[str, Verdict]:
         """Fill one function's cache for one device; never raises but for a fault of ours."""
         if not kernels:
             return {}
@@ -151,23 +153,23 @@ class DeviceCaches:
             agreeing = agreeing_hashes(function, wanted)
             cache = function.device_caches[device][0]
         except BundlerError as error:
-            return dict.fromkeys(kernels, Told("later", error.message))
-        told: dict[str, Told] = {}
+            return dict.fromkeys(kernels, Verdict("later", error.message))
+        told: dict[str, Verdict] = {}
         found: list[tuple[Offered, list[Request]]] = []
         for key, offered in kernels.items():
             answer = _proven(function, offered, agreeing, device)
-            if isinstance(answer, Told):
+            if isinstance(answer, Verdict):
                 told[key] = answer
             else:
                 found.append((offered, answer))
         loaded = (threads.map if threads is not None else map)(functools.partial(_loaded, function), found)
         for (offered, requests), one in zip(found, loaded, strict=True):
-            if isinstance(one, Told):
+            if isinstance(one, Verdict):
                 told[offered.kernel.key] = one
                 continue
             for request in requests:
                 cache.setdefault(request.place, one)
-            told[offered.kernel.key] = Told("replayed")
+            told[offered.kernel.key] = Verdict("replayed")
         return told
 
     def instead_of_compiling(self, function: Any, device: int, request: Request) -> Any | None:
@@ -192,7 +194,7 @@ class DeviceCaches:
             offered = kernels.get(key_of(function, request, source_hash, backend) or "")
             if offered is not None:
                 one = _loaded(function, (offered, [request]))
-                return None if isinstance(one, Told) else cache.setdefault(request.place, one)
+                return None if isinstance(one, Verdict) else cache.setdefault(request.place, one)
         return None
 
 
@@ -202,28 +204,30 @@ def _hashes_of(function: Any, kernels: dict[str, Offered]) -> Iterator[str]:
     yield from agreeing_hashes(function, recorded) - {function.cache_key}
 
 
-def _proven(function: Any, offered: Offered, agreeing: frozenset[str], device: int) -> list[Request] | Told:
+def _proven(function: Any, offered: Offered, agreeing: frozenset[str], device: int) -> list[Request] | Verdict:
     """Return the requests that lead to a kernel, or what to say of it."""
     kernel = offered.kernel
     if kernel.parts is None or kernel.facts_bytes is None:
-        return Told("later", "it came by pack, without launch facts; it is handed over at the first call that needs it")
+        return Verdict(
+            "later", "it came by pack, without launch facts; it is handed over at the first call that needs it"
+        )
     if offered.source_hash not in agreeing:
-        return Told("changed", difference(function, kernel.parts))
+        return Verdict("changed", difference(function, kernel.parts))
     try:
         facts = kernel.launch.require_facts()
         requests = Requests(function, facts, device)
         found = list(requests)
         made = {key_of(function, request, offered.source_hash or "", requests.backend) for request in found}
     except Exception as error:  # noqa: BLE001  # Triton's own code, on facts that come from anybody
-        return Told("skipped", f"its specialization cannot be made again ({type(error).__name__}: {error!s:.300})")
+        return Verdict("skipped", f"its specialization cannot be made again ({type(error).__name__}: {error!s:.300})")
     if made == {kernel.key}:
         return found
     if any(kind.tag == "tuple" for _, kind in facts.signature):
-        return Told(
+        return Verdict(
             "later",
             "the names in a tuple argument were not recorded; it is handed over at the first call that needs it",
         )
-    return Told("skipped", "its specialization does not lead to its key: it was changed, or is another toolchain's")
+    return Verdict("skipped", "its specialization does not lead to its key: it was changed, or is another toolchain's")
 
 
 def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
@@ -246,9 +250,9 @@ def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
         if (made.metadata.hash, target_of(made.metadata.target)) != (kernel_hash(kernel.key), kernel.target):
             raise ToolchainMismatch(f"the metadata in {group[filename]} is another kernel's")
     except BundlerError as error:
-        return Told("skipped", error.message)
+        return Verdict("skipped", error.message)
     except Exception as error:  # noqa: BLE001  # as in `_proven`: files may be anything by now
-        return Told("skipped", f"Triton cannot read its files ({type(error).__name__}: {error!s:.300})")
+        return Verdict("skipped", f"Triton cannot read its files ({type(error).__name__}: {error!s:.300})")
     return made
 
 

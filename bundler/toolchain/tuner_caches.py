@@ -56,8 +56,15 @@ class ResultFile(NamedTuple):
         raise NotFound(f"{self.path} is not in {' or '.join(self.roots)}")
 
 
-class _Awaiting(dict[Any, Any]):
-    """Stands in a new tuner's `cache` until the tuner first looks into it, and then gives place to a plain dictionary."""
+class FilledCache(dict[Any, Any]):
+    """The `cache` of a tuner that was made after a replay, and has looked into it: a plain dictionary in all that it does."""
+
+
+class _Awaiting(FilledCache):
+    """The same until the tuner first looks into it, which fills it.
+
+    It stays the same object, since another thread of the tuner may be about to write a winner into it.
+    """
 
     def __init__(self, caches: TunerCaches, tuner: Any) -> None:
         super().__init__(tuner.cache)
@@ -66,10 +73,9 @@ class _Awaiting(dict[Any, Any]):
     def __contains__(self, key: object) -> bool:
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            # Another thread may look at the same moment: it sees this dictionary, filled or not, and at worst benchmarks.
+            # Another thread may look at the same moment: it sees it filled or not, and at worst benchmarks.
             self._caches.fill(tuner, self)
-            if tuner.cache is self:
-                tuner.cache = dict(self)
+            self.__class__ = FilledCache  # type: ignore[assignment]  # from now on a look costs what it costs in any dictionary
         return dict.__contains__(self, key)
 
 
@@ -91,7 +97,10 @@ class TunerCaches:
         with self._holder.lock:
             for file in files:
                 told[file.path] = "no tuner of that function is here yet"
-                self._offered = {**self._offered, file.name: (*self._offered.get(file.name, ()), file)}
+                self._offered = {
+                    **self._offered,
+                    file.name: tuple(dict.fromkeys((*self._offered.get(file.name, ()), file))),
+                }
         if told:
             instances.when_made(instances.TUNER, self._await)
             for tuner in instances.instances(instances.TUNER):

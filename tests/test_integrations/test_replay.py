@@ -148,7 +148,7 @@ say([len(report.not_found), len(report.not_tuned), heard, Gpu.benchmarks, len(Gp
 @pytest.mark.release
 def test_kernels_that_are_imported_later_are_served_silently_too(recorded, tmp_path):
     """`bundler.replay` before the import: functions and tuners get theirs when they are first called."""
-    assert _serve(_LATER, recorded, tmp_path)[0] == [9, 1, [], 0, 102, "dict"]
+    assert _serve(_LATER, recorded, tmp_path)[0] == [9, 1, [], 0, 102, "FilledCache"]
 
 
 _BY_ENVIRONMENT = """

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.shared.processes import ROOT
+from tools.shared.processes import ROOT, python_path
 
 BUILT = ROOT / ".whl" / "built"
 _NAME = re.compile(r"py(\d)(\d+)")
@@ -92,8 +92,7 @@ def build_here(output: str) -> dict[str, Any]:
 
     target = str((visible_targets() or ())[0])
     program = [sys.executable, "-m", "bundler", "build", "examples/kernels.py", "--target", target, "-o", output]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "PYTHONPATH": python_path()}
     done = subprocess.run(program, env={**os.environ, **hidden}, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"build failed: {done.stderr or done.stdout}")

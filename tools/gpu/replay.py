@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.shared import example_kernels, measurement
-from tools.shared.processes import ROOT
+from tools.shared.processes import ROOT, python_path
 
 _TIMEOUT_S = 300
 # Eight kernels each.
@@ -114,7 +114,7 @@ def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
     """Run one step in a process with a cache of its own; returns what it printed last."""
     cache = folder / "-".join(["cache", step, *words])
     env = {
-        **os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1",
+        **os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1",
         "TRITON_BUNDLER_LOCAL": str(folder / "local"),
     }  # fmt: skip
     done = subprocess.run(
@@ -147,7 +147,7 @@ def _serve(before: Callable[[], tuple[str, float]], *, late: bool, armed: bool) 
             _synchronize()
             first_ms = (time.perf_counter() - began) * 1e3 if number == 0 else first_ms
             launches += len(out)
-        numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
+            numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
     except Exception as problem:  # noqa: BLE001  # the row shows it
         error = f"{type(problem).__name__}: {problem}"
     return {

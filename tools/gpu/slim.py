@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.shared import example_kernels, measurement
-from tools.shared.processes import ROOT
+from tools.shared.processes import python_path
 
 MANAGER = "bundler.integrations.triton:BundlerCacheManager"
 _TIMEOUT_S = 300
@@ -95,7 +95,7 @@ def run(folder: Path, name: str, variables: dict[str, str], *, record: Path | No
 def python(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run Python with these words and further variables."""
     inherited = {name: value for name, value in os.environ.items() if name not in {"CC", "CXX"}}
-    whole = {**inherited, "PYTHONPATH": str(ROOT), **env}
+    whole = {**inherited, "PYTHONPATH": python_path(), **env}
     return subprocess.run(
         [sys.executable, *words], env=whole, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
     )

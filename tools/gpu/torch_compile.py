@@ -28,7 +28,7 @@ from typing import Any
 
 from tools.gpu import torch_table
 from tools.shared import measurement
-from tools.shared.processes import ROOT, command
+from tools.shared.processes import ROOT, command, python_path
 
 VARIANTS = ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")
 MODES = ("default", "max-autotune")
@@ -174,9 +174,8 @@ class Phase:
         }
         home = self.folder / "home"
         shutil.rmtree(home, ignore_errors=True)
-        path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         return {
-            **clean, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_HOME": str(home), "PYTHONPATH": os.pathsep.join(path),
+            **clean, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_HOME": str(home), "PYTHONPATH": python_path(),
             "TRITON_CACHE_MANAGER": "tools.gpu.torch_counting:CountingCacheManager", "GPU_TORCH_COMPILES": str(log),
             "GPU_TORCH_PTXAS": str(ptxas), **counting_ptxas(self.options.work / "bin"),
         }  # fmt: skip

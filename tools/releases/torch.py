@@ -52,11 +52,10 @@ def _tests() -> dict[str, Any]:
     """Run the tests of `save` and `load`; returns the names of those that passed and failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        path = os.pathsep.join([str(processes.ROOT), os.environ.get("PYTHONPATH", "")])
         # Workers of the tests have limits of time that an idle machine keeps.
         subprocess.run(
             [sys.executable, "-P", "-m", "pytest", "-q", f"--junitxml={report}", TESTS],
-            env={**os.environ, **_NO_GPU, "PYTHONPATH": path}, cwd=processes.ROOT, check=False, timeout=_TIMEOUT_S,
+            env={**os.environ, **_NO_GPU, "PYTHONPATH": processes.python_path()}, cwd=processes.ROOT, check=False, timeout=_TIMEOUT_S,
         )  # fmt: skip
         cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314  # pytest wrote it just now
     told = {

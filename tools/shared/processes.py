@@ -21,15 +21,19 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-W", "ignore", "-m", module, *arguments]
 
 
+def python_path() -> str:
+    """Return the search path of a child process: the checkout, then what this process was given."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
 def output(module: str, *arguments: str, environment: Mapping[str, str], timeout_s: float = 900) -> str:
     """Run a module with the checkout's package first on its path; returns its standard output.
 
     Raises:
         RuntimeError: it failed; the message has all that it printed.
     """
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     answer = subprocess.run(
-        command(module, *arguments), env={**os.environ, **environment, "PYTHONPATH": path}, cwd=ROOT,
+        command(module, *arguments), env={**os.environ, **environment, "PYTHONPATH": python_path()}, cwd=ROOT,
         capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
     if answer.returncode:
