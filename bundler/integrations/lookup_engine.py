@@ -180,6 +180,7 @@ class Engine(Keeper):
         held = self._turns.get(key)
         # Waiting for our own lease, after a compile of ours that failed, would be waiting for nobody.
         mine = held is not None and held[0] == threading.get_ident()
+        # In strict mode no compile follows, and a lease would make others wait for one.
         return self._writes and self.guard.mode != "error" and not mine
 
     def _place(self, call: CacheCall, found: Found) -> Group | None:
@@ -258,6 +259,7 @@ class Engine(Keeper):
 
     def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
         """Return a tuning file, or with trust a helper library."""
+        # A helper library is code that Triton loads into the process.
         library = filename.endswith(names.LIBRARY_SUFFIXES)
         if self.store is None or not self._reads or (library and self.options.trust != "code"):
             return None
@@ -333,6 +335,7 @@ class Engine(Keeper):
     def end_turns(self) -> None:
         """Let others compile what was begun here and not finished; a session that goes on publishes it, if there is one."""
         self.closed = True
+        # Over a copy: other threads, and the garbage collector, may end a turn meanwhile.
         for key in list(self._turns):
             _, turn = self._turns.pop(key, (0, None))
             if turn is not None:

@@ -60,6 +60,7 @@ class StoredKernel:
         metadata: the metadata as the bundle stores it.
     """
 
+    # A restore makes one of these for each kernel of a bundle.
     __slots__ = ("_binary_name", "_checked", "_metadata_name", "_spans", "files", "kernel", "metadata", "with_paths")
 
     def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer]) -> None:
@@ -91,6 +92,7 @@ class StoredKernel:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
         blobs = source.view_blobs(wanted.digests)
+        # Some sources, a bundle file for one, compare the digests while they read; nothing is hashed twice.
         if not source.verified:
             for (name, digest, _, _), data in zip(wanted.files, blobs, strict=True):
                 check_digest(data, digest, name)
@@ -110,6 +112,7 @@ class StoredKernel:
         """
         files: Files = self.files
         if self.with_paths:
+            # A copy, since the next directory needs the sentinels again.
             files = dict(files)
             for name, spans in self._spans.items():
                 files[name] = localize(spans, bytes(files[name]), directory, triton_dir)
@@ -121,6 +124,7 @@ class StoredKernel:
         metadata = bytes(files[self._metadata_name])
         if len(metadata) > METADATA_BYTES:  # with other paths it has another size
             check_metadata_size(len(metadata), self._metadata_name)
+        # Once for all directories: paths decide nothing that is checked here.
         if not self._checked:
             reason = why_unreadable(
                 self.kernel.key, (self._binary_name, files[self._binary_name]), (self._metadata_name, metadata)
@@ -193,17 +197,21 @@ def place_kernel(
         AccessDenied, StoreFull, NotFound: the directory cannot be written.
         StoreUnavailable: its bytes cannot be read now.
     """
+    # First, so that nothing is fetched for a kernel that is refused.
     untrusted = why_not_trusted(kernel, keep, trust)
     if untrusted is not None:
         return Rejected(untrusted)
     wanted = WantedKernel.of(kernel, keep)
+    # From a store all files come in one round trip, not in one each.
     source.prefetch(wanted.digests)
     try:
         stored = StoredKernel.read(source, wanted, checked=checked)
         ready = stored.ready_for(directory.path, triton_dir)
     except (DigestMismatch, FormatError, NotFound) as error:
+        # The kernel is compiled instead.  Trouble with the directory is no fault of the kernel, and goes to the caller.
         return Rejected(error.message)
     outcome = directory.publish(ready)
     if outcome == "present":
+        # What lies there may be another build with other files, so the caller looks which.
         return Placed(outcome, 0, None)
     return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})

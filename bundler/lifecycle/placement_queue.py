@@ -49,6 +49,7 @@ class PlacementQueue:
         Raises:
             AccessDenied, StoreFull, NotFound, BundlerError: a kernel that was added before could not be written; so does `finish`.
         """
+        # A restore into a full cache ends here for each kernel, and starts no thread.
         if directory.has(kernel):
             self._placed(kernel, "present")
             return
@@ -72,6 +73,7 @@ class PlacementQueue:
         batches = [KernelBatch(directory, kernels) for directory, kernels in self._waiting.values()]
         self._waiting, self._count, self._bytes = {}, 0, 0
         self._most = min(KERNELS_PER_BATCH, 2 * self._most)
+        # One thread at a time: that bounds the memory, and an error shows before more is written.
         self._settle()
         if batches:
             self._writing = _BatchesUnderWay(batches)
@@ -91,6 +93,7 @@ class _BatchesUnderWay:
         self._call = ThreadedCall(self._write)
 
     def start(self) -> None:
+        # Without the extension the thread would need the interpreter lock, and so hold up the caller.
         self._call.start(apart=kernel_writer.compiled_writer() is not None)
 
     def settle(self, placed: Placed) -> None:

@@ -97,12 +97,14 @@ class _Tally:
 
     def spoiled(self, name: str, error: BundlerError) -> None:
         self.skipped.append((name, error.message))
+        # Also by itself: most of what a report calls skipped is whole, and of no use on this machine.
         self.damaged.append(name)
 
     def placed(self, kernel: ReadyKernel, outcome: Outcome) -> None:
         key = kernel.key
         self.outcomes[key] = _worst(self.outcomes[key], outcome) if key in self.outcomes else outcome
         if outcome != "present":
+            # One file more than the bundle has: Triton's group file.
             self.files += len(kernel.files) + 1
             self.bytes += kernel.size_bytes
             self.rewritten.update([f"{key}/{name}" for name in kernel.rewritten])
@@ -141,6 +143,7 @@ class Restoration(RestorePlan):
 
                 self.tally.tuned = place_tunings(self.bundle, self.base or directories.triton_cache_dir())
         except BundlerError as error:
+            # Kernels that were published before the error stay, so the caller is told which.
             error.facts["report"] = self._report(started)
             raise
         report = self._report(started)
@@ -150,6 +153,7 @@ class Restoration(RestorePlan):
 
     def _kernels(self) -> None:
         kernels = self._wanted_kernels()
+        # A directory that cannot be made or listed is an error here, before any kernel is fetched.
         for root in {root for kernel in kernels for root in self._roots(kernel)}:
             self._place(root)
         runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
@@ -174,6 +178,7 @@ class Restoration(RestorePlan):
         fetching: ThreadedCall[list[WantedKernel]] | None = None
         for run in runs:
             fetched = None if fetching is None else fetching.result()
+            # Begun before the previous run is yielded: the fetch goes on while the caller places that run.
             fetching = ThreadedCall(partial(self._fetched, run))
             fetching.start(apart=True)
             if fetched is not None:
@@ -197,6 +202,7 @@ class Restoration(RestorePlan):
         for entry in self._fetched_companions():
             try:
                 stored = self.bundle.read(entry.artifact)
+                # As for kernels, for every directory before any is written.
                 placed = {root: self._localize(entry.artifact, stored, root) for root in self._companion_roots(entry)}
             except (DigestMismatch, FormatError, NotFound) as error:
                 self.tally.spoiled(entry.path, error)
@@ -208,6 +214,7 @@ class Restoration(RestorePlan):
     def _publish_file(self, root: str, path: str, data: bytes, *, rewritten: bool) -> None:
         written = self._place(root).publish_file(path, data)
         if written is None:
+            # A program may be using the file that is there, so a restore never replaces it.
             self.tally.skipped.append((path, f"another file is there already, in {root}"))
             return
         self.tally.companions.append(path)
@@ -220,6 +227,7 @@ class Restoration(RestorePlan):
         key, _, filename = entry.path.partition("/")
         if not isinstance(entry, HelperLibrary):
             return [entry.path]
+        # A bundle does not say which release made a library; the kernels tell, if all are of one release.
         releases = {kernel.toolchain.release for kernel in self.bundle.kernels}
         from bundler.toolchain import helper_libraries
 
@@ -244,6 +252,7 @@ class Restoration(RestorePlan):
             skipped=tuple(sorted({*self.unusable, *tally.skipped})),
             damaged=tuple(sorted(set(tally.damaged))),
             unchecked=tuple(sorted(self.machine.unchecked)),
+            # A file that goes to several directories is named once.
             companions=tuple(sorted(set(tally.companions))),
             rewritten=tuple(sorted(tally.rewritten)),
             directories=tuple(sorted(self.places)),
