@@ -78,7 +78,7 @@ def _row(
 
 @contextlib.contextmanager
 def _environment() -> Iterator[dict[str, str]]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(prefix="bench.") as folder:
         yield {**environment, "PYTHONPYCACHEPREFIX": folder}

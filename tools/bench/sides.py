@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.shared import measurement
-from tools.shared.processes import ROOT, command
+from tools.shared.processes import ROOT, command, python_path
 
 
 class Side:
@@ -27,7 +27,7 @@ class Side:
     """
 
     def __init__(self, module: str, name: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         self._process = subprocess.Popen(
             command(module, name), env=environment, cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
