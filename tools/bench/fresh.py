@@ -21,7 +21,7 @@ from typing import Any
 
 from tools.shared import measurement
 from tools.shared.measurement import row
-from tools.shared.processes import ROOT, output
+from tools.shared.processes import output, python_path
 
 IMPORT_TARGET_MS = 60.0
 PLUGIN_TARGET_MS = 60.0
