@@ -84,7 +84,8 @@ def run(folder: Path, name: str, variables: dict[str, str], *, record: Path | No
     env = {"TRITON_CACHE_DIR": str(folder / f"cache-{name}"), "TRITON_BUNDLER_REPORT": str(report), **variables}
     program = [str(example_kernels.PATH), "--json", str(numbers)]
     done = python(*(["-c", _RECORD, str(record)] if record is not None else []), *program, env=env)
-    lines = done.stderr.strip().splitlines()
+    # The last line of ours is the summary that a report brings.
+    lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("triton-bundler: hits ")]
     return {
         "status": done.returncode, "error": lines[-1] if lines else "",
         "numbers": json.loads(numbers.read_text()) if numbers.exists() else None,
