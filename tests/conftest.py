@@ -4,6 +4,7 @@
 import ast
 import gc
 import importlib.util
+import itertools
 import json
 import multiprocessing.resource_tracker
 import os
@@ -149,11 +150,21 @@ def no_leaks():
             assert not thread.is_alive(), f"{thread.name} was left running"
 
 
+@pytest.fixture(scope="session")
+def private_folders(tmp_path_factory):
+    """Folders for `clean_environment`, one after the other: pytest's own `mktemp` lists all that it has made, each time."""
+    root = tmp_path_factory.mktemp("private")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(no_leaks, tmp_path_factory):
+def clean_environment(no_leaks, private_folders):
     """Nobody's settings reach a test, and nothing of a test lands in anybody's home or caches."""
     before = dict(os.environ)
-    home, temporary = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("t")
+    folder = next(private_folders)
+    home, temporary = folder / "home", folder / "t"
+    for path in (folder, home, temporary):
+        path.mkdir(mode=0o700)
     # Not the monkeypatch fixture: that one is undone when the test's own fixtures expect it.
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):

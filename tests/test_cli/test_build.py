@@ -123,6 +123,7 @@ def counted_ptxas(folder):
     return variables, lambda: len(notes.read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain
 def test_the_examples_are_built_for_a_whole_fleet(fleet, cli):
     """All kernels of examples/kernels.py for sm_80, sm_90, sm_100 and gfx942 come from one command; `inspect` shows them."""
@@ -133,6 +134,7 @@ def test_the_examples_are_built_for_a_whole_fleet(fleet, cli):
     assert Counter(kernel["target"] for kernel in shown["kernels"]) == dict.fromkeys(FLEET, 11)
 
 
+@pytest.mark.slow
 def test_what_the_examples_launch_was_built(fleet, cli, tmp_path):
     """The example program itself, launching on such a GPU, asks for nothing that was not built."""
     pytest.importorskip("torch")
@@ -317,6 +319,7 @@ def test_a_store_is_asked_first_and_filled(cli, module, tmp_path):
     assert not (tmp_path / "triton-cache").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain
 def test_two_builds_at_once_compile_each_kernel_once(tmp_path):
     """Two commands with one store and one list, at the same time: ptxas assembles each kernel once, and both bundles have all."""

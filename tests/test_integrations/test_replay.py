@@ -160,6 +160,7 @@ say([heard, Gpu.benchmarks, len(Gpu.launches)])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.release
 def test_by_environment_the_first_kernel_brings_all_others(recorded, tmp_path):
     """TRITON_BUNDLER_REPLAY=1: the session begins with the first kernel that Triton asks for, and replays the tag."""

@@ -394,6 +394,7 @@ def test_a_fault_of_ours_ends_no_call(record, serve, monkeypatch, caplog):
     assert "was not replayed (ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.slow
 def test_launches_may_run_beside_a_replay(record, serve, caches, load_kernels, source, module, events, tmp_path):
     """Threads that launch while kernels are offered get the right kernel each time, and nothing is compiled."""
     bundle = record()
