@@ -59,9 +59,12 @@ REASONS: dict[str, tuple[str, str]] = {
         "also parse a manifest, hash every byte, and rename every directory."
     )),
     "restore ": ("restore", (
-        "decoding and hashing come on top of writing, since threads lost more by handing the interpreter lock over than they "
-        "gained; and each kernel costs a temporary directory, a rename, a look at its metadata and a generated group file "
-        "besides its files."
+        "one thread decodes and hashes while others write, so that a restore takes as long as decoding and hashing alone, and what Python "
+        "does for each kernel besides: where the files go, which hold a path, what stands in the place already."
+    )),
+    "fresh process": ("", (
+        "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
+        "restore itself."
     )),
     "collect and save": ("collect", (
         "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
@@ -102,7 +105,8 @@ def page(results: Path) -> str:
         if path.exists():
             result = json.loads(path.read_text())
             parts.append(f"{section(result)}\n{_provenance(result, path)}\n")
-            missed += not_reached(result)
+            where = f"{result['machine']['cores']} cores: " if name.endswith("-cores") else ""
+            missed += [f"- {where}{line}" for line in not_reached(result)]
     parts.append("## Not reached\n\n" + ("\n".join(missed) if missed else "Every target above is reached.") + "\n")
     return "\n".join(parts)
 
@@ -139,6 +143,19 @@ def bundle(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def bundle_many_cores(result: dict[str, Any]) -> str:
+    """The same work where there are many cores: the table beside peers alone."""
+    timed = [line for line in result["rows"] if "peer_ms" in line]
+    return "\n".join([
+        "## Bundle against peers, on many cores", "",
+        f"The same program on a machine with {result['machine']['cores']} cores; {result['rounds']} rounds.", "",
+        _table(["work", "ours", "peer", "ratio", "target"], [
+            [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
+        ]),
+        *(_profile(name, result["profile"][name]) for name in STEPS),
+    ])  # fmt: skip
+
+
 def compiles(result: dict[str, Any]) -> str:
     """The compile service beside serial Triton and torch's pool, and what the compiler's time goes into."""
     rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
@@ -154,6 +171,12 @@ def gpu_check(result: dict[str, Any]) -> str:
     """Rows of the check on a machine with a GPU."""
     rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
     return "## On a GPU\n\n`python -m tools.gpu check`\n\n" + _table(["check", "", "found"], rows)
+
+
+def gpu_replay(result: dict[str, Any]) -> str:
+    """Kernels put into Triton's in-memory caches before the first call, on a machine with a GPU."""
+    rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
+    return "## Replay on a GPU\n\n`python -m tools.gpu replay`\n\n" + _table(["check", "", "found"], rows)
 
 
 def gpu_slim(result: dict[str, Any]) -> str:
@@ -180,10 +203,12 @@ def _plain_rows(result: dict[str, Any]) -> str:
 SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-basics", basics),
     ("bench-bundle", bundle),
+    ("bench-bundle-16-cores", bundle_many_cores),
     ("bench-scale", scale.section),
     ("bench-remote", remote_rows.section),
     ("bench-compile", compiles),
     ("gpu-check", gpu_check),
+    ("gpu-replay", gpu_replay),
     ("gpu-slim", gpu_slim),
     ("gpu-torch-compile", gpu_torch_compile),
     ("gpu-autotune", gpu_autotune),
@@ -197,12 +222,12 @@ def not_reached(result: dict[str, Any]) -> list[str]:
         if line["ok"]:
             continue
         if "check" in line:
-            lines.append(f"- {line['check']}: {line['found']}")
+            lines.append(f"{line['check']}: {line['found']}")
             continue
         bound = line["most"] if line["most"] is not None else line["least"]
         off = abs(line["figure"] / bound - 1) * 100
         lines.append(
-            f"- **{line['work']}**: {shown(line['figure'], line['unit'])}, {target(line)}: {off:.0f} % off.{_why(line, result)}"
+            f"**{line['work']}**: {shown(line['figure'], line['unit'])}, {target(line)}: {off:.0f} % off.{_why(line, result)}"
         )
     return lines
 
