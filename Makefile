@@ -21,8 +21,10 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 TORCH_CPU := 2.13.0+cpu
 TORCH := 2.13.0
 PINS := pyproject.toml constraints.txt
-# Directories too: removing a file changes only its directory.
-SOURCES := $(shell find -L bundler ! -name '*.pyc' ! -name __pycache__) $(wildcard README.md LICENSE)
+# A file that was removed changes only the list. Directories say nothing: Python puts its byte code there.
+LIST_SOURCES := find -L bundler -type f ! -name '*.pyc' ! -name '*.so' | sort
+$(shell mkdir -p .build && $(LIST_SOURCES) | cmp -s - .build/sources || $(LIST_SOURCES) >.build/sources)
+SOURCES := .build/sources $(shell $(LIST_SOURCES)) $(wildcard README.md LICENSE)
 # Asked of the shell, since make would remember what the folder held before the wheel was built.
 WHEEL = $$(ls .build/wheel/*.whl)
 # Twice quiet: errors only.

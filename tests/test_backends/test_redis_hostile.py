@@ -100,6 +100,7 @@ def peak_bytes():
 
 
 @pytest.mark.parametrize("store", [huge, large, head, *WRONG], ids=lambda f: f.__name__)
+@pytest.mark.slow
 def test_what_is_none_of_ours_costs_its_own_key_alone(parser, backend, admin, store):
     """Reading, listing, touching and asking go on for the neighbors, in little memory and within the time limits."""
     store(admin, NAME)

@@ -33,6 +33,7 @@ def test_demo_recompiles_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_demo_is_not_disturbed_by_settings(command, tmp_path):
     """Demo works where the environment tells Triton to compile always, and where to; and uses no cache of the user's."""
     env = {"TRITON_ALWAYS_COMPILE": "1", "TRITON_CACHE_DIR": str(tmp_path / "mine"), "TMPDIR": str(tmp_path)}
@@ -53,6 +54,7 @@ def test_demo_json(command, tmp_path):
         assert bundle.digest == told["digest"]
 
 
+@pytest.mark.slow
 def test_demo_says_where_it_keeps_its_bundle(cli, tmp_path, monkeypatch):
     """With --keep-dir the place that is named holds the bundle, also after a failure."""
     done = cli("demo", "--keep-dir", "--target", "hip:gfx942")
@@ -78,6 +80,7 @@ def without(prefix):
     return restore
 
 
+@pytest.mark.slow
 def test_demo_counts_what_is_compiled_again(cli, monkeypatch):
     """If kernels were lost on the way, demo counts them, says so in its last line, and exits with 1."""
     monkeypatch.setattr(demo_module.bundler, "restore", without("hip"))
@@ -87,6 +90,7 @@ def test_demo_counts_what_is_compiled_again(cli, monkeypatch):
     assert match[1] == match[2] != "0"
 
 
+@pytest.mark.slow
 def test_demo_has_no_ptxas_for_the_second_process(cli, monkeypatch):
     """If a kernel for an NVIDIA GPU were lost, the second process could not compile it: one error, status 1."""
     monkeypatch.setattr(demo_module.bundler, "restore", without("cuda"))
@@ -96,6 +100,7 @@ def test_demo_has_no_ptxas_for_the_second_process(cli, monkeypatch):
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_demo_notices_an_unwatched_ptxas(cli, monkeypatch):
     """If Triton used another ptxas than the one that refuses, demo does not pretend to have proven anything."""
     monkeypatch.setattr(demo_module.PtxasWatch, "calls", lambda self: (0, 0))

@@ -56,6 +56,7 @@ def test_run_records_a_program(command, program, tmp_path):
         assert bundle.kernels[0].launch.require_facts().signature[0][0] == "x_ptr"
 
 
+@pytest.mark.slow
 def test_run_records_children(command, program, tmp_path):
     """Run records what children of the command compile, and what they find in the cache."""
     script = tmp_path / "parent.py"

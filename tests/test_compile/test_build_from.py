@@ -60,6 +60,7 @@ def retargeted(recorded, *targets, modules=()):
     return plan
 
 
+@pytest.mark.slow
 def test_what_an_older_or_another_target_cannot_have_is_refused_with_the_reason(recorded):
     """Descriptors and fp8 for older targets, libdevice and descriptors for AMD: each is refused, by name, with why and what to do."""
     plan = retargeted(recorded, CUDA80, GFX)

@@ -213,6 +213,7 @@ def test_warm_quiet_and_awake(service):
     assert {server_of(worker) for worker in one.processes()} == {server}
 
 
+@pytest.mark.slow
 def test_a_start_that_takes_longer_than_the_idle_time_is_waited_for(service):
     """The idle time begins when the workers stand ready, so that warming up does not end itself."""
     assert service(idle_s=2.0, preload="service_work:start_slowly").warm_up(RESULT_S)

@@ -76,6 +76,7 @@ def test_the_program_is_told_once_and_goes_on(tmp_path):
         assert warning.endswith("the program goes on without it")
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_costs_little(tmp_path):
     """It is asked until it has cost its second, and then left alone; kernels are compiled, and the near store has them."""
     report = tmp_path / "report.json"

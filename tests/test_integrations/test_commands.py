@@ -28,6 +28,7 @@ def command(monkeypatch):
     return command
 
 
+@pytest.mark.slow
 def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
     """explain says why the latest run compiled, in text and JSON; doctor that store and manager work; run records through it."""
     settings = {

@@ -173,6 +173,7 @@ def test_what_is_shown_of_a_list_is_whole():
     assert told == f"alignment: {', '.join(items[:4])} and 2 more here, nothing there"
 
 
+@pytest.mark.slow
 def test_the_latest_process_compiled_nothing(env, variants):
     """After a run that found everything `last` is that run, and no older one's kernels; a run after it that compiles is seen again."""
     plain, other = variants["plain"], variants["constants"]

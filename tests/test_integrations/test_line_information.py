@@ -77,6 +77,7 @@ def test_without_line_information_it_finds_it(asked):
     assert asked(_PATCH, TRITON_DISABLE_LINE_INFO="1") == [True]
 
 
+@pytest.mark.slow
 def test_a_shifted_line_is_no_reason_where_it_does_not_count(checkout, store_url, tmp_path, monkeypatch):
     """Without line information a kernel three lines below is found, and of another specialization only that is told."""
     monkeypatch.setenv("TRITON_BUNDLER_STORE", store_url)

@@ -119,9 +119,10 @@ def test_a_session_replays_its_tag_and_serves_100_calls_silently(recorded, tmp_p
     (replayed, tuned, *empty, took, heard, benchmarks, launches, misses), err = _serve(_SESSION, recorded, tmp_path)
     assert (replayed, tuned, empty) == (9, 1, [[], [], [], []])
     assert (took, heard, benchmarks, launches, misses) == (True, [], 0, 102, 0)
-    assert "Warning" not in err
+    assert "BundlerWarning" not in err
 
 
+@pytest.mark.slow
 def test_without_a_replay_the_hook_fires(recorded, tmp_path):
     """The same server with replay=False: Triton calls the hook for a kernel that it finds on disk."""
     code = _SESSION.replace("replay=True", "replay=False").replace("    serve(served, 17)", _TRIED)
@@ -146,6 +147,7 @@ say([len(report.not_found), len(report.not_tuned), heard, Gpu.benchmarks, len(Gp
 
 
 @pytest.mark.release
+@pytest.mark.slow
 def test_kernels_that_are_imported_later_are_served_silently_too(recorded, tmp_path):
     """`bundler.replay` before the import: functions and tuners get theirs when they are first called."""
     assert _serve(_LATER, recorded, tmp_path)[0] == [9, 1, [], 0, 102, "FilledCache"]
@@ -185,6 +187,7 @@ say([sorted(reason for _, reason in report.changed), len(report.replayed), [name
 """
 
 
+@pytest.mark.slow
 def test_a_changed_kernel_is_named_with_what_differs_and_compiled(recorded, tmp_path):
     """A tag of TRITON_BUNDLER_STORE; one kernel was edited since: one warning, the others are replayed."""
     edited = tmp_path / "kernels.py"

@@ -42,6 +42,7 @@ def program(code, cache, **env):
     return workshop.answer(_START + code, workshop.KERNELS, env={"TRITON_CACHE_DIR": cache, **env})
 
 
+@pytest.mark.slow
 def test_children_of_every_kind_are_recorded(cache, tmp_path):
     """A program's own kernels, its child program's and its pool worker's are in one bundle, with facts and proven keys."""
     code = """

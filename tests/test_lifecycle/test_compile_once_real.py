@@ -60,6 +60,7 @@ def urls(request, tmp_path):
         yield [f"file://{tmp_path}/near", started.url()]
 
 
+@pytest.mark.slow
 def test_twenty_kernels_are_compiled_twenty_times_by_four_processes(urls, watched, tmp_path):
     """Each process ends with the same bytes of every kernel, and ptxas ran once for each kernel."""
     variables, log = watched

@@ -113,6 +113,7 @@ def test_a_killed_restore_leaves_no_kernel_half_visible(three, compiled, tmp_pat
 
 
 @pytest.mark.toolchain
+@pytest.mark.slow
 def test_after_a_kill_triton_hits_or_compiles(three, tmp_path):
     """In a cache that a killed restore left, Triton finds the whole kernels, compiles the others, and fails on none."""
     killed = workshop.answer(_KILLED, three, tmp_path / "killed", 5, 30, 50)

@@ -48,11 +48,13 @@ def test_a_compile_and_a_hit_give_one_digest(tmp_path):
     assert first[0] == second[0]
 
 
+@pytest.mark.slow
 def test_another_cache_directory_gives_the_same_digest(tmp_path):
     """Where the cache lies is no part of what a bundle is."""
     assert record(tmp_path / "one", tmp_path / "1")[0] == record(tmp_path / "two" / "ü", tmp_path / "2")[0]
 
 
+@pytest.mark.slow
 def test_the_device_is_observed_and_no_part_of_the_digest(tmp_path):
     """Compiled under device 0 or 1, the digest is the same, and the device is written down beside it."""
     zero = record(tmp_path / "zero", tmp_path / "0", device=0)
@@ -61,6 +63,7 @@ def test_the_device_is_observed_and_no_part_of_the_digest(tmp_path):
     assert zero[0] == one[0]
 
 
+@pytest.mark.slow
 def test_inductors_directories_of_two_devices_give_one_digest(tmp_path):
     """Under Inductor's layout, a kernel compiled for device 0 or for device 1 is the same kernel with another device."""
     root = tmp_path / "inductor" / "triton"
@@ -139,6 +142,7 @@ def two_bundles(places, tmp_path_factory):
         yield one, two
 
 
+@pytest.mark.slow
 def test_two_checkouts_at_two_prefixes_are_variants(two_bundles, tmp_path):
     """Two checkouts with two Triton prefixes compile to one key each for CUDA; merge says how many variants it dropped."""
     one, two = (bundle.select(target="cuda:90") for bundle in two_bundles)

@@ -93,6 +93,7 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.mark.toolchain
+@pytest.mark.slow
 def test_amd_kernels_move_to_another_install_path_with_rekey_and_are_skipped_with_the_reason_without(
     elsewhere, tmp_path
 ):

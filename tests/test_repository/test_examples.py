@@ -65,6 +65,7 @@ def test_kernels_are_importable_without_torch(tmp_path):
 
 
 @pytest.mark.toolchain
+@pytest.mark.slow
 def test_child_compiles_in_three_processes(tmp_path):
     """examples/child.py says from three processes what they compiled, and their kernels are different ones."""
     done = run_python(tmp_path, EXAMPLES / "child.py")

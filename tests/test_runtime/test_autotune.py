@@ -534,6 +534,7 @@ def test_tritons_result_files_are_written_and_read(triton, launch_kernels, monke
     assert "not a result file of Triton's tuner" in third.misses[0][1]
 
 
+@pytest.mark.slow
 def test_the_interpreter_gives_right_numbers(triton, tmp_path):
     """Under TRITON_INTERPRET=1 the kernel runs on the CPU with its first config, and nothing is compiled or measured."""
     pytest.importorskip("torch")

@@ -309,6 +309,7 @@ def test_a_near_tier_with_something_else_is_filled_from_the_next(filled, url, ro
 # All at once ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_whatever_lies_in_store_and_cache_gives_only_typed_errors(run_tool):
     """Stores and caches with several hostile objects at once, used in any order, in processes whose memory and time are limited."""
     signal.alarm(0)

@@ -232,6 +232,7 @@ def test_a_dictionary_that_declares_too_much_is_damaged(size):
     assert verdict.removed == (key,)
 
 
+@pytest.mark.slow
 def test_random_hostile_values_keep_every_promise(run_tool, tmp_path):
     """The fuzzer changes keys of a real server in all these ways, does what users do, and finds no promise broken."""
     done = run_tool("fuzz redis", "--count", CASES, "--seed", 5, "--keep", tmp_path)

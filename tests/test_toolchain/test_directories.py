@@ -92,6 +92,7 @@ def test_inductor_default_has_the_users_name(monkeypatch, tmp_path):
     assert directories.inductor_cache_dir() == str(tmp_path / "torchinductor_corp_me_you")
 
 
+@pytest.mark.slow
 def test_inductor_directories_are_torchs_own(monkeypatch, tmp_path):
     """Functions of torch give the same directories."""
     utils = pytest.importorskip("torch._inductor.runtime.cache_dir_utils")

@@ -239,6 +239,7 @@ def test_many_overlapping_recordings_leave_nothing():
     assert subprocess.run(["true"]).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_fork_gets_a_whole_environment():
     """A child that is forked while another thread begins and ends recordings finds all variables of one, or none, and can go on."""
     code = """
