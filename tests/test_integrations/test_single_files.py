@@ -81,7 +81,6 @@ say([len(timed), timed[-1] is hooked, best])
 """
 
 
-@pytest.mark.release
 def test_results_of_the_tuner_travel(store_url, tmp_path):
     """A second process does not time again, though a timing is Infinity; that Triton writes none with a pre_hook is reported."""
     answers = []

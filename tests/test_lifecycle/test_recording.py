@@ -230,7 +230,6 @@ def jit(kernels, monkeypatch):
     driver._active = before
 
 
-@pytest.mark.release
 def test_directories_that_appear_without_a_word_are_found(cache, compiled, key):
     """A complete kernel directory that somebody puts into the cache during the recording is in the bundle."""
     other = compiled.keys_of("softmax_kernel")[0]

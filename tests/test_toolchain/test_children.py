@@ -202,7 +202,6 @@ def test_a_subprocess_is_recorded(run_child, compile_add, events, parts_of, cach
     assert spool.problems == []
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 def test_the_recording_process_does_not_spool_itself(run_child):
     """The process that owns the spool listens itself; only others write."""
@@ -244,7 +243,6 @@ def test_a_foreign_directory_is_no_spool(tmp_path):
     assert spool_records.owner("") is None
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 def test_one_record_for_many_repeats(run_child):
     """A child that looks up one kernel again and again leaves one record of a miss and one of a hit."""
@@ -253,7 +251,6 @@ def test_one_record_for_many_repeats(run_child):
     assert [event.cache_hit for event in spool.events()] == [False, True]
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 def test_single_files_are_recorded(run_child, cache):
     """Helper libraries and tuning files are recorded once; other files are not."""
@@ -264,7 +261,6 @@ def test_single_files_are_recorded(run_child, cache):
     assert spool.events() == []
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_killed_child_still_has_its_record(run_child):
     """A child that is killed right after a compile was stored has been recorded."""
@@ -353,7 +349,6 @@ assert isinstance(triton.runtime.cache.get_cache_manager("ab" * 32), mymanager.C
     assert [event.name for event in spool.events()] == ["add"]
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 def test_an_inner_manager_that_changes_is_followed(run_child, tmp_path):
     """Two recordings in one process, with another user's manager each, use the right one each time."""
@@ -371,7 +366,6 @@ with ChildSpool():
     run_child(code)
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 @pytest.mark.parametrize("harm", ["removed", "read-only", "a file"])
 def test_a_spoiled_spool_does_not_reach_the_user(run_child, harm):
@@ -393,7 +387,6 @@ def test_a_spoiled_spool_does_not_reach_the_user(run_child, harm):
     assert done.stderr.count("a compile was not recorded") == (harm == "read-only")
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_child_that_outlives_the_spool(run_child):
     """A child whose spool was closed goes on compiling as if nobody had recorded."""
@@ -415,7 +408,6 @@ def test_user_errors_stay_the_users(run_child):
     assert spool.events() == []
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 def test_a_child_without_our_package_on_its_path_finds_it(run_child, tmp_path, monkeypatch):
     """A program that found this package only through its own sys.path has children that find it too."""
@@ -485,7 +477,6 @@ if __name__ == "__main__":
 )
 
 
-@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.toolchain
 def test_torchs_compile_workers_are_recorded(run_child, tmp_path):

@@ -71,7 +71,6 @@ def test_a_child_without_this_package_compiles_in_a_recording(elsewhere):
     assert run() == ("FileCacheManager", 0)
 
 
-@pytest.mark.release
 @pytest.mark.toolchain
 def test_warnings_that_are_errors_break_no_child(elsewhere, monkeypatch):
     """Also where warnings are errors, and with a session and a manager of the user's behind the recording."""
