@@ -38,7 +38,8 @@ except OSError as error:
 """
 # Python runs a module of this name when it starts: renames and links are no longer one step.
 _TORN_PACKAGE = """
-import os, shutil
+import os, shutil, sys
+sys.modules["bundler.lifecycle._kernel_writer"] = None  # it renames without Python
 _rename = os.rename
 def rename(old, new, **more):
     shutil.copytree(old, new) if "tmp.bundler" in os.fspath(old) and os.path.isdir(old) else _rename(old, new, **more)

@@ -39,6 +39,7 @@ def rename(old, new, **more):
     shutil.rmtree(old)
 if "--racer" in sys.argv:
     os.rename = rename
+    sys.modules["bundler.lifecycle._kernel_writer"] = None  # it renames without Python
 """
 
 
