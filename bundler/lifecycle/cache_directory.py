@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 from bundler.errors import BundlerError, FormatError
 from bundler.format import names
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
-from bundler.format.limits import DEFAULT_LIMITS
+from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
 from bundler.lifecycle.kernel_writer import OCCUPIED, Buffer, NewKernel, remove_tree, write_file, write_kernels
 
@@ -348,7 +348,7 @@ def _unlink(path: str) -> None:
 
 def _holds(path: str, data: bytes) -> bool:
     try:
-        return read_file(*os.path.split(path), DEFAULT_LIMITS) == data
+        return read_file(*os.path.split(path), Limits(file_bytes=len(data))) == data
     except OSError:
         return False
 
