@@ -75,13 +75,16 @@ if TYPE_CHECKING:
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.compiled_once import CompiledOnce, How, compile_once
     from bundler.lifecycle.directory_pack import pack
+    from bundler.lifecycle.family import Family
+    from bundler.lifecycle.family_pack import pack_family
     from bundler.lifecycle.lifecycle_reports import CheckReport, Reasons, RecordReport, RestoreReport
     from bundler.lifecycle.machine_store import Store, open_store
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
     from bundler.lifecycle.restore_check import check
-    from bundler.lifecycle.restore_options import Only, Trust
+    from bundler.lifecycle.restore_options import Only, TreeOptions, Trust
+    from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import winners_only
     from bundler.runtime.configs import Config
     from bundler.runtime.grids import Grid
@@ -142,6 +145,7 @@ _HOMES = {
     "DryDriver": "runtime.launch.dry_driver",
     "Explanation": "integrations.explanations",
     "Exported": "runtime.tuning.kernel_export",
+    "Family": "lifecycle.family",
     "FileLayout": "format.entries",
     "FileRecords": "store.file_records",
     "GeneratedKernel": "integrations.inductor_kernels",
@@ -195,6 +199,8 @@ _HOMES = {
     "TensorMap": "runtime.launch.plan",
     "TierCounters": "backends.counters",
     "Toolchain": "format.entries",
+    "TreeExplanation": "lifecycle.tree_comparison",
+    "TreeOptions": "lifecycle.restore_options",
     "Trust": "lifecycle.restore_options",
     "TunerOptions": "runtime.tuning.tuner_options",
     "TuningFile": "format.entries",
@@ -212,12 +218,14 @@ _HOMES = {
     "diff": "format.bundle_union",
     "end_compile": "lifecycle.recorder",
     "explain": "integrations.explanations",
+    "explain_trees": "lifecycle.tree_comparison",
     "install": "integrations._process",
     "load": "runtime.launch.bundle_kernels",
     "merge": "format.bundle_union",
     "open_driver": "runtime.launch.drivers",
     "open_store": "lifecycle.machine_store",
     "pack": "lifecycle.directory_pack",
+    "pack_family": "lifecycle.family_pack",
     "prebuild": "compile.declarations",
     "read_and_emit": "lifecycle.restoration",
     "recording": "lifecycle.recorder",
@@ -262,6 +270,7 @@ __all__ = [
     "EmptyBundle",
     "Explanation",
     "Exported",
+    "Family",
     "FileLayout",
     "FileRecords",
     "FormatError",
@@ -325,6 +334,8 @@ __all__ = [
     "TierCounters",
     "Toolchain",
     "ToolchainMismatch",
+    "TreeExplanation",
+    "TreeOptions",
     "TruncatedBundle",
     "Trust",
     "TunerOptions",
@@ -346,12 +357,14 @@ __all__ = [
     "diff",
     "end_compile",
     "explain",
+    "explain_trees",
     "install",
     "load",
     "merge",
     "open_driver",
     "open_store",
     "pack",
+    "pack_family",
     "prebuild",
     "read_and_emit",
     "recording",

@@ -131,6 +131,17 @@ def unknown_variables() -> dict[str, str | None]:
     return found
 
 
+def user_variables() -> tuple[str, ...]:
+    """Return the names of our variables that the user set, sorted."""
+    return tuple(
+        sorted(
+            name
+            for name, value in os.environ.items()
+            if value and name.startswith(PREFIX) and name not in (SPOOL_DIRECTORY, SPOOL_INNER, INNER)
+        )
+    )
+
+
 def unknown_words() -> str | None:
     """Return a sentence that names the unknown variables; None when there are none."""
     unknown = unknown_variables()

@@ -171,6 +171,32 @@ def session(
     return _install(store, Options(tag=tag, mode=mode, push=push, strict=strict), replay=replay)
 
 
+def install_from_environment() -> None:
+    """Let Triton's compiles go through the session that environment variables ask for, here and in processes that start from now on.
+
+    The session begins with the first kernel, or with `begin_from_environment`.  Plug-ins of servers call it, who may be loaded in each of a
+    server's processes, and before those fork: no store is opened and no device touched.
+    """
+    from bundler.integrations.manager_install import activity_of_environment
+
+    manager_environment.add(activity_of_environment(keeper_source))
+
+
+def begin_from_environment() -> None:
+    """Begin the session that is in force, unless it has: its tag is fetched, and replayed where it says so."""
+    _process.engine()
+
+
+def publish_from_environment() -> None:
+    """Publish what the session in force has made so far, and give it to its tag; it goes on."""
+    engine = _process.engine()
+    from bundler.integrations.sessions import LAST_FLUSH_S
+
+    engine.publisher.flush(LAST_FLUSH_S)
+    with engine.troubles.excused(f"tag {engine.options.tag} was not pushed"):
+        engine.push_tag()
+
+
 def register(path: str | os.PathLike[str]) -> None:
     """Add a library's own prebuilt kernels: read-only, opened when Triton first misses, asked after every store.
 

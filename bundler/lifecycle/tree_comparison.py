@@ -163,7 +163,9 @@ def _describe(source: Bundle | str | os.PathLike[str], options: TreeOptions) -> 
         return list(_of_bundle(source, options))
     name, equals, directory = os.fspath(source).partition("=")
     if equals:
-        return list(_of_directory(find_family(name, options.families), os.path.abspath(directory), options))
+        return list(
+            _of_directory(find_family(name, options.families), os.path.abspath(os.path.expanduser(directory)), options)
+        )
     with Bundle.load(source) as bundle:
         return list(_of_bundle(bundle, options))
 
