@@ -37,7 +37,10 @@ _ABSENT = ("cbor2", "pydantic", "transformers", "depyf", "regex", "psutil", "clo
 class Stub(ModuleType):
     """A module that has every attribute: a mock that takes any call."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        # Of a package, with nothing in it.
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -84,7 +84,7 @@ def compile_ahead(config: Any, rank: int) -> None:
     import torch
     from vllm.compilation import decorators  # type: ignore[import-not-found]
 
-    class Model(torch.nn.Module):
+    class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not there for who checks types
         def forward(self, x: Any) -> Any:
             return x + 1
 
@@ -103,7 +103,8 @@ def compile_ahead(config: Any, rank: int) -> None:
 
 def compile_by_backend(config: Any, *, ahead: bool) -> None:
     """Call vLLM's backend until it has laid its directories out: `<hash>/rank_i_j/backbone`, and without `ahead` beside it
-    `inductor_cache` and `triton_cache`."""
+    `inductor_cache` and `triton_cache`.
+    """
     from vllm.compilation import backends
 
     backend = backends.VllmBackend.__new__(backends.VllmBackend)
