@@ -67,7 +67,7 @@ typedef struct {
 } config_t;
 
 /* Functions of the driver; one that an old driver lacks is NULL. */
-static struct {
+static struct driver {
   int (*get_error)(int, const char **);
   int (*get_context)(void **);
   int (*set_context)(void *);
@@ -99,7 +99,7 @@ static const struct {
   size_t offset;
   int needed;
 } functions[] = {
-#define FUNCTION(symbol, member, needed) {#symbol, offsetof(__typeof__(cuda), member), needed}
+#define FUNCTION(symbol, member, needed) {#symbol, offsetof(struct driver, member), needed}
     FUNCTION(cuGetErrorString, get_error, 1),
     FUNCTION(cuCtxGetCurrent, get_context, 1),
     FUNCTION(cuCtxSetCurrent, set_context, 1),
@@ -402,7 +402,7 @@ static int read_backwards(PyObject *sequence, const char *what, long long *to) {
   for (index = 0; index < count; index++) {
     PyObject *item = PySequence_Fast_GET_ITEM(items, index);
     if (!PyLong_Check(item))
-      PyErr_Format(PyExc_TypeError, "%s must be an int", what);
+      PyErr_Format(PyExc_TypeError, "%s must be an int", strcmp(what, "blockSize") == 0 ? "block size" : what);
     else
       to[count - index - 1] = PyLong_AsLongLong(item);
     if (PyErr_Occurred()) {
@@ -444,14 +444,36 @@ static int read_tensor(tensor_t *tensor, PyObject *block, PyObject *shape, PyObj
   return 0;
 }
 
-static PyObject *refuse_map(PyObject *map, int status, const tensor_t *tensor) {
-  const char *words = NULL;
-  cuda.get_error(status, &words);
-  PyErr_Format(PyExc_RuntimeError,
-               "Triton Error [CUDA]: Failed to create tensor map descriptor: %s\nelemType=%d rank=%d global_address=0x%llx "
-               "elemSize=%d swizzle=%d padding=%d innermost shape=%llu innermost blockSize=%u\n",
-               words != NULL ? words : "Unknown error", tensor->element_type, tensor->rank, tensor->address,
-               tensor->element_bytes, tensor->swizzle, tensor->padding, (unsigned long long)tensor->shape[0], tensor->block[0]);
+/* Appends "NAME=[1, 2]" and what follows it. */
+static void add_numbers(char *words, size_t room, const char *name, const uint64_t *numbers, int count, const char *end) {
+  size_t used = strlen(words);
+  int index;
+  used += (size_t)snprintf(words + used, room - used, "%s=[", name);
+  for (index = 0; index < count; index++)
+    used += (size_t)snprintf(words + used, room - used, index > 0 ? ", %llu" : "%llu", (unsigned long long)numbers[index]);
+  snprintf(words + used, room - used, "]%s", end);
+}
+
+/* Raises what Triton says; at most five numbers a list, so that the words fit. */
+static PyObject *refuse_map(PyObject *map, int status, const char *what, const tensor_t *tensor, const uint64_t *steps) {
+  char words[2048];
+  const char *reason = NULL;
+  uint64_t block[MOST_DIMENSIONS];
+  int index;
+  for (index = 0; index < MOST_DIMENSIONS; index++)
+    block[index] = tensor->block[index];
+  cuda.get_error(status, &reason);
+  snprintf(words, sizeof(words),
+           "Triton Error [CUDA]: Failed to create %s: %.200s\nelemType=%d rank=%d global_address=0x%llx elemSize=%d swizzle=%d "
+           "padding=%d\n",
+           what, reason != NULL ? reason : "Unknown error", tensor->element_type, tensor->rank, tensor->address,
+           tensor->element_bytes, tensor->swizzle, tensor->padding);
+  add_numbers(words, sizeof(words), "shape", tensor->shape, tensor->rank, "\n");
+  add_numbers(words, sizeof(words), "strides", tensor->strides, tensor->rank - 1, "\n");
+  add_numbers(words, sizeof(words), "blockSize", block, tensor->block_rank, steps != NULL ? " " : "\n");
+  if (steps != NULL)
+    add_numbers(words, sizeof(words), "elementStrides", steps, tensor->rank, tensor->padding == 1 ? " fill=1\n" : " fill=0\n");
+  PyErr_SetString(PyExc_RuntimeError, words);
   Py_DECREF(map);
   return NULL;
 }
@@ -474,6 +496,7 @@ static void mend_map(unsigned char *map, const tensor_t *tensor) {
 
 static PyObject *fill_tiled(PyObject *args, int mends) {
   static const uint32_t ones[MOST_DIMENSIONS] = {1, 1, 1, 1, 1};
+  static const uint64_t steps[MOST_DIMENSIONS] = {1, 1, 1, 1, 1};
   PyObject *block, *shape, *strides, *map;
   tensor_t tensor = {0};
   int status;
@@ -491,7 +514,7 @@ static PyObject *fill_tiled(PyObject *args, int mends) {
                              (void *)(uintptr_t)tensor.address, tensor.shape, tensor.strides, tensor.block, ones, INTERLEAVE_NONE,
                              tensor.swizzle, PROMOTION_L2_128B, tensor.padding == 1 ? FILL_NAN : 0);
   if (status != SUCCESS)
-    return refuse_map(map, status, &tensor);
+    return refuse_map(map, status, "tensor map descriptor", &tensor, steps);
   if (mends)
     mend_map(((tensor_map_t *)map)->map, &tensor);
   return map;
@@ -554,7 +577,7 @@ static PyObject *fill_im2col(PyObject *args, int apart) {
                               (void *)(uintptr_t)tensor.address, tensor.shape, tensor.strides, box.lower, box.upper,
                               (uint32_t)box.channels, (uint32_t)box.pixels, box.steps, INTERLEAVE_NONE, tensor.swizzle,
                               PROMOTION_L2_128B, tensor.padding == 1 ? FILL_NAN : 0);
-  return status == SUCCESS ? map : refuse_map(map, status, &tensor);
+  return status == SUCCESS ? map : refuse_map(map, status, "im2col tensor map descriptor", &tensor, NULL);
 }
 
 static PyObject *fill_tma_descriptor_im2col(PyObject *module, PyObject *args) { return fill_im2col(args, 0); }
@@ -640,9 +663,16 @@ static int read_float(PyObject *value, uint64_t *to, unsigned char kind) {
 }
 
 /* As `PyArg_Parse` reads them for Triton 3.6: signed ones are compared with their range, unsigned ones wrap. */
+static int check_range(long number, long least, long most, const char *what) {
+  if (number == -1 && PyErr_Occurred())
+    return -1;
+  if (number >= least && number <= most)
+    return 0;
+  PyErr_Format(PyExc_OverflowError, "%s is %s", what, number < least ? "less than minimum" : "greater than maximum");
+  return -1;
+}
+
 static int read_integer_36(PyObject *value, uint64_t *to, unsigned char kind) {
-  static const long long limits[] = {[I16] = INT16_MAX, [I32] = INT32_MAX};
-  long number;
   switch (kind) {
   case I64:
     *to = (uint64_t)PyLong_AsLongLong(value);
@@ -654,19 +684,19 @@ static int read_integer_36(PyObject *value, uint64_t *to, unsigned char kind) {
     }
     *to = PyLong_AsUnsignedLongLongMask(value);
     break;
-  case I16:
-  case I32:
   case BYTE_36:
-    number = PyLong_AsLong(value);
-    if (!(number == -1 && PyErr_Occurred()) &&
-        (kind == BYTE_36 ? number < 0 || number > UINT8_MAX : number > limits[kind] || number < -limits[kind] - 1))
-      PyErr_Format(PyExc_OverflowError, "%ld is out of the range of its type", number);
-    *to = (uint64_t)number;
-    break;
+    *to = (uint64_t)PyLong_AsLong(value);
+    return check_range((long)*to, 0, UINT8_MAX, "unsigned byte integer");
+  case I16:
+    *to = (uint64_t)PyLong_AsLong(value);
+    return check_range((long)*to, INT16_MIN, INT16_MAX, "signed short integer");
+  case I32:
+    *to = (uint64_t)PyLong_AsLong(value);
+    return check_range((long)*to, INT32_MIN, INT32_MAX, "signed integer");
   default:
     *to = PyLong_AsUnsignedLongMask(value);
   }
-  return PyErr_Occurred() ? -1 : 0;
+  return *to == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
 static int read_integer(PyObject *value, uint64_t *to, unsigned char kind) {
@@ -1029,14 +1059,8 @@ static int read_pointers(launcher_t *self, room_t *room) {
 
 static int read_int(PyObject *value, int *to) {
   long number = PyLong_AsLong(value);
-  if (number == -1 && PyErr_Occurred())
-    return -1;
-  if (number > INT32_MAX || number < INT32_MIN) {
-    PyErr_SetString(PyExc_OverflowError, "a size of the grid does not fit 32 bits");
-    return -1;
-  }
   *to = (int)number;
-  return 0;
+  return check_range(number, INT32_MIN, INT32_MAX, "signed integer");
 }
 
 static int read_handle(PyObject *value, unsigned long long *to) {
