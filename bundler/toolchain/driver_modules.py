@@ -20,7 +20,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 from bundler.errors import CannotLaunchStatically
-from bundler.toolchain.identity import extension_suffix, triton_dir
 
 DRIVER = "triton.backends.nvidia.driver"
 _BUILD, _LOADER = "triton.runtime.build", "_load_module_from_path"
@@ -70,6 +69,8 @@ class DriverModules:
         # By the path that the cache manager gave Triton: what is to be taken for loaded from there.
         self._in_progress: dict[str, ModuleType] = {}
         self._launchers: dict[tuple[Any, ...], Callable[..., None]] = {}
+        # Of a thread: whether Triton builds `cuda_utils` because the supplier was asked already, and has none.
+        self._refused = threading.local()
         # What the driver has, when it has ours.
         self._given: ModuleType | None = None
 
@@ -97,7 +98,9 @@ class DriverModules:
 
         Triton then loads that file by a function of ours, which returns the module.
         """
-        if not self._suppliers or filename != f"{_UTILITIES}{extension_suffix()}" or _BUILD not in sys.modules:
+        if not self._suppliers or not filename.startswith(f"{_UTILITIES}.") or _BUILD not in sys.modules:
+            return None
+        if getattr(self._refused, "now", False):
             return None
         with self._lock:
             self._put_in_place()
@@ -129,8 +132,16 @@ class DriverModules:
             text = kwargs.get("src")
             if isinstance(text, _Text):
                 return SimpleNamespace(launch=text.launcher)
-            made = self._utilities() if self._suppliers and kwargs.get("name") == _UTILITIES else None
-            return build(*args, **kwargs) if made is None else made
+            if not self._suppliers or kwargs.get("name") != _UTILITIES:
+                return build(*args, **kwargs)
+            made = self._utilities()
+            if made is not None:
+                return made
+            self._refused.now = True
+            try:
+                return build(*args, **kwargs)
+            finally:
+                self._refused.now = False
 
         return instead
 
@@ -202,6 +213,8 @@ def known_family() -> str | None:
 
 
 def _family() -> str:
+    from bundler.toolchain.identity import triton_dir  # a hit needs none of what it imports
+
     directory = triton_dir()
     if directory is None:
         raise CannotLaunchStatically("Triton is not installed")

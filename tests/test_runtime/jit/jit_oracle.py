@@ -142,7 +142,24 @@ SIZES = {"i1": 1, "i8": 1, "u1": 1, "u8": 1, "i16": 2, "u16": 2, "fp16": 2, "bf1
          "i64": 8, "u64": 8, "fp64": 8}  # fmt: skip
 INTEGERS = [0, 1, -1, 5, 127, 128, -128, -129, 255, 256, 32767, 32768, -32769, 65535, 65536, 2**31 - 1, 2**31, -(2**31) - 1,
             2**32 - 1, 2**32, 2**63 - 1, 2**63, -(2**63), 2**64 - 1, 2**64, True, 1.5, "text", None]  # fmt: skip
-FLOATS = [0.0, -0.0, 1.5, 1.2345678, 65504.0, 1e5, 1e-8, 3e38, 1e39, -1e300, float("inf"), float("nan"), 7, True, "text", None]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.5,
+    1.2345678,
+    65504.0,
+    1e5,
+    1e-8,
+    3e38,
+    1e39,
+    -1e300,
+    float("inf"),
+    float("nan"),
+    7,
+    True,
+    "text",
+    None,
+]
 
 
 class Address:
@@ -164,7 +181,10 @@ def by_hand(witness):
         for value in values:
             yield f"{kind} {value!r}", hand(witness, (kind,), (value,), [size])
     for value in POINTERS:
-        yield f"pointer {value if not isinstance(value, Address) else (value.answer,)!r}", hand(witness, ("*fp32",), (value,), [8])
+        yield (
+            f"pointer {value if not isinstance(value, Address) else (value.answer,)!r}",
+            hand(witness, ("*fp32",), (value,), [8]),
+        )
     nested = ("*fp32", ("i32", ("fp16", "constexpr")), "constexpr", ("constexpr",), "i8", ())
     yield "tuples", hand(witness, nested, (1 << 40, (3, (1.5, "c")), 7, (9,), 12, ()), [8, 4, 2, 1])
     many = ("i32", "fp64", "*i8") * 60
