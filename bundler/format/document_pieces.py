@@ -12,6 +12,7 @@ import operator
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -68,11 +69,11 @@ def _members(document: bytes) -> list[bytes]:
         return []
 
 
-class _Numbers(dict[bytes, int]):
-    """Numbers pieces in the order in which each is asked for first."""
+class Numbers(dict[Any, int]):
+    """Numbers what it is asked for, in the order in which it is asked first."""
 
-    def __missing__(self, piece: bytes) -> int:
-        number = self[piece] = len(self)
+    def __missing__(self, item: Any) -> int:
+        number = self[item] = len(self)
         return number
 
 
@@ -80,7 +81,7 @@ class PieceWriter:
     """Collects pieces; each occurs once in `table`."""
 
     def __init__(self) -> None:
-        self._numbers = _Numbers()
+        self._numbers = Numbers()
         # Kernels that differ in nothing but their code have equal documents.
         self._known: dict[bytes, list[int]] = {}
         self._known_bytes = 0

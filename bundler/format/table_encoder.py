@@ -15,25 +15,17 @@ from msgspec import Raw
 from bundler.format import wire
 from bundler.format.content_tables import NAME, SCHEMA
 from bundler.format.digest import digest_raw
-from bundler.format.document_pieces import PieceWriter
+from bundler.format.document_pieces import Numbers, PieceWriter
 from bundler.format.entries import HelperLibrary, Kernel, Opaque, StoredFile, TuningFile, entry_kind
 from bundler.format.entry_rows import Entries, check_path
 from bundler.format.sentinel import Span
-
-
-class _Numbers(dict[Any, int]):
-    """Numbers what it is asked for, in the order in which it is asked first."""
-
-    def __missing__(self, item: Any) -> int:
-        number = self[item] = len(self)
-        return number
 
 
 def encode_tables(entries: Entries) -> bytes:
     """Return the canonical bytes of entries that are in canonical order; raises `FormatError` for what cannot be stored."""
     blobs = [*entries.blobs]
     index = {raw: position for position, (raw, _) in enumerate(blobs)}
-    kernel_names, targets, toolchains, specs, file_lists = (_Numbers() for _ in range(5))
+    kernel_names, targets, toolchains, specs, file_lists = (Numbers() for _ in range(5))
     pieces = PieceWriter()
 
     def kernel(k: Kernel) -> Raw:

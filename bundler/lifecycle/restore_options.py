@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format.bundle import Keep
+from bundler.format.records import record
 
 Only = Literal["usable", "all"]
 Trust = Literal["kernels", "code"]
@@ -20,7 +20,7 @@ Trust = Literal["kernels", "code"]
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RestoreOptions:
     """The choices of one restore or check; `bundler.restore` says what each means.
 
