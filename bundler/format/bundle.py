@@ -174,7 +174,7 @@ class Bundle:
             self._encoded = self._content.encode()
         return self._encoded
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """`sha256:<64 hex>` of the content part of the manifest."""
         return content_digest(self._content_bytes)

@@ -17,6 +17,7 @@ from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.metadata import check_metadata_size
+from bundler.format.records import record
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
 
@@ -56,7 +57,7 @@ class Target:
         return Target(match[1], match[2], 64 if match[2].startswith("gfx9") else 32)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Toolchain:
     """Who compiled: Triton's release, the sha256 of its binary (hex), and ptxas's version; None where unknown."""
 
@@ -65,7 +66,7 @@ class Toolchain:
     ptxas: str | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Artifact:
     """One file: its name, kind, the digest and size (bytes) of what is stored, and its path sentinels."""
 
@@ -106,7 +107,7 @@ class FileLayout(NamedTuple):
         return all(position == place for place, position in enumerate(self.order))
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Kernel:
     """All artifacts of one kernel key, from one compile.
 
@@ -285,7 +286,7 @@ def file_layout(filenames: tuple[str, ...]) -> FileLayout:
     return FileLayout(order, launch, binaries[0], metadata[0], "so" in kinds)
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class TuningFile(Summarized):
     """A tuner's result file: Triton's `KEY/*.autotune.json`, or Inductor's `xx/*.best_config`."""
 
@@ -298,7 +299,7 @@ class TuningFile(Summarized):
         return names.is_kernel_key(self.path.partition("/")[0])
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class HelperLibrary(Summarized):
     """A shared library that Triton built with the C compiler: `KEY/cuda_utils….so`, launchers.  Executable code."""
 
@@ -307,7 +308,7 @@ class HelperLibrary(Summarized):
     machine: str
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class Opaque(Summarized):
     """A file of Inductor's cache that torch executes or unpickles, by its path relative to that cache."""
 

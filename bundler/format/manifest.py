@@ -7,7 +7,7 @@ How it is written lies in `content_rows`, and what was seen of it, which the dig
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from bundler.format.entry_rows import Entries, schema_of
 from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
+from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _ENCODERS = {content_rows.SCHEMA: content_rows.encode_rows, SCHEMA: table_encode
 _DECODERS = {content_rows.SCHEMA: content_rows.decode_rows, SCHEMA: content_tables.decode_tables}
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class Content(Summarized):
     """Everything that decides what a bundle is, in canonical order.
 

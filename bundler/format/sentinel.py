@@ -16,12 +16,12 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
 
 from bundler.errors import FormatError
+from bundler.format.records import record
 from bundler.format.summary import count
 
 CACHE_DIR = 0
@@ -46,7 +46,7 @@ _PATHS_REMEMBERED = 64
 _DECODER = msgspec.json.Decoder()
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Span:
     """One placeholder: byte offset in the stored file, which place it stands for, and how it was written."""
 
