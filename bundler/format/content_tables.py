@@ -146,6 +146,11 @@ class BlobTable(Sequence[tuple[bytes, int]]):
         """Return the raw digest of a blob."""
         return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
 
+    def at(self, numbers: Iterable[int]) -> list[tuple[bytes, int]]:
+        """Return raw digest and size of several blobs."""
+        digests, sizes = self.digests, self.sizes
+        return [(digests[n * DIGEST_BYTES : n * DIGEST_BYTES + DIGEST_BYTES], sizes[n]) for n in numbers]
+
     def __len__(self) -> int:
         return len(self.sizes)
 

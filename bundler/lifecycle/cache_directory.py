@@ -25,12 +25,21 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from bundler.errors import BundlerError, FormatError
+from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format import names
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
+from bundler.format.digest import check_digest
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
-from bundler.lifecycle.kernel_writer import OCCUPIED, Buffer, NewKernel, remove_tree, write_file, write_kernels
+from bundler.lifecycle.kernel_writer import (
+    DAMAGED,
+    OCCUPIED,
+    Buffer,
+    NewKernel,
+    remove_tree,
+    write_file,
+    write_kernels,
+)
 
 Outcome = Literal["restored", "present", "repaired"]
 Files = Mapping[str, Buffer]
@@ -40,6 +49,7 @@ ASIDE_PREFIX = "tmp.bundler.old."
 # Long enough that no living restore or reader still uses what it left.
 STALE_AFTER_S = 24 * 3600
 ATTEMPTS = 4
+_ALL_COMPARED: Mapping[str, bytes] = {}
 
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
@@ -51,20 +61,39 @@ class ReadyKernel(NamedTuple):
 
     Attributes:
         key: its kernel key, the name of the directory.
-        files: name -> bytes of every file but the group file, in Triton's order; already verified.
+        files: name -> bytes of every file but the group file, in Triton's order.
         stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
         rewritten: names of the files that hold a path of this machine.
+        digests: name -> raw digest of the files that were not verified yet; who writes the kernel compares them.
     """
 
     key: str
     files: Files
     stored_metadata: bytes
     rewritten: tuple[str, ...] = ()
+    digests: Mapping[str, bytes] = _ALL_COMPARED
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files but the group file."""
         return sum(map(len, self.files.values()))
+
+    def verified(self) -> ReadyKernel:
+        """Return the same kernel with each digest compared; raises `DigestMismatch`."""
+        for name, digest in self.digests.items():
+            check_digest(self.files[name], digest, name)
+        return self._replace(digests=_ALL_COMPARED)
+
+    def damage(self) -> DigestMismatch:
+        """Return what is wrong with a kernel that the writer found damaged."""
+        try:
+            self.verified()
+        except DigestMismatch as error:
+            return error
+        # Nothing was written, so there is something to tell.
+        return DigestMismatch(
+            f"{self.key}: its bytes changed in memory while it was written; restore it again", what=self.key
+        )
 
 
 class CacheDirectory:
@@ -96,7 +125,7 @@ class CacheDirectory:
             self._sweep()
 
     def publish(self, kernel: ReadyKernel) -> Outcome:
-        """Put a kernel in place."""
+        """Put a kernel, of which each file was verified, in place."""
         if self.has(kernel):
             return "present"
         batch = KernelBatch(self, [kernel])
@@ -104,19 +133,29 @@ class CacheDirectory:
         def write() -> Outcome:
             batch.write(threads=1)
             ((_, outcome),) = batch.settled()
+            if isinstance(outcome, DigestMismatch):
+                raise outcome
             return outcome
 
         return cleaned_up(write, batch.clear)
 
+    def listed(self, key: str) -> bool:
+        """Tell whether something had the kernel's name when the directory was listed."""
+        return key in self._present
+
     def has(self, kernel: ReadyKernel) -> bool:
-        """Tell whether the kernel was there when the directory was listed, and is."""
-        return kernel.key in self._present and self._usable(kernel)
+        """Tell whether the kernel, of which each file was verified, was there when the directory was listed, and is."""
+        return self.listed(kernel.key) and self._usable(kernel)
 
     def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
         """Return what has to be written for a kernel, under a name of its own."""
         metadata_name = next(name for name in kernel.files if name.endswith(".json"))
         group = (names.GROUP_PREFIX + metadata_name, self._group_file(kernel.key, kernel.files))
-        return f"{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}", kernel.key, (*kernel.files.items(), group)
+        digests = kernel.digests
+        files = [
+            (name, data, digests[name]) if name in digests else (name, data) for name, data in kernel.files.items()
+        ]
+        return f"{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}", kernel.key, (*files, group)
 
     def write(self, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
         """Write kernels; returns what `write_kernels` says of each.  Any thread may call it."""
@@ -242,8 +281,8 @@ class KernelBatch:
         """Write them; trouble with the file system shows when they are settled."""
         self._codes = self._directory.write(self._new, threads)
 
-    def settled(self) -> Iterator[tuple[ReadyKernel, Outcome]]:
-        """Yield what became of each kernel that is in place now, then raise what the first of the others met.
+    def settled(self) -> Iterator[tuple[ReadyKernel, Outcome | DigestMismatch]]:
+        """Yield what became of each kernel that is in place now or damaged, then raise what the first of the others met.
 
         Nothing became of any of them when they were not written to the end.
         """
@@ -267,9 +306,11 @@ class KernelBatch:
         if failure is not None:
             raise failure
 
-    def _outcome(self, kernel: ReadyKernel, temporary: str, code: int) -> Outcome:
+    def _outcome(self, kernel: ReadyKernel, temporary: str, code: int) -> Outcome | DigestMismatch:
         if code == 0:
             return "restored"
+        if code == DAMAGED:
+            return kernel.damage()
         if -code in OCCUPIED:
             return self._directory.replace(temporary, kernel)
         raise OSError(abs(code), os.strerror(abs(code)))

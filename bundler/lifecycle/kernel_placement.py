@@ -51,21 +51,25 @@ class WantedKernel(NamedTuple):
 
 
 class StoredKernel:
-    """A kernel with its verified bytes, as the bundle stores them: paths are sentinels.
+    """A kernel with its bytes, as the bundle stores them: paths are sentinels.
 
     Attributes:
         kernel: which.
         files: name -> bytes, in Triton's order.
         with_paths: names of those that hold a path.
         metadata: the metadata as the bundle stores it.
+        digests: name -> raw digest of the files that were not verified yet.
     """
 
     # A restore makes one of these for each kernel of a bundle.
-    __slots__ = ("_binary_name", "_checked", "_metadata_name", "_spans", "files", "kernel", "metadata", "with_paths")
+    __slots__ = (
+        "_binary_name", "_checked", "_metadata_name", "_spans", "digests", "files", "kernel", "metadata", "with_paths",
+    )  # fmt: skip
 
     def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer]) -> None:
         self.kernel = wanted.kernel
         self.files: dict[str, Buffer] = {}
+        self.digests: dict[str, bytes] = {}
         self._spans: dict[str, Sequence[sentinel.Span]] = {}
         for (name, _, _, spans), data in zip(wanted.files, blobs, strict=True):
             self.files[name] = data
@@ -100,6 +104,21 @@ class StoredKernel:
         kernel._checked = checked
         return kernel
 
+    @classmethod
+    def read_unverified(cls, source: BlobSource, wanted: WantedKernel) -> StoredKernel:
+        """Read a kernel's files and verify those alone that are parsed here; who writes the others compares their digests.
+
+        Raises:
+            DigestMismatch, FormatError, NotFound: they are damaged, or not there.
+        """
+        kernel = cls(wanted, source.stored_blobs(wanted.digests))
+        for name, digest, _, spans in wanted.files:
+            if spans or name == kernel._metadata_name:
+                check_digest(kernel.files[name], digest, name)
+            else:
+                kernel.digests[name] = digest
+        return kernel
+
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.
 
@@ -109,6 +128,7 @@ class StoredKernel:
 
         Raises:
             FormatError: Triton could not read it there.
+            DigestMismatch: it is damaged.
         """
         files: Files = self.files
         if self.with_paths:
@@ -117,7 +137,7 @@ class StoredKernel:
             for name, spans in self._spans.items():
                 files[name] = localize(spans, bytes(files[name]), directory, triton_dir)
         self._check(files)
-        return ReadyKernel(self.kernel.key, files, self.metadata, self.with_paths)
+        return ReadyKernel(self.kernel.key, files, self.metadata, self.with_paths, self.digests)
 
     def _check(self, files: Files) -> None:
         """Raise `FormatError` when Triton could not read these files, which differ in paths alone from those for other directories."""
@@ -130,6 +150,8 @@ class StoredKernel:
                 self.kernel.key, (self._binary_name, files[self._binary_name]), (self._metadata_name, metadata)
             )
             if reason is not None:
+                # A binary that is damaged is none that Triton cannot read.
+                ReadyKernel(self.kernel.key, files, self.metadata, digests=self.digests).verified()
                 raise FormatError(reason, key=self.kernel.key)
             self._checked = True
 

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import os
 from collections.abc import Callable
 
 from bundler.format.bundle_file import cleaned_up
+from bundler.format.digest import sha256
 
 Buffer = bytes | memoryview
-# Name of the temporary directory, name of the kernel's, (name, bytes) of each file in it.
-NewKernel = tuple[str, str, tuple[tuple[str, Buffer], ...]]
+# Name and bytes; and the raw digest that the bytes must have, unless it was compared before.
+NewFile = tuple[str, Buffer] | tuple[str, Buffer, bytes]
+# Name of the temporary directory, name of the kernel's, and the files in it.
+NewKernel = tuple[str, str, tuple[NewFile, ...]]
 WriteKernels = Callable[[str, tuple[NewKernel, ...], int], list[int]]
+
+# The code of a kernel of which a file does not have its digest; no error number of a system is that large.
+DAMAGED = 1 << 16
 
 # What stands in the place of a kernel; after any other error the next kernel would meet the same one.
 OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
@@ -33,11 +40,13 @@ def compiled_writer() -> WriteKernels | None:
     except ImportError:
         return None
     found: WriteKernels = extension.write_kernels
-    return found
+    return found if extension.COMPARES_DIGESTS else functools.partial(_compare_first, found)
 
 
 def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
     """Write kernels, each into a temporary directory beside its place, which is then renamed once.
+
+    Before that, the bytes of each file that comes with a digest are compared with it.
 
     Args:
         root: the directory.
@@ -46,8 +55,8 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> li
 
     Returns:
         A code for each kernel: 0, it is in place.  A positive error number: it could not be written, and nothing of it is left;
-        `ECANCELED` when it was not begun, because another one had failed.  A negative one: the rename failed with that number, and
-        the temporary directory is there, whole.
+        `ECANCELED` when it was not begun, because another one had failed; `DAMAGED` when a file does not have its digest, which
+        stops no other kernel.  A negative one: the rename failed with that number, and the temporary directory is there, whole.
     """
     return (compiled_writer() or write_in_python)(root, kernels, threads)
 
@@ -55,18 +64,32 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> li
 def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: int) -> list[int]:
     """Do what `write_kernels` says."""
     for temporary, key, files in kernels:
-        for name in (temporary, key, *(name for name, _ in files)):
+        for name in (temporary, key, *(file[0] for file in files)):
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
                 raise ValueError(f"not the name of a file: {name!r}")
     codes = [errno.ECANCELED] * len(kernels)
     for number, (temporary, key, files) in enumerate(kernels):
         codes[number] = _write_kernel(os.path.join(root, temporary), os.path.join(root, key), files)
-        if codes[number] and -codes[number] not in OCCUPIED:
+        if codes[number] not in {0, DAMAGED} and -codes[number] not in OCCUPIED:
             break
     return codes
 
 
-def _write_kernel(temporary: str, target: str, files: tuple[tuple[str, Buffer], ...]) -> int:
+def _compare_first(write: WriteKernels, root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+    """Do what `write_kernels` says with a writer that compares no digests."""
+    sound = [_is_sound(files) for _, _, files in kernels]
+    plain = [(temporary, key, tuple([file[:2] for file in files])) for temporary, key, files in kernels]
+    codes = iter(write(root, tuple([kernel for kernel, whole in zip(plain, sound, strict=True) if whole]), threads))
+    return [next(codes) if whole else DAMAGED for whole in sound]
+
+
+def _is_sound(files: tuple[NewFile, ...]) -> bool:
+    return all(sha256(file[1]) == file[2] for file in files if len(file) > 2)  # noqa: PLR2004  # it has a digest
+
+
+def _write_kernel(temporary: str, target: str, files: tuple[NewFile, ...]) -> int:
+    if not _is_sound(files):
+        return DAMAGED
     ours = True
 
     def write_and_rename() -> int:
@@ -94,11 +117,11 @@ def _write_kernel(temporary: str, target: str, files: tuple[tuple[str, Buffer], 
     return cleaned_up(write_and_rename, clear)
 
 
-def _write_files(temporary: str, files: tuple[tuple[str, Buffer], ...]) -> None:
+def _write_files(temporary: str, files: tuple[NewFile, ...]) -> None:
     folder = os.open(temporary, _READ_DIRECTORY)
     try:
-        for name, data in files:
-            write_file(name, data, folder)
+        for file in files:
+            write_file(file[0], file[1], folder)
     finally:
         os.close(folder)
 

@@ -100,8 +100,11 @@ class _Tally:
         # Also by itself: most of what a report calls skipped is whole, and of no use on this machine.
         self.damaged.append(name)
 
-    def placed(self, kernel: ReadyKernel, outcome: Outcome) -> None:
+    def placed(self, kernel: ReadyKernel, outcome: Outcome | DigestMismatch) -> None:
         key = kernel.key
+        if isinstance(outcome, DigestMismatch):
+            self.spoiled(key, outcome)
+            return
         self.outcomes[key] = _worst(self.outcomes[key], outcome) if key in self.outcomes else outcome
         if outcome != "present":
             # One file more than the bundle has: Triton's group file.
@@ -189,7 +192,8 @@ class Restoration(RestorePlan):
     def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
         roots = self._roots(wanted.kernel)
         try:
-            stored = StoredKernel.read(self.bundle.blobs, wanted)
+            # Most digests are compared where the kernel is written, before anybody sees it.
+            stored = StoredKernel.read_unverified(self.bundle.blobs, wanted)
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
             ready = [stored.ready_for(root, self.triton_dir) for root in roots]
         except (DigestMismatch, FormatError, NotFound) as error:
