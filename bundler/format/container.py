@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from array import array
 from collections.abc import Collection, Sequence
-from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import zstandard
 
@@ -47,14 +46,13 @@ _NOWHERE = -1
 _BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 
 
-class _Frame(NamedTuple):
-    """A decoded section, and where in it each of its blobs lies, by raw digest."""
+class _Frame:
+    """A decoded section; `places` says where in it each of its blobs lies, by raw digest, and `used` when it was last looked at."""
 
-    data: memoryview
-    places: dict[bytes, slice]
+    __slots__ = ("data", "number", "places", "used")
 
-
-_NO_FRAME = _Frame(memoryview(b""), {})
+    def __init__(self, number: int, data: memoryview, places: dict[bytes, slice]) -> None:
+        self.number, self.data, self.places, self.used = number, data, places, 0
 
 
 class Container:
@@ -71,8 +69,9 @@ class Container:
     def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
         self._source = source
         self._limits = limits
-        # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
-        self._frames: dict[int, _Frame] = {}
+        # No lock: another thread could hold it at the moment of a fork.  This list is never changed, but replaced.
+        self._frames: list[_Frame] = []
+        self._uses = itertools.count(1)
         self._buffers = FrameBuffers()
         table_offset, table = self._read_header()
         self.sections = self._read_table(table, table_offset)
@@ -88,7 +87,7 @@ class Container:
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
-        self._frames.clear()
+        self._frames = []
         self._buffers.clear()
         self._source.close()
 
@@ -125,13 +124,13 @@ class Container:
             DigestMismatch, FormatError: the section that a blob lies in is damaged.
         """
         views: list[memoryview] = []
-        frame = _NO_FRAME
+        data, places = memoryview(b""), dict[bytes, slice]()
+        # A restore reads hundreds of thousands: nearly all lie in the frame of the one before.
         for digest in digests:
-            place = frame.places.get(digest)
-            if place is None:
+            if digest not in places:
                 frame = self._frame_of(digest)
-                place = frame.places[digest]
-            views.append(frame.data[place])
+                data, places = frame.data, frame.places
+            views.append(data[places[digest]])
         return views
 
     def verify(self, digests: Collection[bytes]) -> None:
@@ -268,9 +267,10 @@ class Container:
 
     def _frame_of(self, digest: bytes) -> _Frame:
         """Return the frame that a blob lies in; raises `NotFound`."""
-        for number, frame in list(self._frames.items()):
+        for frame in self._frames:
             if digest in frame.places:
-                return self._frame(number)
+                frame.used = next(self._uses)
+                return frame
         blob = self.content.blob_number(digest)
         if blob is None:
             raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
@@ -278,25 +278,24 @@ class Container:
 
     def _frame(self, number: int) -> _Frame:
         # Two threads may decode the same frame, which costs time, never correctness.
-        frame = self._frames.pop(number, None)
+        frame = next((frame for frame in self._frames if frame.number == number), None)
         if frame is None:
             section = self.sections[number]
             prefix = b"".join(self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes)
             # Before the next one is decoded, so that its memory can be used again.
-            self._forget_oldest(CACHED_FRAMES - 1)
-            frame = _Frame(self._decode_blobs(section, prefix), self._places(section))
-        self._frames[number] = frame  # the youngest is last
-        self._forget_oldest(CACHED_FRAMES)
+            self._frames = self._youngest(CACHED_FRAMES - 1)
+            frame = _Frame(number, self._decode_blobs(section, prefix), self._places(section))
+            self._frames = [*self._youngest(CACHED_FRAMES - 1), frame]
+        frame.used = next(self._uses)
         return frame
 
-    def _forget_oldest(self, most: int) -> None:
-        for oldest in list(self._frames)[: max(len(self._frames) - most, 0)]:
-            self._frames.pop(oldest, None)
+    def _youngest(self, most: int) -> list[_Frame]:
+        return sorted(self._frames, key=lambda frame: frame.used)[-most:]
 
     def _places(self, section: Section) -> dict[bytes, slice]:
-        blobs = self.content.blobs_at(section.blobs)
-        ends = accumulate([size for _, size in blobs], initial=0)
-        return dict(zip([digest for digest, _ in blobs], (slice(*both) for both in pairwise(ends)), strict=True))
+        sizes = self.content.blob_sizes
+        ends = [*itertools.accumulate([sizes[blob] for blob in section.blobs])]
+        return dict(zip(self.content.digests_of(section.blobs), map(slice, [0, *ends], ends), strict=False))
 
     def _stored(self, section: Section) -> bytes:
         data = self._read_exactly(section.offset, section.stored_bytes, "section")
@@ -328,7 +327,9 @@ class Container:
                 # Nothing follows; but the decoder compares the checksum when it is asked for more.
                 whole = reader.readinto(room) == section.raw_bytes and not reader.read(1)
             if not whole or _frame_bytes(data) != len(data):
-                raise FormatError(f"section at offset {section.offset}: not one whole frame of {section.raw_bytes} bytes")
+                raise FormatError(
+                    f"section at offset {section.offset}: not one whole frame of {section.raw_bytes} bytes"
+                )
         except zstandard.ZstdError as error:
             raise _undecodable(section, error) from error
         return room.toreadonly()

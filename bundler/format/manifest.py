@@ -111,10 +111,12 @@ class Content(Summarized):
         table = self.blobs
         return table.sizes if isinstance(table, content_tables.BlobTable) else [size for _, size in table]
 
-    def blobs_at(self, numbers: Sequence[int]) -> list[tuple[bytes, int]]:
-        """Return raw digest and size (bytes) of the blobs with these numbers."""
+    def digests_of(self, numbers: Sequence[int]) -> list[bytes]:
+        """Return the raw digests of the blobs with these numbers."""
         table = self.blobs
-        return table.at(numbers) if isinstance(table, content_tables.BlobTable) else [table[n] for n in numbers]
+        return (
+            table.digests_of(numbers) if isinstance(table, content_tables.BlobTable) else [table[n][0] for n in numbers]
+        )
 
     def blob_number(self, digest: bytes) -> int | None:
         """Return the number of a blob by raw digest, None when there is no such blob."""

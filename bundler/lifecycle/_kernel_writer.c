@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,9 @@
 #define DIGEST_BYTES 32
 /* Answers a kernel of which a file does not have its digest; no error number of a system is that large. */
 #define DAMAGED (1 << 16)
+/* Answers a kernel whose device binary is not a whole ELF file. */
+#define NO_BINARY (DAMAGED + 1)
+#define ALREADY_CHECKED (-1)
 /* A thread calls nothing that needs more; glibc's own stacks would take 8 MB of address space each. */
 #define STACK_BYTES (256 * 1024)
 /* Linux writes no more in one call. */
@@ -44,6 +48,7 @@ typedef struct {
   const char *temporary, *key;
   file_t *files;
   Py_ssize_t count;
+  Py_ssize_t binary; /* which file is the device binary, or ALREADY_CHECKED */
   int code;
 } kernel_t;
 
@@ -90,6 +95,44 @@ static void find_sha256(const char *hashlib) {
     crypto.sha256 = plain();
 }
 
+/* ------------------------------------------------------------------------------------ ELF, as bundler/lifecycle/elf.py reads it */
+
+static uint64_t number_at(const unsigned char *bytes, int size) {
+  uint64_t number = 0;
+  while (size > 0)
+    number = number << 8 | bytes[--size];
+  return number;
+}
+
+/* Whether each row of a table, and what it says where bytes are, lies within the file.  A section of type 8 has no bytes. */
+static int is_within(const unsigned char *data, uint64_t size, uint64_t start, uint64_t row_bytes, uint64_t count, int sections) {
+  uint64_t needed = sections ? 64 : 56;
+  if (start > size || row_bytes * count > size - start)
+    return 0;
+  for (uint64_t number = 0; number < count; number++) {
+    uint64_t offset, length, row = start + number * row_bytes;
+    if (needed > size - row)
+      return 0;
+    offset = number_at(data + row + (sections ? 24 : 8), 8);
+    length = sections && number_at(data + row + 4, 4) == 8 ? 0 : number_at(data + row + 32, 8);
+    if (offset > size || length > size - offset)
+      return 0;
+  }
+  return 1;
+}
+
+static int is_whole_elf(const unsigned char *data, uint64_t size) {
+  if (size < 4 || memcmp(data, "\x7f" "ELF", 4) != 0)
+    return 0;
+  if (size > 4 && data[4] != 2)
+    return 1; /* not of 64 bits: nothing is known against it */
+  return size >= 64 &&
+         is_within(data, size, number_at(data + 32, 8), number_at(data + 54, 2), number_at(data + 56, 2), 0) &&
+         is_within(data, size, number_at(data + 40, 8), number_at(data + 58, 2), number_at(data + 60, 2), 1);
+}
+
+/* ---------------------------------------------------------------------------------------------- writing, without Python */
+
 /* Returns 0, DAMAGED or an error number. */
 static int compare_files(const kernel_t *kernel, void *context) {
   unsigned char digest[64]; /* EVP_MAX_MD_SIZE */
@@ -105,8 +148,6 @@ static int compare_files(const kernel_t *kernel, void *context) {
   }
   return 0;
 }
-
-/* ---------------------------------------------------------------------------------------------- writing, without Python */
 
 static int open_at(int folder, const char *name, int flags) {
   int fd;
@@ -149,13 +190,18 @@ static int write_files(int root, const kernel_t *kernel) {
   return error;
 }
 
-/* Returns 0, DAMAGED or an error after which nothing is left, or minus the error of the rename, after which the temporary directory
- * is. */
+/* Returns 0, DAMAGED, NO_BINARY or an error, after which nothing is left, or minus the error of the rename, after which the temporary
+ * directory is. */
 static int write_kernel(int root, const kernel_t *kernel, void *context) {
   /* Shortly before they are written: they are in the processor's cache then. */
   int error = compare_files(kernel, context);
   if (error != 0)
     return error;
+  if (kernel->binary != ALREADY_CHECKED) {
+    const Py_buffer *binary = &kernel->files[kernel->binary].data;
+    if (!is_whole_elf(binary->buf, (uint64_t)binary->len))
+      return NO_BINARY;
+  }
   if (mkdirat(root, kernel->temporary, 0777) < 0)
     return errno;
   error = write_files(root, kernel);
@@ -168,7 +214,7 @@ static int write_kernel(int root, const kernel_t *kernel, void *context) {
 
 /* Whether the kernel, or what is in its place, is at fault; any other error would meet the next kernel too. */
 static int is_its_own(int code) {
-  return code == DAMAGED || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR;
+  return code == DAMAGED || code == NO_BINARY || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR;
 }
 
 static void *write_some(void *argument) {
@@ -258,7 +304,9 @@ static int read_file(PyObject *given, file_t *file, int *compares) {
 static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
   PyObject *temporary, *key, *files;
   Py_ssize_t number, count;
-  if (!PARSE(given, "UUO!;expected (temporary, key, files)", &temporary, &key, &PyTuple_Type, &files))
+  kernel->binary = ALREADY_CHECKED;
+  if (!PARSE(given, "UUO!|n;expected (temporary, key, files) or (temporary, key, files, binary)", &temporary, &key,
+             &PyTuple_Type, &files, &kernel->binary))
     return 0;
   kernel->temporary = component(temporary);
   kernel->key = kernel->temporary == NULL ? NULL : component(key);
@@ -270,6 +318,10 @@ static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
     if (!read_file(PyTuple_GetItem(files, number), &kernel->files[number], compares))
       return 0;
     kernel->count++;
+  }
+  if (kernel->binary != ALREADY_CHECKED && (kernel->binary < 0 || kernel->binary >= count)) {
+    PyErr_SetString(PyExc_ValueError, "the binary is none of the files");
+    return 0;
   }
   return 1;
 }
@@ -340,8 +392,6 @@ static int set_up(PyObject *module) {
   PyErr_Clear();
   Py_XDECREF(file);
   Py_XDECREF(hashlib);
-  if (PyModule_AddIntConstant(module, "DAMAGED", DAMAGED) < 0)
-    return -1;
   return PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
 }
 

@@ -11,11 +11,12 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from bundler.errors import BundlerError, DigestMismatch
+from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.limits import MIB
 from bundler.lifecycle import kernel_writer
-from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome, ReadyKernel
+from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome
+from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.threaded_call import ThreadedCall, processors
 
 # Enough to keep several threads busy, and few enough that little waits in memory.
@@ -24,8 +25,8 @@ BYTES_PER_BATCH = 8 * MIB
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
 
-# What became of a kernel; a damaged one is not placed.
-Placed = Callable[[ReadyKernel, Outcome | DigestMismatch], None]
+# What became of a kernel; one that is damaged is not placed, and the error says why.
+Placed = Callable[[ReadyKernel, Outcome | BundlerError], None]
 
 
 class PlacementQueue:
@@ -55,7 +56,7 @@ class PlacementQueue:
             try:
                 # Before its bytes are compared with those that are there.
                 kernel = kernel.verified()
-            except DigestMismatch as error:
+            except (DigestMismatch, FormatError) as error:
                 self._placed(kernel, error)
                 return
             if directory.has(kernel):

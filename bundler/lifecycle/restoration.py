@@ -17,10 +17,11 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary
 from bundler.lifecycle import rekeyed_kernels as rekeying
-from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, ReadyKernel
+from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
+from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.threaded_call import ThreadedCall
@@ -100,9 +101,9 @@ class _Tally:
         # Also by itself: most of what a report calls skipped is whole, and of no use on this machine.
         self.damaged.append(name)
 
-    def placed(self, kernel: ReadyKernel, outcome: Outcome | DigestMismatch) -> None:
+    def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
         key = kernel.key
-        if isinstance(outcome, DigestMismatch):
+        if isinstance(outcome, BundlerError):
             self.spoiled(key, outcome)
             return
         self.outcomes[key] = _worst(self.outcomes[key], outcome) if key in self.outcomes else outcome

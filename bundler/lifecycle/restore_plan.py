@@ -71,6 +71,8 @@ class RestorePlan:
         self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
+        # What is restored into one directory needs no look at what was seen of each kernel.
+        self._only_root = None if self.base is None or self.inductor else [self.base]
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
 
     def _wanted_kernels(self) -> list[Kernel]:
@@ -140,6 +142,8 @@ class RestorePlan:
 
     def _roots(self, kernel: Kernel) -> list[str]:
         """Cache directories that this kernel goes to."""
+        if self._only_root is not None:
+            return self._only_root
         seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
         places = (seen.devices, seen.layouts)
         if places not in self._known_roots:
