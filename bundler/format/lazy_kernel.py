@@ -8,7 +8,7 @@ kernel lies in its manifest.  Everybody else sees a `Kernel`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,8 +25,8 @@ _SPANS_REMEMBERED = 1024
 class KernelSource(Protocol):
     """A decoded manifest, of which each kernel is a row."""
 
-    def files(self, row: Any, positions: Iterable[int]) -> Iterator[StoredFile]:
-        """Yield the files of a kernel at these positions."""
+    def files(self, row: Any, positions: Iterable[int]) -> Iterable[StoredFile]:
+        """Return the files of a kernel at these positions."""
 
     def sizes(self, row: Any) -> Sequence[int]:
         """Return the size of each file of a kernel."""
@@ -137,8 +137,8 @@ class LazyKernel(Kernel):
         """Bytes of all files as stored."""
         return sum(self._source.sizes(self._row))
 
-    def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
-        """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
+    def files(self, keep: Keep = "all") -> Iterable[StoredFile]:
+        """Return name, raw digest, size and path sentinels of its files, in Triton's order."""
         return self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order)
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
