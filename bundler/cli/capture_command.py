@@ -43,6 +43,7 @@ _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _KINDS: dict[str, Kind] = {"-m": "module", "-c": "code"}
 # So many guesses are shown; --json has all.
 _SHOWN = 20
+_COUNTED = (("kernels", "kernel"), ("functions", "function"), ("launches", "launch"))
 
 
 def _properties(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str | int]:
@@ -199,10 +200,10 @@ def _write(screen: Screen, captures: Sequence[_Captured], output: str) -> int:
 
 def _tell(screen: Screen, captured: _Captured) -> None:
     report = captured.report
+    numbers = [wording.count(report[nouns], noun) for nouns, noun in _COUNTED]
     screen.facts([
         ("target", f"{report['target']}, as {report['device']}"),
-        ("captured", f"{wording.count(report['kernels'], 'kernel')} of {wording.count(report['functions'], 'function')}, "
-                     f"{wording.count(report['launches'], 'launch')}"),
+        ("captured", f"{numbers[0]} of {numbers[1]}, {numbers[2]}"),
     ])  # fmt: skip
     guesses = report["guesses"]
     screen.reasons("guessed", [

@@ -97,7 +97,7 @@ def _status(code: Any) -> int:
     """Return the exit status for what `sys.exit` was given, and say what it was where Python would."""
     if code is None or isinstance(code, int):
         return code or 0
-    print(code, file=sys.stderr)
+    sys.stderr.write(f"{code}\n")
     return 1
 
 

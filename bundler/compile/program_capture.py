@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from bundler.compile import bundle_build
 from bundler.compile.build_plan import Failure, Plan, jobs_of
@@ -156,7 +156,7 @@ class Capture:
         self._built = bundle_build.build(self._plan, workers, store, watch, here)
         return self._built.bundle
 
-    def __enter__(self) -> Capture:
+    def __enter__(self) -> Self:
         self._imitation.__enter__()
         return self
 

@@ -40,7 +40,6 @@ _GPU = torch.device("cuda", 0)
 # What stands for the GPU in torch's C++ code.
 _GPU_IN_C = torch.device("meta", 77)
 _DEVICE_QUESTION = torch.ops.prim.device.default
-_ATEN = torch.ops.aten
 # Storages lie at least this far apart in memory, so that addresses made from theirs differ.
 _STORAGE_BYTES = 16
 
@@ -107,26 +106,26 @@ def _seen_in_c(device: Any) -> Any:
 
 
 def _guess(func: Any, args: Any) -> Any:
-    packet = getattr(func, "overloadpacket", None)
-    if packet is _ATEN._local_scalar_dense:
+    name = getattr(func, "overloadpacket", func).__name__
+    if name == "_local_scalar_dense":
         return _guessed_number(args[0].dtype)
-    if packet is _ATEN.equal:
+    if name == "equal":
         return True
-    if packet is _ATEN.nonzero:
+    if name == "nonzero":
         return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
-    if packet is _ATEN.masked_select:
+    if name == "masked_select":
         return args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape).numel())
-    if packet in (_ATEN._unique2, _ATEN._unique, _ATEN.unique_consecutive):
+    if name in {"_unique", "_unique2", "unique_consecutive"}:
         tensor = args[0]
         others = [
             tensor.new_empty(tensor.shape, dtype=torch.int64),
             tensor.new_empty(tensor.numel(), dtype=torch.int64),
         ]
-        count = 1 if packet is _ATEN._unique else 2
+        count = 1 if name == "_unique" else 2
         return (tensor.new_empty(tensor.numel()), *others[:count])
-    if packet is _ATEN.repeat_interleave:
+    if name == "repeat_interleave":
         return args[0].new_empty(args[0].numel(), dtype=torch.int64)
-    if packet is _ATEN.index:
+    if name == "index":
         return _guessed_selection(*args)
     return None
 
@@ -147,7 +146,7 @@ def _guessed_selection(tensor: Any, indices: Any) -> Any:
 
 def _name(func: Any) -> str:
     names = {"_local_scalar_dense": "item", "_unique2": "unique", "_unique": "unique", "index": "indexing with a mask"}
-    plain = getattr(func, "overloadpacket", func).__name__
+    plain: str = getattr(func, "overloadpacket", func).__name__
     return names.get(plain, plain)
 
 
@@ -166,7 +165,8 @@ def _address(tensor: Any) -> int:
     """Return an address as an allocator gives them: the same for all views of a storage, but for their offset."""
     storage = tensor.untyped_storage()
     base: int = storage._cdata // _STORAGE_BYTES * ALIGNMENT_BYTES  # noqa: SLF001  # tells storages apart
-    return base + tensor.storage_offset() * tensor.element_size()
+    offset: int = tensor.storage_offset() * tensor.element_size()
+    return base + offset
 
 
 def _moved(self: Any, *args: Any, copy: bool = False, **kwargs: Any) -> Any:
@@ -191,8 +191,9 @@ def _same_device(asked: Any, device: Any) -> bool:
     return asked.type == device.type and asked.index in (None, device.index)
 
 
-def _on_gpu(self: Any, device: Any = None, _non_blocking: bool = False, **options: Any) -> Any:
-    return _moved(self, _GPU, **options)
+def _on_gpu(self: Any, *_: Any, **options: Any) -> Any:
+    kept = {name: value for name, value in options.items() if name == "memory_format"}
+    return _moved(self, _GPU, **kept)
 
 
 def _on_cpu(self: Any, **options: Any) -> Any:
@@ -229,9 +230,9 @@ def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
         "numpy": lambda self, **_: real_value(self, "numpy").numpy(),
         "__array__": lambda self, *args: real_value(self, "numpy").numpy().__array__(*args),
         "__format__": lambda self, text: format(self.item(), text) if self.dim() == 0 else repr(self),
-        "record_stream": lambda self, _stream: None,
+        "record_stream": lambda _self, _stream: None,
         "pin_memory": lambda self, *_: self,
-        "is_pinned": lambda self, *_: False,
+        "is_pinned": lambda _self, *_: False,
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from bundler.format.entries import Target
 from bundler.toolchain.declared_target import DeclaredDriver
@@ -20,6 +20,8 @@ from bundler.toolchain.target_devices import TargetDevice
 # What an event says has passed since another, in milliseconds: no time passes where nothing runs.
 ELAPSED_MS = 1.0
 _KILOHERTZ = 1_000_000
+# The first generation with bfloat16 and TF32.
+_AMPERE = 8
 
 
 class ImitatedStream:
@@ -45,7 +47,7 @@ class ImitatedStream:
 
     wait_event = wait_stream = synchronize
 
-    def __enter__(self) -> ImitatedStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,8 +136,8 @@ def _facts(target: Target, device: TargetDevice) -> dict[str, Any]:
     )
     return {
         "is_available": lambda: True,
-        "is_bf16_supported": lambda *_, **__: target.backend == "hip" or major >= 8,
-        "is_tf32_supported": lambda: target.backend == "cuda" and major >= 8,
+        "is_bf16_supported": lambda *_, **__: target.backend == "hip" or major >= _AMPERE,
+        "is_tf32_supported": lambda: target.backend == "cuda" and major >= _AMPERE,
         "device_count": lambda: 1,
         "get_device_name": lambda _device=None: device.name,
         "get_device_capability": lambda _device=None: (major, minor),

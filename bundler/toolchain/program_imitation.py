@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from bundler.errors import BundlerError, RecordingError
 from bundler.format.entries import Target
@@ -63,7 +64,7 @@ class ProgramImitation:
         """What the program asked Triton's driver for and got no answer."""
         return tuple(self._driver.refused) if self._driver is not None else ()
 
-    def __enter__(self) -> ProgramImitation:
+    def __enter__(self) -> Self:
         _import("triton.testing", "triton")
         tensors: Any = _import("bundler.toolchain.fake_tensors", "torch")
         values: Any = _import("bundler.toolchain.known_values", "torch").KnownValues()
@@ -78,8 +79,10 @@ class ProgramImitation:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
     def _requested(self, function: Any, request: CompileRequest) -> None:
         try:

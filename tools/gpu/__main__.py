@@ -13,6 +13,7 @@ PROGRAMS = {
     "slim": "a process without a C compiler",
     "autotune": "tuned kernels: tuned from cold, then replayed without a measurement",
     "replay": "recorded kernels in Triton's in-memory caches: 100 calls without a compile, a hit, a hook or a benchmark",
+    "capture": "Liger and FLA captured without the GPU; the keys that a process on it asks for are in the bundle",
     "torch-compile": "a transformer through torch.compile, from caches of each kind",
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls operators of Liger and of FLA, forward and backward, as a program warms up: a workload for `capture.py`, and a program of its own.
 
-    python tools/gpu/library_calls.py [--only liger,fla,varlen] [--seen FILE]
+    python tools/gpu/library_calls.py [--only liger,fla,varlen,wide] [--seen FILE]
 
 A library that is not importable, and an operator that raises, are named and left out: FILE gets (operator, what happened) as JSON.  Importing
 this file needs torch alone.
@@ -18,11 +18,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 DEVICE = "cuda"
 BATCH, LENGTH, HEADS, WIDTH = 2, 256, 4, 64
 HIDDEN, VOCABULARY = 512, 1000
+# Each of these is autotuned over 150 to 450 configurations, forward and backward.
+WIDE = frozenset({"chunk_gla", "chunk_linear_attn", "chunk_simple_gla", "chunk_rwkv6", "chunk_rwkv7"})
+HALF = frozenset({"fused_recurrent_gla", "fused_recurrent_retention", "chunk_delta_rule"})
 Case = tuple[str, Callable[[], Any]]
 
 
@@ -34,7 +37,7 @@ def tensor(*shape: int, dtype: Any = torch.bfloat16, grad: bool = True) -> Any:
 
 def gate(*shape: int, dtype: Any = torch.float32) -> Any:
     """Return logarithms of gates."""
-    return F.logsigmoid(torch.randn(*shape, device=DEVICE, dtype=torch.float32)).to(dtype).requires_grad_()
+    return functional.logsigmoid(torch.randn(*shape, device=DEVICE, dtype=torch.float32)).to(dtype).requires_grad_()
 
 
 def backward(result: Any) -> None:
@@ -69,13 +72,23 @@ def _liger(liger: Any, dtype: Any) -> Iterator[Case]:
         q, k = wide(BATCH, HEADS, LENGTH, WIDTH), wide(BATCH, 2, LENGTH, WIDTH)
         return liger.LigerRopeFunction.apply(q, k, angles.cos(), angles.sin())
 
-    x = lambda: wide(BATCH, LENGTH, HIDDEN)  # noqa: E731
-    weight = lambda: wide(HIDDEN)  # noqa: E731
+    def x() -> Any:
+        return wide(BATCH, LENGTH, HIDDEN)
+
+    def weight() -> Any:
+        return wide(HIDDEN)
+
     yield "rms_norm", lambda: liger.LigerRMSNormFunction.apply(x(), weight(), 1e-6, 0.0, "llama", False)
     yield "rms_norm_gemma", lambda: liger.LigerRMSNormFunction.apply(x(), weight(), 1e-6, 1.0, "gemma", False)
-    yield "fused_add_rms_norm", lambda: liger.LigerFusedAddRMSNormFunction.apply(x(), x(), weight(), 1e-6, 0.0, "llama", False)
+    yield (
+        "fused_add_rms_norm",
+        lambda: liger.LigerFusedAddRMSNormFunction.apply(x(), x(), weight(), 1e-6, 0.0, "llama", False),
+    )
     yield "layer_norm", lambda: liger.LigerLayerNormFunction.apply(x(), weight(), weight(), 1e-6)
-    yield "group_norm", lambda: liger.LigerGroupNormFunction.apply(wide(BATCH, 32, 128), wide(32), wide(32), 32, 4, 1e-6)
+    yield (
+        "group_norm",
+        lambda: liger.LigerGroupNormFunction.apply(wide(BATCH, 32, 128), wide(32), wide(32), 32, 4, 1e-6),
+    )
     yield "rope", rope
     yield "swiglu", lambda: liger.LigerSiLUMulFunction.apply(x(), x())
     yield "geglu", lambda: liger.LigerGELUMulFunction.apply(x(), x())
@@ -84,35 +97,57 @@ def _liger(liger: Any, dtype: Any) -> Iterator[Case]:
     yield "sparsemax", lambda: liger.LigerSparsemaxFunction.apply(x(), -1)
     yield "dyt", lambda: liger.LigerDyTFunction.apply(x(), wide(1), weight(), weight())
     yield "poly_norm", lambda: liger.LigerPolyNormFunction.apply(x(), wide(3), wide(), 1e-6, False)
-    yield "cross_entropy", lambda: liger.LigerCrossEntropyFunction.apply(
-        wide(tokens, VOCABULARY), labels(), None, -100, 0.0, 0.0, "mean", None, False
+    yield (
+        "cross_entropy",
+        lambda: liger.LigerCrossEntropyFunction.apply(
+            wide(tokens, VOCABULARY), labels(), None, -100, 0.0, 0.0, "mean", None, False
+        ),
     )
-    yield "cross_entropy_smooth", lambda: liger.LigerCrossEntropyFunction.apply(
-        wide(tokens, VOCABULARY), labels(), None, -100, 1e-4, 0.1, "sum", 30.0, False
+    yield (
+        "cross_entropy_smooth",
+        lambda: liger.LigerCrossEntropyFunction.apply(
+            wide(tokens, VOCABULARY), labels(), None, -100, 1e-4, 0.1, "sum", 30.0, False
+        ),
     )
-    yield "fused_linear_cross_entropy", lambda: liger.LigerFusedLinearCrossEntropyFunction.apply(
-        wide(tokens, HIDDEN), wide(VOCABULARY, HIDDEN), labels()
+    yield (
+        "fused_linear_cross_entropy",
+        lambda: liger.LigerFusedLinearCrossEntropyFunction.apply(
+            wide(tokens, HIDDEN), wide(VOCABULARY, HIDDEN), labels()
+        ),
     )
-    yield "kl_div", lambda: liger.LigerKLDivLossFunction.apply(probabilities(), probabilities().exp(), "batchmean", False)
+    yield (
+        "kl_div",
+        lambda: liger.LigerKLDivLossFunction.apply(probabilities(), probabilities().exp(), "batchmean", False),
+    )
     yield "jsd", lambda: liger.LigerJSDFunction.apply(probabilities(), probabilities(), None, 0.5, -100)
     yield "jsd_labels", lambda: liger.LigerJSDFunction.apply(probabilities(), probabilities(), labels(), 0.5, -100)
-    yield "tvd", lambda: liger.LigerTVDLossFunction.apply(probabilities().exp(), probabilities().exp(), None, "batchmean", -100)
+    yield (
+        "tvd",
+        lambda: liger.LigerTVDLossFunction.apply(probabilities().exp(), probabilities().exp(), None, "batchmean", -100),
+    )
 
 
 def fla_cases() -> Iterator[Case]:
-    """Yield FLA's operators for sequences of one length."""
+    """Yield FLA's operators for sequences of one length, without those that try the most configurations."""
+    yield from ((f"fla.{name}", call) for name, call in _all_fla() if name not in WIDE)
+
+
+def wide_cases() -> Iterator[Case]:
+    """Yield FLA's operators that try hundreds of configurations, and some in a second type."""
+    yield from ((f"fla.{name}", call) for name, call in _all_fla() if name in WIDE)
     fla = importlib.import_module("fla.ops")
-    for dtype in (torch.bfloat16, torch.float16):
-        kind = str(dtype).rpartition(".")[2]
-        for name, call in _fla(fla, dtype, BATCH, None):
-            yield f"fla.{name}.{kind}", call
+    yield from ((f"fla.{name}.float16", call) for name, call in _fla(fla, torch.float16, BATCH, None) if name in HALF)
+
+
+def _all_fla() -> Iterator[Case]:
+    yield from _fla(importlib.import_module("fla.ops"), torch.bfloat16, BATCH, None)
 
 
 def varlen_cases() -> Iterator[Case]:
     """Yield FLA's operators for sequences of several lengths in one tensor, whose shapes follow from the data of a tensor."""
     fla = importlib.import_module("fla.ops")
     for name, call in _fla(fla, torch.bfloat16, 1, [0, 100, 164, LENGTH]):
-        if name in {"chunk_gla", "chunk_retention", "chunk_delta_rule", "chunk_gated_delta_rule", "chunk_simple_gla"}:
+        if name in {"chunk_delta_rule", "chunk_gated_delta_rule"}:
             yield f"varlen.{name}", call
 
 
@@ -121,7 +156,7 @@ def _fla(fla: Any, dtype: Any, batch: int, offsets: list[int] | None) -> Iterato
         return tensor(batch, LENGTH, HEADS, WIDTH, dtype=dtype)
 
     def unit() -> Any:
-        return F.normalize(states().float(), dim=-1).to(dtype).detach().requires_grad_()
+        return functional.normalize(states().float(), dim=-1).to(dtype).detach().requires_grad_()
 
     def beta() -> Any:
         return torch.rand(batch, LENGTH, HEADS, device=DEVICE).sigmoid().to(dtype).requires_grad_()
@@ -141,24 +176,43 @@ def _fla(fla: Any, dtype: Any, batch: int, offsets: list[int] | None) -> Iterato
     yield "fused_recurrent_retention", lambda: fla.fused_recurrent_retention(*qkv(), **where())
     yield "parallel_retention", lambda: fla.parallel_retention(*qkv())
     yield "chunk_delta_rule", lambda: fla.chunk_delta_rule(states(), unit(), states(), beta(), **where())
-    yield "fused_recurrent_delta_rule", lambda: fla.fused_recurrent_delta_rule(states(), unit(), states(), beta(), **where())
-    yield "chunk_gated_delta_rule", lambda: fla.chunk_gated_delta_rule(
-        states(), unit(), states(), small_gate(), beta(), **where()
+    yield (
+        "fused_recurrent_delta_rule",
+        lambda: fla.fused_recurrent_delta_rule(states(), unit(), states(), beta(), **where()),
     )
-    yield "fused_recurrent_gated_delta_rule", lambda: _no_backward(
-        fla.fused_recurrent_gated_delta_rule(states(), unit(), states(), small_gate(), beta(), **where())
+    yield (
+        "chunk_gated_delta_rule",
+        lambda: fla.chunk_gated_delta_rule(states(), unit(), states(), small_gate(), beta(), **where()),
+    )
+    yield (
+        "fused_recurrent_gated_delta_rule",
+        lambda: _no_backward(
+            fla.fused_recurrent_gated_delta_rule(states(), unit(), states(), small_gate(), beta(), **where())
+        ),
     )
     yield "chunk_linear_attn", lambda: fla.chunk_linear_attn(*qkv())
     yield "fused_recurrent_linear_attn", lambda: fla.fused_recurrent_linear_attn(*qkv())
-    yield "chunk_simple_gla", lambda: fla.chunk_simple_gla(*qkv(), small_gate().float().detach().requires_grad_(), **where())
-    yield "chunk_rwkv6", lambda: fla.chunk_rwkv6(*qkv(), small_gate(WIDTH), tensor(HEADS, WIDTH, dtype=dtype))
-    yield "fused_recurrent_rwkv6", lambda: fla.fused_recurrent_rwkv6(*qkv(), small_gate(WIDTH), tensor(HEADS, WIDTH, dtype=dtype))
-    yield "chunk_rwkv7", lambda: fla.chunk_rwkv7(states(), small_gate(WIDTH), unit(), states(), unit(), unit())
-    yield "fused_recurrent_hgrn", lambda: fla.fused_recurrent_hgrn(
-        tensor(batch, LENGTH, HIDDEN, dtype=dtype), gate(batch, LENGTH, HIDDEN, dtype=dtype)
+    yield (
+        "chunk_simple_gla",
+        lambda: fla.chunk_simple_gla(*qkv(), small_gate().float().detach().requires_grad_(), **where()),
     )
-    yield "parallel_based", lambda: fla.parallel_based(
-        tensor(batch, LENGTH, HEADS, 16, dtype=dtype), tensor(batch, LENGTH, HEADS, 16, dtype=dtype), states()
+    yield "chunk_rwkv6", lambda: fla.chunk_rwkv6(*qkv(), small_gate(WIDTH), tensor(HEADS, WIDTH, dtype=dtype))
+    yield (
+        "fused_recurrent_rwkv6",
+        lambda: fla.fused_recurrent_rwkv6(*qkv(), small_gate(WIDTH), tensor(HEADS, WIDTH, dtype=dtype)),
+    )
+    yield "chunk_rwkv7", lambda: fla.chunk_rwkv7(states(), small_gate(WIDTH), unit(), states(), unit(), unit())
+    yield (
+        "fused_recurrent_hgrn",
+        lambda: fla.fused_recurrent_hgrn(
+            tensor(batch, LENGTH, HIDDEN, dtype=dtype), gate(batch, LENGTH, HIDDEN, dtype=dtype)
+        ),
+    )
+    yield (
+        "parallel_based",
+        lambda: fla.parallel_based(
+            tensor(batch, LENGTH, HEADS, 16, dtype=dtype), tensor(batch, LENGTH, HEADS, 16, dtype=dtype), states()
+        ),
     )
     yield "parallel_nsa", lambda: fla.parallel_nsa(
         tensor(batch, LENGTH, 16, WIDTH, dtype=dtype), tensor(batch, LENGTH, 1, WIDTH, dtype=dtype),
@@ -181,13 +235,15 @@ def _no_backward(result: Any) -> Any:
     return first.detach().requires_grad_()
 
 
-GROUPS: dict[str, Callable[[], Iterator[Case]]] = {"liger": liger_cases, "fla": fla_cases, "varlen": varlen_cases}
+GROUPS: dict[str, Callable[[], Iterator[Case]]] = {"liger": liger_cases, "fla": fla_cases, "varlen": varlen_cases,
+    "wide": wide_cases,
+}  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
-    """Call everything that was asked for."""
+    """Call everything that was asked for; returns the exit status."""
     parser = argparse.ArgumentParser(description="Call operators of Liger and FLA, forward and backward.")
-    parser.add_argument("--only", default=",".join(GROUPS), help="groups: liger, fla, varlen")
+    parser.add_argument("--only", default="liger,fla,varlen", help="groups: liger, fla, varlen, wide")
     parser.add_argument("--seen", help="file for what happened to each operator, as JSON")
     options = parser.parse_args(argv)
     happened: dict[str, str] = {}
