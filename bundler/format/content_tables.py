@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -147,8 +148,8 @@ _HELPERS = msgspec.msgpack.Decoder(tuple[HelperNumbers, ...])
 class BlobTable(Sequence[tuple[bytes, int]]):
     """Raw digest and size of every blob, by digest; a hundred thousand kernels have a million."""
 
-    def __init__(self, digests: bytes, sizes: tuple[int, ...]) -> None:
-        self.digests, self.sizes = digests, sizes
+    def __init__(self, digests: bytes, sizes: Iterable[int]) -> None:
+        self.digests, self.sizes = digests, array("Q", sizes)
 
     def digest(self, number: int) -> bytes:
         """Return the raw digest of a blob."""

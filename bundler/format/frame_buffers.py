@@ -50,7 +50,8 @@ class FrameBuffers:
                 buffer = self._buffers.pop(0)
             except IndexError:  # another thread was faster
                 return None
-            if len(buffer) >= size and _is_unused(buffer):
+            # A much larger one is left to larger frames, which would need one more otherwise.
+            if size <= len(buffer) < 2 * size and _is_unused(buffer):
                 return buffer
             self._buffers.append(buffer)
         return None

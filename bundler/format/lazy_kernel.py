@@ -8,7 +8,7 @@ kernel lies in its manifest.  Everybody else sees a `Kernel`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -137,9 +137,9 @@ class LazyKernel(Kernel):
         """Bytes of all files as stored."""
         return sum(self._source.sizes(self._row))
 
-    def files(self, keep: Keep = "all") -> Iterable[StoredFile]:
-        """Return name, raw digest, size and path sentinels of its files, in Triton's order."""
-        return self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order)
+    def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
+        """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
+        return iter(self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order))
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""

@@ -19,9 +19,9 @@ from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outco
 from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.threaded_call import ThreadedCall, processors
 
-# Enough to keep several threads busy, and few enough that little waits in memory.
+# Enough to keep several threads busy, and few enough that little waits in memory: what waits keeps its decoded frames there too.
 KERNELS_PER_BATCH = 64
-BYTES_PER_BATCH = 8 * MIB
+BYTES_PER_BATCH = 4 * MIB
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
 
