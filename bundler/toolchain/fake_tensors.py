@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -264,6 +265,8 @@ def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTens
         changes.put_all(FakeTensor, _members(values, heard))
         changes.put_all(torch.Tensor, {"to": _moved, "cuda": _on_gpu, "cpu": _on_cpu, "new_tensor": _like})
         changes.put(torch.utils, "swap_tensors", swap_without_memo)
+        if hasattr(fake_tensor, "init_gpu_context"):  # makes a real tensor on the GPU, so that autograd finds a stream
+            changes.put(fake_tensor, "init_gpu_context", lambda _device: None)
         with mode:
             yield mode
     finally:
