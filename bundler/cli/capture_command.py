@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -85,11 +85,12 @@ def capture(screen: Screen, command: tuple[str, ...], output: str, targets: tupl
     is listed. The bundle is written even when the program crashes, and the exit status is the program's; otherwise it is 1 if a kernel could
     not be compiled or nothing was captured. With --json, what the program prints goes to standard error.
     """
+    people = screen if screen.as_json else replace(screen, out=screen.err)  # standard output is the program's
     program = _Program.of(command)
     check_output(output)
     with tempfile.TemporaryDirectory(prefix="triton-bundler-capture-") as folder:
-        captures = [program.capture(screen, target, properties, jobs, folder) for target in targets]
-        return _write(screen, captures, output)
+        captures = [program.capture(people, target, properties, jobs, folder) for target in targets]
+        return _write(people, captures, output)
 
 
 @dataclass(frozen=True)

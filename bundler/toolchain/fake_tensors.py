@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils._mode_utils import no_dispatch
 
 from bundler.toolchain.known_values import KnownValue, KnownValues
 from bundler.toolchain.replaced_attributes import Replacements
@@ -109,7 +111,7 @@ def _guess(func: Any, args: Any) -> Any:
     name = getattr(func, "overloadpacket", func).__name__
     if name == "_local_scalar_dense":
         return _guessed_number(args[0].dtype)
-    if name == "equal":
+    if name in {"equal", "allclose"}:
         return True
     if name == "nonzero":
         return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
@@ -207,18 +209,15 @@ def _like(self: Any, data: Any, *, dtype: Any = None, device: Any = None, requir
 def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
     """Return what replaces members of a fake tensor."""
 
-    def real_value(self: Any, what: str) -> Any:
+    def in_real(self: Any, what: str) -> Any:
+        """Call a method of a real tensor that holds what is known of this one, or a guess."""
         known = values.of(self)
-        if known is not None and not known.sampled:
-            return known.real
         guess = _guessed_number(self.dtype)
-        heard(what, f"the value of another run, shape {list(self.shape)}" if known else f"{guess!r} everywhere")
-        if known is not None:
-            return known.real
-        from torch.utils._mode_utils import no_dispatch
-
+        if known is None or known.sampled:
+            heard(what, f"{guess!r} everywhere" if known is None else f"one of many values, shape {list(self.shape)}")
         with no_dispatch():
-            return torch.full(tuple(self.shape), guess, dtype=self.dtype)
+            real = torch.full(tuple(self.shape), guess, dtype=self.dtype) if known is None else known.real
+            return getattr(real, what)()
 
     return {
         "is_cuda": property(lambda self: self.device.type == "cuda"),
@@ -226,9 +225,9 @@ def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
         "is_meta": property(lambda self: self.device.type == "meta"),
         "get_device": lambda self: self.device.index if self.device.type == "cuda" else -1,
         "data_ptr": _address,
-        "tolist": lambda self: real_value(self, "tolist").tolist(),
-        "numpy": lambda self, **_: real_value(self, "numpy").numpy(),
-        "__array__": lambda self, *args: real_value(self, "numpy").numpy().__array__(*args),
+        "tolist": lambda self: in_real(self, "tolist"),
+        "numpy": lambda self, **_: in_real(self, "numpy"),
+        "__array__": lambda self, *args: in_real(self, "numpy").__array__(*args),
         "__format__": lambda self, text: format(self.item(), text) if self.dim() == 0 else repr(self),
         "record_stream": lambda _self, _stream: None,
         "pin_memory": lambda self, *_: self,
@@ -264,6 +263,8 @@ def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTens
         changes.put_all(FakeTensor, _members(values, heard))
         changes.put_all(torch.Tensor, {"to": _moved, "cuda": _on_gpu, "cpu": _on_cpu, "new_tensor": _like})
         changes.put(torch.utils, "swap_tensors", swap_without_memo)
+        if hasattr(fake_tensor, "init_gpu_context"):  # makes a real tensor on the GPU, so that autograd finds a stream
+            changes.put(fake_tensor, "init_gpu_context", lambda _device: None)
         with mode:
             yield mode
     finally:

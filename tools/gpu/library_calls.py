@@ -31,13 +31,13 @@ Case = tuple[str, Callable[[], Any]]
 
 def tensor(*shape: int, dtype: Any = torch.bfloat16, grad: bool = True) -> Any:
     """Return small random numbers."""
-    made = (torch.randn(*shape, device=DEVICE, dtype=torch.float32) * 0.1).to(dtype)
+    made = (torch.randn(shape, device=DEVICE, dtype=torch.float32) * 0.1).to(dtype)
     return made.requires_grad_(grad)
 
 
 def gate(*shape: int, dtype: Any = torch.float32) -> Any:
     """Return logarithms of gates."""
-    return functional.logsigmoid(torch.randn(*shape, device=DEVICE, dtype=torch.float32)).to(dtype).requires_grad_()
+    return functional.logsigmoid(torch.randn(shape, device=DEVICE, dtype=torch.float32)).to(dtype).requires_grad_()
 
 
 def backward(result: Any) -> None:
