@@ -16,6 +16,7 @@ import importlib
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,16 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-monitor.") as folder:
         package = lay_out_monitor(Path(folder) / "package", options.monitor)
-        rows = [row for name in client_workloads.available() for row in check(Path(folder) / name, name, package)]
-    for row in rows:
-        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}")
+        rows = []
+        for name in client_workloads.available():
+            for row in check(Path(folder) / name, name, package):
+                rows.append(row)
+                print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}", flush=True)
     print(f"\nwritten to {measurement.save('gpu-monitor', {'rows': rows}, options.results)}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-def check(folder: Path, workload: str, package: Path) -> list[dict[str, Any]]:
+def check(folder: Path, workload: str, package: Path) -> Iterator[dict[str, Any]]:
     """Record a workload in one process, serve it in others."""
     folder.mkdir()
 
@@ -60,16 +63,13 @@ def check(folder: Path, workload: str, package: Path) -> list[dict[str, Any]]:
         return replay.process(folder, step, workload, witness, module=_MODULE, path=package)
 
     recorded = run("record")
-    rows = [replay.row(f"{workload}: recorded", recorded, ok=recorded["error"] == "")]
+    yield replay.row(f"{workload}: recorded", recorded, ok=recorded["error"] == "")
     for witness, words in (("hook", "a hook that raises"), ("monitor", "vLLM's monitor in error mode")):
         done = run("replay", witness)
         silent = done["error"] == "" and done["launches"] >= replay.CALLS
-        rows.append(replay.row(f"{workload}: replayed, {words}", done, ok=silent))
+        yield replay.row(f"{workload}: replayed, {words}", done, ok=silent)
     restored = run("restore", "monitor")
-    rows.append(
-        replay.row(f"{workload}: restored alone, the monitor raises", restored, ok=_RAISED in restored["error"])
-    )
-    return rows
+    yield replay.row(f"{workload}: restored alone, the monitor raises", restored, ok=_RAISED in restored["error"])
 
 
 def _step(step: str, where: str, workload: str, witness: str) -> dict[str, Any]:
