@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from bundler.toolchain import instances
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("cuda:90", "hip:gfx942")
+CORPUS = ROOT.parent / "shared" / "corpus"
+REAL_CACHES = ("inductor-transformer-h200", "triton-liger-h200")
 # Last, so that an installed bundler goes before that of the checkout: tests import tools.fuzz and others.
 sys.path.append(str(ROOT))
 # What programs that tests start run first; behind ROOT, so that it shadows nothing.
@@ -70,7 +73,9 @@ def pytest_ignore_collect(collection_path, config):
     if mark is None or collection_path.suffix != ".py" or _names(collection_path, mark):
         return None
     named = {config.invocation_params.dir / argument.partition("::")[0] for argument in config.args}
-    return None if collection_path in named else True  # pytest says of a test in a file that was left out that it does not exist
+    return (
+        None if collection_path in named else True
+    )  # pytest says of a test in a file that was left out that it does not exist
 
 
 def pytest_collection_modifyitems(items):
@@ -282,3 +287,28 @@ def _compile_examples(folder):
         capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def unpacked(made_once):
+    """Return a function that unpacks an archive of real caches, once a run, or skips where it is not; read only."""
+
+    def unpack(name):
+        archive = CORPUS / f"{name}.tar.xz"
+        if not archive.is_file():
+            pytest.skip(f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the checkout")
+
+        def fill(folder):
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+
+        (root,) = made_once(f"corpus-{name}", fill).iterdir()
+        return root
+
+    return unpack
+
+
+@pytest.fixture(scope="session", params=REAL_CACHES)
+def real_cache(request, unpacked):
+    """A cache directory as a compiler left it."""
+    return unpacked(request.param)

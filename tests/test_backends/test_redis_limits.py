@@ -48,14 +48,6 @@ def server():
 
 
 @pytest.fixture
-def admin(server):
-    """The administrator of an empty server."""
-    client = server.client()
-    client.flushall()
-    return client
-
-
-@pytest.fixture
 def proxied(server, admin, parser):
     """Return a function that opens a store through a proxy."""
     opened = []
