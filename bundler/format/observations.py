@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from bundler.format.candidate_timings import Tuning
 
 SCHEMA = 1
-# A tuning lies inside two arrays: observed, tunings.
-_ARRAYS_AROUND_TUNING = 2
 
 
 @record(frozen=True)
