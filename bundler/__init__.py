@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bundler.backends.counters import TierCounters
     from bundler.backends.tiers import WhenDown
     from bundler.compile.declarations import prebuild
+    from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
     from bundler.config import Mode, Strict
     from bundler.errors import (
@@ -75,13 +76,16 @@ if TYPE_CHECKING:
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.compiled_once import CompiledOnce, How, compile_once
     from bundler.lifecycle.directory_pack import pack
+    from bundler.lifecycle.family import Family
+    from bundler.lifecycle.family_pack import pack_family
     from bundler.lifecycle.lifecycle_reports import CheckReport, Reasons, RecordReport, RestoreReport
     from bundler.lifecycle.machine_store import Store, open_store
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
     from bundler.lifecycle.restore_check import check
-    from bundler.lifecycle.restore_options import Only, Trust
+    from bundler.lifecycle.restore_options import Only, TreeOptions, Trust
+    from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import winners_only
     from bundler.runtime.configs import Config
     from bundler.runtime.grids import Grid
@@ -126,6 +130,8 @@ _HOMES = {
     "BandwidthReport": "runtime.tuning.tuner_reports",
     "BlobSource": "format.bundle",
     "Bundle": "format.bundle",
+    "Capture": "compile.program_capture",
+    "CaptureReport": "compile.program_capture",
     "CheckReport": "lifecycle.lifecycle_reports",
     "Choice": "runtime.tuning.result_lookup",
     "Clock": "runtime.tuning.benchmark",
@@ -142,10 +148,12 @@ _HOMES = {
     "DryDriver": "runtime.launch.dry_driver",
     "Explanation": "integrations.explanations",
     "Exported": "runtime.tuning.kernel_export",
+    "Family": "lifecycle.family",
     "FileLayout": "format.entries",
     "FileRecords": "store.file_records",
     "GeneratedKernel": "integrations.inductor_kernels",
     "Grid": "runtime.grids",
+    "Guess": "compile.program_capture",
     "Handle": "runtime.launch.handle",
     "Held": "store.store_reports",
     "HelperLibrary": "format.entries",
@@ -195,6 +203,8 @@ _HOMES = {
     "TensorMap": "runtime.launch.plan",
     "TierCounters": "backends.counters",
     "Toolchain": "format.entries",
+    "TreeExplanation": "lifecycle.tree_comparison",
+    "TreeOptions": "lifecycle.restore_options",
     "Trust": "lifecycle.restore_options",
     "TunerOptions": "runtime.tuning.tuner_options",
     "TuningFile": "format.entries",
@@ -206,18 +216,21 @@ _HOMES = {
     "begin_compile": "lifecycle.recorder",
     "build_plan": "runtime.launch.plan_builder",
     "can_launch": "runtime.launch.plan_builder",
+    "capturing": "compile.program_capture",
     "check": "lifecycle.restore_check",
     "collect": "lifecycle.recorder",
     "compile_once": "lifecycle.compiled_once",
     "diff": "format.bundle_union",
     "end_compile": "lifecycle.recorder",
     "explain": "integrations.explanations",
+    "explain_trees": "lifecycle.tree_comparison",
     "install": "integrations._process",
     "load": "runtime.launch.bundle_kernels",
     "merge": "format.bundle_union",
     "open_driver": "runtime.launch.drivers",
     "open_store": "lifecycle.machine_store",
     "pack": "lifecycle.directory_pack",
+    "pack_family": "lifecycle.family_pack",
     "prebuild": "compile.declarations",
     "read_and_emit": "lifecycle.restoration",
     "recording": "lifecycle.recorder",
@@ -239,6 +252,8 @@ __all__ = [
     "BundlerError",
     "BundlerWarning",
     "CannotLaunchStatically",
+    "Capture",
+    "CaptureReport",
     "CheckReport",
     "Choice",
     "Clock",
@@ -262,11 +277,13 @@ __all__ = [
     "EmptyBundle",
     "Explanation",
     "Exported",
+    "Family",
     "FileLayout",
     "FileRecords",
     "FormatError",
     "GeneratedKernel",
     "Grid",
+    "Guess",
     "Handle",
     "Held",
     "HelperLibrary",
@@ -325,6 +342,8 @@ __all__ = [
     "TierCounters",
     "Toolchain",
     "ToolchainMismatch",
+    "TreeExplanation",
+    "TreeOptions",
     "TruncatedBundle",
     "Trust",
     "TunerOptions",
@@ -340,18 +359,21 @@ __all__ = [
     "begin_compile",
     "build_plan",
     "can_launch",
+    "capturing",
     "check",
     "collect",
     "compile_once",
     "diff",
     "end_compile",
     "explain",
+    "explain_trees",
     "install",
     "load",
     "merge",
     "open_driver",
     "open_store",
     "pack",
+    "pack_family",
     "prebuild",
     "read_and_emit",
     "recording",

@@ -6,6 +6,7 @@ How it is written lies in `content_rows`, and what was seen of it, which the dig
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -110,6 +111,20 @@ class Content(Summarized):
         """Size (bytes) of every distinct blob, in the order of `blobs`."""
         table = self.blobs
         return table.sizes if isinstance(table, content_tables.BlobTable) else [size for _, size in table]
+
+    def digests_of(self, numbers: Sequence[int]) -> list[bytes]:
+        """Return the raw digests of the blobs with these numbers."""
+        table = self.blobs
+        return (
+            table.digests_of(numbers) if isinstance(table, content_tables.BlobTable) else [table[n][0] for n in numbers]
+        )
+
+    def blob_number(self, digest: bytes) -> int | None:
+        """Return the number of a blob by raw digest, None when there is no such blob."""
+        table = self.blobs
+        raw = table.digest if isinstance(table, content_tables.BlobTable) else lambda number: table[number][0]
+        number = bisect_left(range(len(table)), digest, key=raw)
+        return number if number < len(table) and raw(number) == digest else None
 
     def encode(self) -> bytes:
         """Return the canonical bytes, whose sha256 is the bundle's digest."""

@@ -307,13 +307,19 @@ def why_unreadable(key: str, binary: tuple[str, bytes | memoryview], metadata: t
         key: the kernel key.
         binary, metadata: name and bytes of the two files that a hit needs.
     """
-    head = read_head(metadata[1])
-    if head is not None and _is_hash_of(key, head.hash):
-        expected = names.BINARY_KIND_OF_BACKEND.get(head.target.backend)
-        if (expected is None or binary[0].endswith(f".{expected}")) and elf.why_unusable(binary[1]) is None:
-            return None
+    if is_readable_head(key, binary[0], metadata[1]) and elf.why_unusable(binary[1]) is None:
+        return None
     checked = check_kernel_files(key, {binary[0]: bytes(binary[1]), metadata[0]: metadata[1]})
     return checked.reason if isinstance(checked, Rejected) else None
+
+
+def is_readable_head(key: str, binary_name: str, metadata: bytes) -> bool:
+    """Tell whether Triton could surely read a kernel of this metadata, if its binary is whole; False says nothing."""
+    head = read_head(metadata)
+    if head is None or not _is_hash_of(key, head.hash):
+        return False
+    expected = names.BINARY_KIND_OF_BACKEND.get(head.target.backend)
+    return expected is None or binary_name.endswith(f".{expected}")
 
 
 def _is_hash_of(key: str, text: str) -> bool:

@@ -18,9 +18,11 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
+from bundler.format.tree_index import is_tree_path
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
+from bundler.lifecycle.tree_plan import TreePlan, has_trees
 from bundler.toolchain import directories, identity
 from bundler.user_warnings import warn
 
@@ -71,6 +73,9 @@ class RestorePlan:
         self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
+        self.trees = TreePlan(bundle, options) if has_trees(bundle) else None
+        # What is restored into one directory needs no look at what was seen of each kernel.
+        self._only_root = None if self.base is None or self.inductor else [self.base]
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
 
     def _wanted_kernels(self) -> list[Kernel]:
@@ -97,7 +102,8 @@ class RestorePlan:
 
     def _wanted_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; the rest are in `unusable` then, with the reason."""
-        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *self.bundle.opaque]
+        opaque = (entry for entry in self.bundle.opaque if not is_tree_path(entry.path))
+        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *opaque]
         for entry in companions:
             reason = self._why_not(entry)
             if reason is None:
@@ -140,6 +146,10 @@ class RestorePlan:
 
     def _roots(self, kernel: Kernel) -> list[str]:
         """Cache directories that this kernel goes to."""
+        if self.trees is not None and kernel.key in self.trees.kernel_roots:
+            return self.trees.kernel_roots[kernel.key]
+        if self._only_root is not None:
+            return self._only_root
         seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
         places = (seen.devices, seen.layouts)
         if places not in self._known_roots:
@@ -161,7 +171,10 @@ class RestorePlan:
         return [os.path.join(self.base, "triton", str(device)) for device in dict.fromkeys(chosen)]
 
     def _companion_roots(self, entry: Companion) -> list[str]:
-        in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(entry.path.partition("/")[0])
+        folder = entry.path.partition("/")[0]
+        in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(folder)
+        if in_triton and self.trees is not None and folder in self.trees.kernel_roots:
+            return self.trees.kernel_roots[folder]
         if not in_triton:
             return [self.base or directories.inductor_cache_dir()]
         if self.inductor:
@@ -187,7 +200,7 @@ def opened(bundle: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
 def is_inductor(bundle: Bundle) -> bool:
     """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
     return (
-        bool(bundle.opaque)
+        any(not is_tree_path(entry.path) for entry in bundle.opaque)
         or any("inductor" in seen.layouts for seen in bundle.observed.kernels.values())
         or any(not entry.in_triton_cache for entry in bundle.tuning_files)
     )

@@ -196,7 +196,8 @@ def restore_steps(file: str, into: str) -> dict[str, float]:
     from bundler.format.bundle_file import FileSource
     from bundler.format.container import Container
     from bundler.format.digest import sha256
-    from bundler.lifecycle.cache_directory import CacheDirectory, ReadyKernel
+    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.ready_kernel import ReadyKernel
     from bundler.lifecycle.restore_options import RestoreOptions
     from bundler.lifecycle.restore_plan import RestorePlan
 
