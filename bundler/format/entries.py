@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -29,14 +29,14 @@ Keep = Literal["all", "launch"]
 #: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.
 StoredFile = tuple[str, bytes, int, tuple[Span, ...]]
 
-_TARGET = re.compile(r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})")
+_TARGET = r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})"
 _KEY_CHARACTERS = 12  # enough to recognise a kernel key
 # Every variant of a kernel has files of the same names.
 _LAYOUTS_REMEMBERED = 4096
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
-@dataclass(frozen=True, order=True)
+@record(frozen=True, order=True)
 class Target:
     """What a device binary runs on; `arch` is text, `90` for sm_90 and `gfx942` for an AMD chip."""
 
@@ -50,7 +50,7 @@ class Target:
     @staticmethod
     def parse(text: str) -> Target:
         """Read `cuda:90` or `hip:gfx942`; raises `ConfigError` for anything else."""
-        match = _TARGET.fullmatch(text)
+        match = re.fullmatch(_TARGET, text)
         if match is None:
             raise ConfigError(f"not a target: {text!r}; expected backend:arch, such as cuda:90 or hip:gfx942", got=text)
         # CDNA (gfx9) chips have wavefronts of 64 lanes; RDNA and NVIDIA have 32.

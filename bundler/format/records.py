@@ -9,30 +9,34 @@ each; here one is compiled, and the others are shared.  What comes out is a data
 from __future__ import annotations
 
 import dataclasses
-from operator import attrgetter
+from operator import attrgetter, ge, gt, le, lt
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as record
 else:
 
-    def record(cls: Any = None, /, *, frozen: bool, repr: bool = True) -> Any:  # noqa: A002  # as dataclasses.dataclass
+    def record(cls: Any = None, /, *, frozen: bool, repr: bool = True, order: bool = False) -> Any:  # noqa: A002  # as dataclasses.dataclass
         """Return the class as a frozen dataclass; arguments as of `dataclasses.dataclass`."""
         if not frozen:
             raise TypeError("a record is frozen")
-        return _made(cls, with_repr=repr) if cls is not None else lambda cls: _made(cls, with_repr=repr)
+        if cls is None:
+            return lambda cls: _made(cls, with_repr=repr, with_order=order)
+        return _made(cls, with_repr=repr, with_order=order)
 
 
 __all__ = ["record"]
 
 
-def _made(cls: type, *, with_repr: bool) -> type:
+def _made(cls: type, *, with_repr: bool, with_order: bool) -> type:
     # For the fields alone: nothing is compiled.
     made: type = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
     fields = dataclasses.fields(made)
     methods: dict[str, Any] = {"__init__": _initializer(cls, fields), **_guards(cls, {field.name for field in fields})}
     if "__eq__" not in vars(cls):
         methods |= _comparisons([field.name for field in fields if field.compare])
+    if with_order:
+        methods |= _orders([field.name for field in fields if field.compare])
     if with_repr and "__repr__" not in vars(cls):
         methods["__repr__"] = _repr
     for name, method in methods.items():
@@ -91,6 +95,16 @@ def _comparisons(names: list[str]) -> dict[str, Any]:
         return hash(values(self))
 
     return {"__eq__": __eq__, "__hash__": __hash__}
+
+
+def _orders(names: list[str]) -> dict[str, Any]:
+    """Return the four comparisons, by these fields."""
+    values = attrgetter(*names)
+
+    def compared(by: Any) -> Any:
+        return lambda one, two: by(values(one), values(two)) if two.__class__ is one.__class__ else NotImplemented
+
+    return {"__lt__": compared(lt), "__le__": compared(le), "__gt__": compared(gt), "__ge__": compared(ge)}
 
 
 def _repr(self: Any) -> str:

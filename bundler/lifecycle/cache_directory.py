@@ -20,7 +20,6 @@ import contextlib
 import errno
 import functools
 import itertools
-import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from bundler.errors import BundlerError, FormatError
 from bundler.format import names
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
 from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.sentinel import json_text
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
 from bundler.lifecycle.kernel_writer import (
     DAMAGED,
@@ -76,7 +76,7 @@ class CacheDirectory:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._prefix = os.path.join(self.path, "")
-        self._json_prefix = json.dumps(self._prefix)[1:-1]
+        self._json_prefix = json_text(self._prefix)
         # Numbers of temporary directories.  Two processes begin at different random numbers, also on hosts that share the
         # directory and use one process id; threads of one process share the counter, so each gets another number.
         self._numbers = itertools.count(int.from_bytes(os.urandom(8)) >> 1)

@@ -76,8 +76,8 @@ class Machine:
         return self._why_not_ptxas(kernel.target, theirs) or self._why_not_location(kernel)
 
     def _why_not_location(self, kernel: Kernel) -> str | None:
-        # No release has the location in a key for CUDA.  Names are stored as they are: what lacks this one need not be decoded.
-        if kernel.target.backend == "cuda" or _LOCATION not in (kernel.parts_bytes or b""):
+        # Names are stored as they are, and of most kernels' keys the location is no part: those need not be decoded.
+        if _LOCATION not in (kernel.parts_bytes or b""):
             return None
         from bundler.toolchain import keytext  # hardly a kernel's key has that part
 

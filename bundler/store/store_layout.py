@@ -60,6 +60,8 @@ RECORDS = f"{MAJOR}/k"
 # A record is of one kernel, and has some KB.
 RECORD_BYTES = MIB
 
+# Of one thread; a bundle of one target has units of two families, each with a dictionary.
+_DECOMPRESSORS = 4
 _of_thread = threading.local()
 
 
@@ -236,19 +238,25 @@ def decompress(
             limits.check(limit, declared, key)
         elif declared != size:
             raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
-        reader = _decompressor() if dictionary is None else zstandard.ZstdDecompressor(dict_data=dictionary)
-        payload: bytes = reader.decompress(frame, max_output_size=declared, allow_extra_data=False)
+        payload: bytes = _decompressor(dictionary).decompress(frame, max_output_size=declared, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{key}: {error}", key=key) from error
     return payload
 
 
-def _decompressor() -> zstandard.ZstdDecompressor:
+def _decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
     """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor serves one thread at a time."""
-    reader: zstandard.ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
-    if reader is None:
-        reader = _of_thread.decompressor = zstandard.ZstdDecompressor()
-    return reader
+    known: dict[int, tuple[Any, zstandard.ZstdDecompressor]] = _of_thread.__dict__.setdefault("decompressors", {})
+    # The dictionary is kept beside its decompressor, so that no other one can have its `id`.
+    found = known.get(id(dictionary))
+    if found is None:
+        if len(known) >= _DECOMPRESSORS:
+            known.clear()
+        made = (
+            zstandard.ZstdDecompressor(dict_data=dictionary) if dictionary is not None else zstandard.ZstdDecompressor()
+        )
+        found = known[id(dictionary)] = (dictionary, made)
+    return found[1]
 
 
 def split_unit(payload: bytes, unit: Unit) -> dict[bytes, memoryview]:

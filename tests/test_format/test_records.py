@@ -141,6 +141,28 @@ def test_a_class_that_derives_from_it_has_attributes_of_its_own():
         one.value = 2
 
 
+@pytest.mark.parametrize("make", [record, dataclass], ids=["record", "dataclass"])
+def test_order_is_by_the_compared_fields(make):
+    """Field by field, and only within one class."""
+
+    @make(frozen=True, order=True)
+    class Version:
+        """Its note counts for nothing."""
+
+        major: int
+        minor: int
+        note: str = field(default="", compare=False)
+
+    first, second = Version(1, 9, "b"), Version(2, 0, "a")
+    assert first < second
+    assert second > first
+    assert first <= Version(1, 9) <= second
+    assert second >= Version(2, 0) >= first
+    assert sorted([second, first]) == [first, second]
+    with pytest.raises(TypeError):
+        _ = first < (2, 0)
+
+
 def test_what_is_not_frozen_is_refused():
     """It would be a dataclass like any other."""
     with pytest.raises(TypeError, match="a record is frozen"):

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.bench import sides
+from tools.bench.step_profiles import push_steps
 
 TAR_LEVEL = 3
 LAUNCH_SUFFIXES = (".cubin", ".json")
@@ -269,6 +270,7 @@ JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "tar_zstd": tar_zstd,
     "restore_steps": restore_steps,
     "collect_steps": collect_steps,
+    "push_steps": push_steps,
 }
 
 if __name__ == "__main__":
