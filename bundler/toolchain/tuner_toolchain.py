@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -182,6 +183,11 @@ def triton_config_class() -> Any:
     from triton.runtime.autotuner import Config
 
     return Config
+
+
+def triton_config_fields() -> frozenset[str]:
+    """Return the names that Triton's `Config` takes."""
+    return frozenset(inspect.signature(triton_config_class()).parameters)
 
 
 def caches_results() -> bool:

@@ -87,7 +87,7 @@ def test_a_kernel_without_an_x_block_has_none_to_tune():
 
 def test_candidates_that_do_not_fit_the_function_are_refused():
     """A candidate for a parameter that is not there, an unknown grid, and a grid kind without its metadata."""
-    with pytest.raises(ConfigError, match="sets YBLOCK"):
+    with pytest.raises(ConfigError, match="has a value for 'YBLOCK', which is no parameter"):
         heuristics.pointwise({"x": 64, "y": 64}, SETTING)(function("f", "xnumel", "ynumel", "XBLOCK"))
     with pytest.raises(ConfigError, match="no kind 'Grid7D'"):
         heuristics.pointwise({"x": 64}, SETTING, grid="Grid7D")

@@ -37,6 +37,7 @@ from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.launch.loaded_plans import Loader
 from bundler.runtime.launch.plan_builder import can_launch
 from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.tuning.config_list import effective_on, ignored_on, keywords_on
 from bundler.runtime.tuning.occupancy import Usage, usage_of
 from bundler.runtime.tuning.tuner import Candidate, Refused
 from bundler.toolchain import identity, jit_specialization
@@ -138,15 +139,27 @@ class CandidateCompiler:
         self._function = toolchain.innermost(kernel)
         self._workers, self._service = workers, service
         self.made: dict[Config, CompiledConfig] = {}
+        self._counted: dict[Config, Config] = {}
 
     def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
         """Return a candidate for each config, or why there is none; see `CandidateBuilder`."""
-        failed = self._compile_ahead(configs)
-        return [self._candidate(config, failed.get(config)) for config in configs]
+        same = {config: other for config in configs if (other := self._same_here(config)) is not None}
+        failed = self._compile_ahead([config for config in configs if config not in same])
+        return [
+            Refused(config, f"here it is the same as {same[config]}: {_ignored_words(config, self.place.target)}")
+            if config in same
+            else self._candidate(config, failed.get(config))
+            for config in configs
+        ]
+
+    def _same_here(self, config: Config) -> Config | None:
+        """Return the earlier config that a config differs from only in options that this target does not have, None for the first."""
+        first = self._counted.setdefault(effective_on(config, self.place.target), config)
+        return None if first == config else first
 
     def keywords(self, config: Config) -> dict[str, Any]:
         """Return the call with a config's values and options, and what heuristics make of them."""
-        return expand(self.kernel, {**self.call, **config.all_kwargs()})
+        return expand(self.kernel, {**self.call, **keywords_on(config, self.place.target)})
 
     def _candidate(self, config: Config, failed: CompileFailed | None) -> Candidate | Refused:
         try:
@@ -184,6 +197,10 @@ class CandidateCompiler:
             return _failures(jobs, self._service)
         with CompileService(min(self._workers or os.cpu_count() or 1, len(configs))) as service:
             return {} if service.in_process else _failures(jobs, service)
+
+
+def _ignored_words(config: Config, target: Target) -> str:
+    return f"{target.backend} has no {', '.join(ignored_on(config, target))}"
 
 
 def _failures(jobs: Mapping[Config, Job], service: CompileService) -> dict[Config, CompileFailed]:

@@ -115,15 +115,7 @@ class HeuristicKernel:
             configs = [config.without_kwargs("XBLOCK") for config in configs]
         if not configs:
             raise ConfigError(f"{self.__name__}: expected at least one config", kernel=self.__name__)
-        for config in configs:
-            unknown = sorted(config.kwargs.keys() - set(self.parameters))
-            if unknown:
-                raise ConfigError(
-                    f"{self.__name__}: {config} sets {unknown[0]}, and the function has no such parameter",
-                    kernel=self.__name__,
-                    name=unknown[0],
-                )
-        return tuple(unique(configs))
+        return ListedConfigs.of(unique(configs)).for_kernel(self.__name__, self.parameters).configs
 
     def _tuner(self, options: TunerOptions, clock: Callable[[], Clock] | None) -> AutotunedKernel:
         kind, policy = self.candidates.kind, self.candidates.setting.policy
