@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
     from bundler.backends.counters import TierCounters
     from bundler.backends.tiers import WhenDown
+    from bundler.compile.compile_job import Compiled, Job
     from bundler.compile.declarations import prebuild
+    from bundler.compile.job_futures import CompileFuture
+    from bundler.compile.joined_futures import ScopeProgress
     from bundler.compile.service import CompileService
+    from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters
     from bundler.config import Mode, Strict
     from bundler.errors import (
         AccessDenied,
@@ -98,7 +102,9 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.autotune_decorator import autotune
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import Clock
+    from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
     from bundler.runtime.tuning.result_lookup import Choice
     from bundler.runtime.tuning.tuner_options import TunerOptions
@@ -120,21 +126,24 @@ _ERRORS = (
 )  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_ERRORS, "errors"),
+    **dict.fromkeys(("BandwidthReport", "LaunchDump"), "runtime.tuning.tuner_reports"),
+    **dict.fromkeys(("Compiled", "Job"), "compile.compile_job"),
+    **dict.fromkeys(("Descent", "Space"), "runtime.tuning.descent"),
+    **dict.fromkeys(("JobTiming", "Progress", "ServiceCounters"), "compile.service_progress"),
     "Argument": "format.launch_spec",
     "Artifact": "format.entries",
     "AutotunedKernel": "runtime.tuning.autotuned_kernel",
-    "BandwidthReport": "runtime.tuning.tuner_reports",
     "BlobSource": "format.bundle",
     "Bundle": "format.bundle",
     "CheckReport": "lifecycle.lifecycle_reports",
     "Choice": "runtime.tuning.result_lookup",
     "Clock": "runtime.tuning.benchmark",
+    "CompileFuture": "compile.job_futures",
     "CompileService": "compile.service",
     "CompiledOnce": "lifecycle.compiled_once",
     "Config": "runtime.configs",
     "Content": "format.manifest",
     "Counters": "integrations.session_counters",
-    "Descent": "runtime.tuning.descent",
     "DeviceProperties": "runtime.launch.driver",
     "Diff": "format.bundle_union",
     "Difference": "integrations.key_comparison",
@@ -149,6 +158,7 @@ _HOMES = {
     "Handle": "runtime.launch.handle",
     "Held": "store.store_reports",
     "HelperLibrary": "format.entries",
+    "HeuristicKernel": "runtime.tuning.heuristic_kernel",
     "Hooks": "runtime.launch.launch_hooks",
     "How": "lifecycle.compiled_once",
     "Keep": "format.bundle",
@@ -156,7 +166,6 @@ _HOMES = {
     "KernelRecords": "store.kernel_records",
     "Kernels": "runtime.launch.bundle_kernels",
     "KeyParts": "format.keyparts",
-    "LaunchDump": "runtime.tuning.tuner_reports",
     "LaunchFacts": "format.launch_spec",
     "LaunchPlan": "runtime.launch.plan",
     "LaunchSpec": "format.launch_spec",
@@ -180,8 +189,8 @@ _HOMES = {
     "Recording": "lifecycle.recorder",
     "ReplayReport": "integrations.replayed_kernels",
     "RestoreReport": "lifecycle.lifecycle_reports",
+    "ScopeProgress": "compile.joined_futures",
     "Session": "integrations.sessions",
-    "Space": "runtime.tuning.descent",
     "Span": "format.sentinel",
     "Specialization": "runtime.launch.specialization_match",
     "StaticKernel": "runtime.launch.static_kernel",
@@ -212,6 +221,7 @@ _HOMES = {
     "diff": "format.bundle_union",
     "end_compile": "lifecycle.recorder",
     "explain": "integrations.explanations",
+    "handles_on": "runtime.tuning.compiled_handles",
     "install": "integrations._process",
     "load": "runtime.launch.bundle_kernels",
     "merge": "format.bundle_union",
@@ -243,8 +253,10 @@ __all__ = [
     "Choice",
     "Clock",
     "CompileFailed",
+    "CompileFuture",
     "CompileService",
     "CompileTimeout",
+    "Compiled",
     "CompiledOnce",
     "Config",
     "ConfigError",
@@ -270,8 +282,11 @@ __all__ = [
     "Handle",
     "Held",
     "HelperLibrary",
+    "HeuristicKernel",
     "Hooks",
     "How",
+    "Job",
+    "JobTiming",
     "Keep",
     "Kernel",
     "KernelRecords",
@@ -297,6 +312,7 @@ __all__ = [
     "Parameter",
     "Path",
     "Piece",
+    "Progress",
     "PruneReport",
     "PushMode",
     "PushReport",
@@ -306,6 +322,8 @@ __all__ = [
     "RecordingError",
     "ReplayReport",
     "RestoreReport",
+    "ScopeProgress",
+    "ServiceCounters",
     "Session",
     "Space",
     "Span",
@@ -346,6 +364,7 @@ __all__ = [
     "diff",
     "end_compile",
     "explain",
+    "handles_on",
     "install",
     "load",
     "merge",

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from bundler.compile.compile_job import SourceRef
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
 from bundler.integrations import inductor_metadata as metadata
@@ -32,6 +35,7 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain.compile_call import compile_function
 from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.imagined_arguments import Spec
 
 Meta = Mapping[str, Any]
 
@@ -76,16 +80,25 @@ class GeneratedKernel(HeuristicKernel):
             os.fspath(cache_dir),
         )
 
+    def compile_in(
+        self, service: CompileService, arguments: Mapping[str, Spec] | None = None, target: Target | None = None
+    ) -> CompileFuture[HeuristicKernel]:
+        """Compile every candidate in the workers of a service; arguments and target are those of the metadata unless they are given."""
+        known = metadata.arguments_of(self.triton_meta, self.parameters, self.constants)
+        chosen = target or metadata.target_of(self.triton_meta)
+        return super().compile_in(service, known if arguments is None else arguments, chosen)
+
 
 Decorator = Callable[[Any], GeneratedKernel]
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the user told the tuner of generated kernels; the kernels' own metadata adds to it."""
+    """What the user told the tuner of generated kernels, and where a worker finds them; the kernels' own metadata adds to it."""
 
     options: TunerOptions = field(default_factory=TunerOptions)
     clock: Callable[[], Clock] | None = None
+    text: SourceRef | None = None
 
 
 def _decorator(
@@ -124,6 +137,7 @@ def _decorator(
             compile_options=metadata.compile_options_of(triton_meta, inductor_meta),
             options=metadata.tuner_options_of(inductor_meta, told.options, custom=custom),
             clock=told.clock,
+            source=None if told.text is None else replace(told.text, function=fn.__name__),
         )
         kernel.triton_meta, kernel.inductor_meta = triton_meta, inductor_meta
         return kernel

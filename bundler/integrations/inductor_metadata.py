@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from bundler.runtime.heuristics.facts import (
 )
 from bundler.runtime.tuning.descent import Descent
 from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain.imagined_arguments import NONE, Spec
 
 # The same wish under the name that each release of torch gave it.
 _ONE_ELEMENT = {"ONE_ELEMENT_PER_THREAD", "ELEMENTS_PER_WARP_32"}
@@ -145,6 +146,32 @@ def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -
         rescale=told.rescale and bool(get("dynamic_scale_rblock", True)),
         stage_to_host=told.stage_to_host and bool(get("optimize_mem", True)),
     )
+
+
+def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) -> dict[str, Spec]:
+    """Return the arguments of the calls that a kernel was generated for: name -> spec, without those that are constants.
+
+    Raises:
+        ConfigError: the metadata is for a Triton before 3.3, or an argument cannot be described.
+    """
+    attributes = (triton_meta.get("configs") or [{}])[0]
+    if not isinstance(attributes, Mapping):
+        raise ConfigError("a generated kernel's metadata is for a Triton before 3.3; have torch generate it anew")
+    fixed, hip = triton_meta.get("constants") or {}, device_of(triton_meta).is_hip
+    found: dict[str, Spec] = {}
+    for number, name in enumerate(parameters):
+        kind = triton_meta["signature"].get(name)
+        if kind is None or name in constants:
+            continue
+        if kind == "constexpr":
+            # torch makes a constant of None and of 1, as the JIT does when it gets them.
+            if name in fixed and fixed[name] in {None, 1}:
+                found[name] = NONE if fixed[name] is None else "i32:1"
+            continue
+        known = {item[0] for item in attributes.get((number,), ())}
+        aligned = ":16" if "tt.divisibility" in known and kind[0] in "*iu" else ""
+        found[name] = f"{kind}{aligned}{':large' if hip and kind[0] == '*' and 'tt.pointer_range' not in known else ''}"
+    return found
 
 
 def dynamic_sizes(triton_meta: Meta) -> int:

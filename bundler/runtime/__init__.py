@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
+    from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.tuner_options import TunerOptions
     from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
@@ -49,6 +50,7 @@ _HOMES = {
     "TunerOptions": "tuning.tuner_options",
     "build_plan": "launch.plan_builder",
     "can_launch": "launch.plan_builder",
+    "handles_on": "tuning.compiled_handles",
     "load": "launch.bundle_kernels",
     "open_driver": "launch.drivers",
 }
@@ -74,6 +76,7 @@ __all__ = [
     "TunerOptions",
     "build_plan",
     "can_launch",
+    "handles_on",
     "load",
     "open_driver",
 ]

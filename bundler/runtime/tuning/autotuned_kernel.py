@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from bundler.compile.compile_job import SourceRef
 from bundler.errors import ConfigError, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Target
@@ -75,7 +76,9 @@ class AutotunedKernel:
         clock: Callable[[], Clock] | None = None,
         cache_results: bool = False,
         options: TunerOptions,
+        source: SourceRef | None = None,
     ) -> None:
+        self._source = source  # where a worker finds the function, if not by its name
         self.fn, self.arg_names = function, list(function.arg_names)
         self.base = toolchain.innermost(function)
         self.__name__: str = self.base.__name__
@@ -334,7 +337,7 @@ class AutotunedKernel:
         return CandidateCompiler(
             self.fn, {**dict(zip(self.arg_names, args, strict=False)), **keywords},
             TuningDevice.of(state.driver, state.driver.device()), grid, state.hooks,
-            workers=self.options.workers, service=self.options.service,
+            workers=self.options.workers, service=self.options.service, source=self._source,
         )  # fmt: skip
 
     def _trial(self, compiler: CandidateCompiler) -> Trial:

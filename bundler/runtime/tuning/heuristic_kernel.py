@@ -11,7 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bundler.compile.compile_job import SourceRef
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
+from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import max_block
@@ -22,9 +26,11 @@ from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
 from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
+from bundler.runtime.tuning.precompiled_kernels import compile_candidates
 from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.imagined_arguments import Spec
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class HeuristicKernel:
         compile_options: compiler options of every candidate.
         options: of the tuner; kind, space and determinism follow from the candidates.
         clock: makes what times a launch; None for the GPU's own.
+        source: where another process finds the function, so that it can compile candidates; None where it can be imported by name.
 
     Raises:
         ConfigError: the candidates do not fit the function's parameters.
@@ -81,8 +88,10 @@ class HeuristicKernel:
         compile_options: Mapping[str, Any] | None = None,
         options: TunerOptions | None = None,
         clock: Callable[[], Clock] | None = None,
+        source: SourceRef | None = None,
     ) -> None:
         self.fn = fn
+        self.source = source
         self.candidates = candidates
         self.grid = grid
         self.mutated, self.zeroed = tuple(mutated), tuple(zeroed)
@@ -128,8 +137,9 @@ class HeuristicKernel:
         )
         effects = ArgumentEffects(self.mutated, self.zeroed)
         return AutotunedKernel(
-            self.fn, ListedConfigs.of(self.configs), (), Pruning(), effects=effects, clock=clock, options=options
-        )
+            self.fn, ListedConfigs.of(self.configs), (), Pruning(), effects=effects, clock=clock, options=options,
+            source=self.source,
+        )  # fmt: skip
 
     def run(self, *args: Any, stream: int | None = None, **kwargs: Any) -> None:
         """Launch on the current stream, with the grid that follows from the arguments; a grid with a zero launches nothing.
@@ -161,6 +171,26 @@ class HeuristicKernel:
             return self._grid(meta, {**meta, **extra})
 
         self.tuned[grid_of](**bound, **self.constants, **self.compile_options)
+
+    def compile_in(
+        self, service: CompileService, arguments: Mapping[str, Spec], target: Target
+    ) -> CompileFuture[HeuristicKernel]:
+        """Compile every candidate in the workers of a service, beside other kernels, and before the first call.
+
+        Args:
+            service: its `cache_dir` has to be where this process's Triton looks, as it is unless it was given another.
+            arguments: of calls: name -> spec such as `"*fp32:16"` (docs/compile.md).
+            target: what for.
+
+        Returns:
+            A future of this kernel, done when all candidates are compiled; `CompileService.wait` takes it.  It raises `CompileFailed`
+            when none compiles, or one for a reason that is not its size.
+
+        Raises:
+            ConfigError: no other process can import the function, or the arguments do not fit it.
+        """
+        call = {**self.constants, **self.compile_options}
+        return compile_candidates(self, self.fn, self.configs, call, arguments, service, target, self.source)
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call's arguments by name; raises `ConfigError` when one is missing, unknown, given twice or too many."""
