@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
+    from bundler.runtime.tuning.occupancy import DeviceLimits
     from bundler.runtime.tuning.result_lookup import Choice
     from bundler.runtime.tuning.tuner_options import TunerOptions
     from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
@@ -129,6 +130,7 @@ _HOMES = {
     **dict.fromkeys(("BandwidthReport", "LaunchDump"), "runtime.tuning.tuner_reports"),
     **dict.fromkeys(("Compiled", "Job"), "compile.compile_job"),
     **dict.fromkeys(("Descent", "Space"), "runtime.tuning.descent"),
+    **dict.fromkeys(("LaunchPlan", "Parameter", "Piece", "TensorMap"), "runtime.launch.plan"),
     **dict.fromkeys(("JobTiming", "Progress", "ServiceCounters"), "compile.service_progress"),
     "Argument": "format.launch_spec",
     "Artifact": "format.entries",
@@ -144,6 +146,7 @@ _HOMES = {
     "Config": "runtime.configs",
     "Content": "format.manifest",
     "Counters": "integrations.session_counters",
+    "DeviceLimits": "runtime.tuning.occupancy",
     "DeviceProperties": "runtime.launch.driver",
     "Diff": "format.bundle_union",
     "Difference": "integrations.key_comparison",
@@ -167,7 +170,6 @@ _HOMES = {
     "Kernels": "runtime.launch.bundle_kernels",
     "KeyParts": "format.keyparts",
     "LaunchFacts": "format.launch_spec",
-    "LaunchPlan": "runtime.launch.plan",
     "LaunchSpec": "format.launch_spec",
     "Launcher": "runtime.launch.driver",
     "Limits": "format.limits",
@@ -178,9 +180,7 @@ _HOMES = {
     "Observed": "format.manifest",
     "Only": "lifecycle.restore_options",
     "Opaque": "format.entries",
-    "Parameter": "runtime.launch.plan",
     "Path": "format.launch_spec",
-    "Piece": "runtime.launch.plan",
     "PruneReport": "store.store_reports",
     "PushMode": "store.bundle_store",
     "PushReport": "store.store_reports",
@@ -201,7 +201,6 @@ _HOMES = {
     "Strict": "config",
     "TagInfo": "store.store_reports",
     "Target": "format.entries",
-    "TensorMap": "runtime.launch.plan",
     "TierCounters": "backends.counters",
     "Toolchain": "format.entries",
     "Trust": "lifecycle.restore_options",
@@ -263,6 +262,7 @@ __all__ = [
     "Content",
     "Counters",
     "Descent",
+    "DeviceLimits",
     "DeviceProperties",
     "Diff",
     "Difference",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.occupancy import DeviceLimits
     from bundler.runtime.tuning.tuner_options import TunerOptions
     from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
     from bundler.runtime.tuning.tuning_winners import LookupTable
@@ -34,6 +35,7 @@ _HOMES = {
     "BandwidthReport": "tuning.tuner_reports",
     "Config": "configs",
     "Descent": "tuning.descent",
+    "DeviceLimits": "tuning.occupancy",
     "DeviceProperties": "launch.driver",
     "Driver": "launch.driver",
     "DryDriver": "launch.dry_driver",
@@ -60,6 +62,7 @@ __all__ = [
     "BandwidthReport",
     "Config",
     "Descent",
+    "DeviceLimits",
     "DeviceProperties",
     "Driver",
     "DryDriver",

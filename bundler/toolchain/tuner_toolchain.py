@@ -82,6 +82,18 @@ def device_name(device: int) -> str:
     return dict(identity.environment()).get("gpu", "")
 
 
+def device_limits(device: int) -> tuple[int | None, int | None]:
+    """Return the registers and resident threads of a GPU's multiprocessor; None when torch is not there or uses no GPU."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None, None
+    found = cuda.get_device_properties(device)
+    return (
+        getattr(found, "regs_per_multiprocessor", None),
+        getattr(found, "max_threads_per_multi_processor", None),
+    )
+
+
 @contextlib.contextmanager
 def for_target(target: Target) -> Iterator[None]:
     """Let Triton compile for a target: by the driver that is active when it is for that target, else by a declared one."""
@@ -201,6 +213,17 @@ def graph_benchmark(rep_ms: float) -> Any:
     from triton.testing import do_bench_cudagraph
 
     return lambda fn, quantiles: do_bench_cudagraph(fn, rep=rep_ms, quantiles=quantiles)
+
+
+def profiler_benchmark(warmup_ms: float, rep_ms: float) -> Any:
+    """Return Inductor's benchmark by torch's profiler, as `do_bench(fn, quantiles)`: the time of kernels alone, without their launches."""
+    from torch._inductor.utils import do_bench_using_profiling
+
+    def do_bench(fn: Any, quantiles: Any) -> float:
+        del quantiles  # the profiler gives one time
+        return float(do_bench_using_profiling(fn, warmup=warmup_ms, rep=rep_ms))
+
+    return do_bench
 
 
 def read_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str | None:

@@ -294,6 +294,9 @@ class AutotunedKernel:
                     "%s: %s has no %s; the config %s is used without", self.__name__, backend, ignored, found.config
                 )
             self._report(state, found, grid, args, keywords)
+            if self.options.export is not None:
+                made = self._compile(state, found.config, args, keywords)
+                export_kernel(made.kernel, made.image, made.bundle, found.config, self.options.export)
             self._choices[memo] = found
             return found
 
@@ -357,11 +360,12 @@ class AutotunedKernel:
     ) -> None:
         """Add the kernel to the bandwidth report, if there is one; a config that was not tuned just now is measured for it."""
         report = self.options.bandwidth
-        if report is None or grid is None:
+        if report is None or grid is None or not report.wants(self.__name__):
             return
         compiler = self._compiler(state, grid, args, keywords)
         time_ms = choice.time_ms
         if time_ms is None:
             time_ms = self._trial(compiler).time_one(choice.config)
         if time_ms is not None:
-            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _BYTES_OF_GB)
+            known = self.options.gigabytes
+            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _BYTES_OF_GB if known is None else known)

@@ -26,6 +26,7 @@ from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
 from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
+from bundler.runtime.tuning.occupancy import DeviceLimits
 from bundler.runtime.tuning.precompiled_kernels import compile_candidates
 from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
@@ -127,11 +128,17 @@ class HeuristicKernel:
         return ListedConfigs.of(unique(configs)).for_kernel(self.__name__, self.parameters).configs
 
     def _tuner(self, options: TunerOptions, clock: Callable[[], Clock] | None) -> AutotunedKernel:
-        kind, policy = self.candidates.kind, self.candidates.setting.policy
+        kind, policy, device = self.candidates.kind, self.candidates.setting.policy, self.candidates.setting.device
         options = replace(
             options,
             kind=kind,
             space=self.space(),
+            custom=bool(
+                options.custom
+            ),  # a heuristic's candidates, or a list of a generator, were not chosen by a person
+            limits=options.limits.or_else(
+                DeviceLimits(device.regs_per_multiprocessor, device.max_threads_per_multiprocessor)
+            ),
             # Other blocks add in another order, which gives other numbers; a pointwise kernel adds nothing up.
             deterministic=options.deterministic or (policy.deterministic and kind in SKIPPED_DETERMINISTIC),
         )

@@ -123,13 +123,18 @@ class ResultLookup:
         if len(listed.configs) == 1 and self._options.descent is None:
             return Choice.of(listed.configs[0], "only", question.target)
         found = self._recorded(question)
-        if isinstance(found, Miss) and self._results:
+        if isinstance(found, Miss) and self._results and self._options.reuse == "all":
             results = self._triton_results(question)
             return results if isinstance(results, Choice) else Miss(f"{found.reason}; {results.reason}")
         return found
 
     def _recorded(self, question: LookupQuestion) -> Choice | Miss:
+        reuse = self._options.reuse
+        if reuse == "none":
+            return Miss(f"{self._name}: records are switched off")
         found = self._in_bundle(question.parts)
+        if isinstance(found, Miss) and reuse == "bundle":
+            return Miss(f"{found.reason}; records on disk are switched off")
         if isinstance(found, Miss):
             # Asked for at each search: a program may change its cache directory while it runs.
             here = TuningFolder(triton_cache_dir()).find(self._name, question.parts)
@@ -192,7 +197,8 @@ class ResultLookup:
         )
         spent = (round(outcome.compile_s * _US_OF_S), round(outcome.measure_s * _US_OF_S))
         measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
-        tuning_listeners.tell(record, measured)
+        if self._options.record or self._options.reuse != "none":
+            tuning_listeners.tell(record, measured)
         if not self._options.record:  # recordings were told above: the option is about files alone
             return
         try:
