@@ -268,10 +268,10 @@ def _user_autotune(
     inductor_meta: Meta | None = None,
     custom_kernel: bool = False,
 ) -> Decorator:
-    def choose(setting: Setting) -> Sequence[Config]:
-        return user_configs(configs, setting.policy)
-
-    return _decorator(told, "user_autotune", choose, {}, triton_meta, inductor_meta, custom=custom_kernel)
+    chosen = user_configs(configs)
+    return _decorator(
+        told, "user_autotune", lambda _setting: chosen, {}, triton_meta, inductor_meta, custom=custom_kernel
+    )
 
 
 def _foreach(
