@@ -95,6 +95,17 @@ def device_limits(device: int) -> tuple[int | None, int | None]:
 
 
 @contextlib.contextmanager
+def torch_stream(stream: int, device: int) -> Iterator[None]:
+    """Make a stream torch's current one while the block runs; does nothing when torch is not there or uses no GPU."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        yield
+        return
+    with cuda.stream(cuda.ExternalStream(stream, device=device)):
+        yield
+
+
+@contextlib.contextmanager
 def for_target(target: Target) -> Iterator[None]:
     """Let Triton compile for a target: by the driver that is active when it is for that target, else by a declared one."""
     active = active_driver()

@@ -55,12 +55,6 @@ def test_a_wrong_call_says_what_is_wrong(args, kwargs, words):
         scale().run(*args, **kwargs)
 
 
-def test_a_stream_that_is_not_the_current_one_is_refused():
-    """Launches go to the current stream; another one is an error and not ignored."""
-    with pytest.raises(ConfigError, match="0x2a the current one"):
-        scale().run(1, 2, 3, stream=42)
-
-
 def test_the_grid_follows_from_arguments_and_config():
     """Each candidate has its grid; zero is zero, and over the limits is an error."""
     kernel = scale()

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bundler.compile.compile_job import SourceRef
@@ -154,12 +155,34 @@ class AutotunedKernel:
             if self._launches_nothing(grid, args, keywords):
                 return
             choice = self._choose(state, grid, args, keywords)
-        self.best_config = choice.config  # for programs that read it after a call, as Triton's tuner has it
         # Only conflicts are looked for here; a call's other faults were reported when its config was chosen.
         if keywords and not keywords.keys().isdisjoint(choice.keywords):
             self._check_call(args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
+        self.launch(choice, grid, args, keywords)
+
+    def known(self, args: Args, stream: int | None = None) -> Choice | None:
+        """Return the choice for a call with these arguments; None when it is not known, or the stream is not the current one."""
+        state = self._state
+        if state is None or self._interpreted or self._wrapped:
+            return None
+        if stream is not None and stream != state.driver.stream(state.driver.device()):
+            return None
+        return self._known(state, args, {})
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """Let this thread's calls launch on a stream while the block runs: torch's current one too, where torch uses the GPU."""
+        state = self._ready()
+        # A driver asks torch for the current stream; where torch is not, the launch itself is told.
+        with toolchain.torch_stream(stream, state.driver.device()), state.on_stream(stream):
+            yield
+
+    def launch(self, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
+        """Launch a choice that was made for a call like this one; what the choice adds is no part of `keywords`."""
+        state = self._state or self._ready()
+        self.best_config = choice.config  # for programs that read it after a call, as Triton's tuner has it
         if self.options.dump is not None:
             self.options.dump.add(self.__name__, args, keywords, choice.config.all_kwargs(), grid)
         if profiler_ranges.active():  # a range takes microseconds, so it is opened for a profiler only

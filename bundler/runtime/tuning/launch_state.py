@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
@@ -24,6 +27,7 @@ from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.runtime.tuning.candidate_compiler import CompiledConfig
 from bundler.runtime.tuning.result_lookup import Choice, ResultLookup
 from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain import tuner_toolchain as toolchain
 
 _LOG = logging.getLogger("bundler.runtime")
 
@@ -39,6 +43,7 @@ class LaunchState:
     bundle: Bundle | None
     lookup: ResultLookup
     through_triton: set[Config] = field(default_factory=set)
+    streams: threading.local = field(default_factory=threading.local)
 
     @staticmethod
     def open(name: str, function: Any, options: TunerOptions, *, results: bool) -> LaunchState:
@@ -81,8 +86,40 @@ class LaunchState:
         self, fn: Any, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> None:
         """Launch a chosen config; raises as a call of `StaticKernel`."""
+        stream = getattr(self.streams, "stream", None)
+        if stream is not None:
+            self._start_on(stream, fn, choice, grid, args, {**keywords, **choice.keywords})
         # The set is empty for nearly every kernel, and hashing a config takes longer than this look.
-        if self.through_triton and choice.config in self.through_triton:
+        elif self.through_triton and choice.config in self.through_triton:
             fn.run(*args, grid=grid, warmup=False, **{**keywords, **choice.keywords})
         else:
             self.static[grid](*args, **keywords, **choice.keywords)
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """Let this thread launch on a stream that the driver does not know as the current one."""
+        self.streams.stream = None if stream == self.driver.stream(self.driver.device()) else stream
+        try:
+            yield
+        finally:
+            self.streams.stream = None
+
+    def _start_on(
+        self, stream: int, fn: Any, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        if choice.config in self.through_triton:
+            raise ConfigError(
+                f"{self.static.name}: only Triton can launch it, on torch's current stream; make {stream:#x} that",
+                kernel=self.static.name,
+            )
+        handle = self.static.handle(*args, **keywords)
+        names = toolchain.innermost(fn).arg_names
+        call = {**dict(zip(names, args, strict=False)), **keywords}
+        cluster = handle.plan.cluster
+        sizes = grids.checked(grid(call) if callable(grid) else grid, self.static.name, self.driver.backend, cluster)
+        values = handle.values(**{name: value for name, value in call.items() if name in names})
+        if 0 in sizes:
+            return
+        facts = {"name": self.static.name, "key": handle.plan.key, "grid": sizes, "stream": stream, "device": handle.device,
+                 "function": 0}  # fmt: skip
+        self.hooks.around(facts, lambda: handle.launch(*sizes, stream, *values))
