@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.clients.compile import environment
+from tools.clients.restore import RESTORED
 from tools.clients.wheels import CLIENTS
 from tools.shared import measurement, processes
 
@@ -41,6 +42,9 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=7200, help="of one client and target; what is left counts as not tried"
     )
+    parser.add_argument(
+        "--merge", action="store_true", help="run nothing; put together what earlier runs left in the folder"
+    )
     parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where clients.json goes")
     options = parser.parse_args()
     unknown = [name for name in options.clients if name not in CLIENTS]
@@ -57,23 +61,29 @@ def check(name: str, target: str, options: argparse.Namespace) -> dict[str, Any]
     """Compile a client's kernels for a target, then restore them in another process; returns what came of it."""
     folder = options.folder.absolute()
     path = folder / "results" / f"{name}-{target.replace(':', '-')}.json"
+    if not options.merge:
+        _run(name, target, path, options)
+    told: dict[str, Any] = json.loads(path.read_text())
+    del told["root"]
+    told["second_process"] = json.loads(path.with_suffix(RESTORED).read_text())
+    print(
+        f"{name} for {target}: {told['compiled']} of {told['tried']} compiled, {told['second_process']['hits']} hit",
+        flush=True,
+    )
+    return told
+
+
+def _run(name: str, target: str, path: Path, options: argparse.Namespace) -> None:
+    folder = options.folder.absolute()
     limits = ["--workers", str(options.workers), "--folder", str(folder)]
     wanted = ["--wanted", str(_WANTED[target])] if target in _WANTED else []
     processes.output(
         "tools.clients", "compile", name, target, "--result", str(path), "--seconds", str(options.seconds), *wanted, *limits,
         environment=environment(folder), timeout_s=_TIMEOUT_S,
     )  # fmt: skip
-    again = processes.output(
+    processes.output(
         "tools.clients", "restore", str(path), *limits, environment=environment(folder), timeout_s=_TIMEOUT_S
     )
-    told: dict[str, Any] = json.loads(path.read_text())
-    del told["root"]
-    told["second_process"] = json.loads(again.splitlines()[-1])
-    print(
-        f"{name} for {target}: {told['compiled']} of {told['tried']} compiled, {told['second_process']['hits']} hit",
-        flush=True,
-    )
-    return told
 
 
 def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, required=True, help="where wheels and compiled kernels are kept between runs"
     )
+    parser.add_argument("--part", action="append", help="only this folder of the package; may be given several times")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--wanted", type=int, help="stop when so many kernels are compiled")
     parser.add_argument("--most", type=int, help="try no more kernels than these")
@@ -63,10 +64,13 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
     roots = unpacked(client, folder)
     sys.path[:0] = map(str, roots)
     stand_ins.install()
-    found = found_kernels.find(roots[0], client.package, target)
+    found = found_kernels.find(roots[0], [Path(client.package, part) for part in options.part or [""]], target)
     kernels = list(found.kernels.values())[: options.most]
     cache = folder / "compiled" / f"{options.client}-{target.backend}"
-    calls: Calls = guessed if options.captured is None else captured.calls_of(options.captured, guessed)
+    calls: Calls = guessed
+    state = folder / "state" / options.client / str(target).replace(":", "-")
+    if options.captured is not None:
+        calls, state = captured.calls_of(options.captured, guessed), state.with_name(f"{state.name}-captured")
     with CompileService(
         options.workers,
         cache_dir=cache,
@@ -75,7 +79,7 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
         isolate=True,
         preload=PREPARE,
     ) as service:
-        trials = Trials(service, target, folder / "state" / options.client / str(target).replace(":", "-"), calls)
+        trials = Trials(service, target, state, calls)
         untried = trials.run(kernels, until, options.wanted, options.guesses)
     left_out = _bundle(trials, cache, options.result)
     refused = dict(sorted(trials.refused.items()))
@@ -84,6 +88,7 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
         "files": found.files, "files_refused": found.refused, "helpers": found.helpers,
         "found": len(found.kernels), "tried": len(kernels) - untried, "compiled": len(trials.compiled),
         "keys": len({one.key for one in trials.compiled.values()}), "left_out": left_out, "refused": refused,
+        "unfinished": trials.unfinished,
         "captured": sum(how == CAPTURED for how in trials.how.values()),
     }  # fmt: skip
 

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,11 @@ class Found:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def find(root: Path, package: str, target: Target) -> Found:
-    """Import each file of a package that has kernels, as on a machine with such a GPU."""
+def find(root: Path, folders: Iterable[Path], target: Target) -> Found:
+    """Import each file that has kernels in some folders below `root`, as on a machine with such a GPU."""
     found, functions = Found(), dict[str, FoundKernel]()
     called, launched = set[int](), set[str]()
-    for path in _files(root / package):
+    for path in itertools.chain.from_iterable(_files(root, folder) for folder in folders):
         text = path.read_text()
         launched.update(_launched(text))
         if any(mark in text for mark in _MARKS):
@@ -91,9 +92,9 @@ def find(root: Path, package: str, target: Target) -> Found:
     return found
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*.py")):
-        if not any(part in str(path) for part in _NOT_THEIRS):
+def _files(root: Path, folder: Path) -> Iterator[Path]:
+    for path in sorted((root / folder).rglob("*.py")):
+        if not any(part in f"/{path.relative_to(root)}" for part in _NOT_THEIRS):
             yield path
 
 

@@ -56,7 +56,6 @@ class Usage:
         types, functions, shapes, flags: constants that stand where these stand.
         counts: constants that say how often a loop runs.
         texts: constant -> a text that it is compared with.
-        divided: constants that something is divided by or compared with.
     """
 
     pointers: set[str] = field(default_factory=set)
@@ -92,34 +91,31 @@ class _Reader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         """Calls show what their arguments are."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if name in _MEMORY or name.startswith("atomic_"):
-            first = (
-                node.args[0]
-                if node.args
-                else next((one.value for one in node.keywords if one.arg in {"pointer", "base"}), None)
-            )
-            if (
-                isinstance(node.func, ast.Attribute)
-                and isinstance(node.func.value, ast.Name)
-                and node.func.value.id in self._leads
-            ):
-                self.usage.descriptors.update(self._leads[node.func.value.id])
-            elif first is not None:
-                self.usage.pointers.update(self._lead(first))
+            self._access(node)
         if name in _SHAPES:
-            for one in [*node.args, *(keyword.value for keyword in node.keywords)]:
-                self.usage.shapes.update(self._plain(one))
+            self.usage.shapes.update(*map(self._plain, arguments))
         if name in {"range", "static_range"}:
-            self.usage.counts.update(*(self._plain(one) for one in node.args))
+            self.usage.counts.update(*map(self._plain, node.args))
         if name == "to" and len(node.args) == 1:
             self.usage.types.update(self._plain(node.args[0]))
-        for keyword in node.keywords:
-            if keyword.arg == "dtype":
-                self.usage.types.update(self._plain(keyword.value))
+        self.usage.types.update(*(self._plain(keyword.value) for keyword in node.keywords if keyword.arg == "dtype"))
         if isinstance(node.func, ast.Name) and node.func.id in self.names:
             self.usage.functions.add(node.func.id)
         self._callee(node)
         self.generic_visit(node)
+
+    def _access(self, node: ast.Call) -> None:
+        """Note what is loaded from or stored to: `tl.load(pointer)`, or `descriptor.load([…])`."""
+        of = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if isinstance(of, ast.Name) and of.id in self._leads:
+            self.usage.descriptors.update(self._leads[of.id])
+            return
+        named = (one.value for one in node.keywords if one.arg in {"pointer", "base"})
+        first = node.args[0] if node.args else next(named, None)
+        if first is not None:
+            self.usage.pointers.update(self._lead(first))
 
     def visit_If(self, node: ast.If) -> None:
         """A constant that stands alone in a condition is a flag."""
@@ -178,10 +174,12 @@ class _Reader(ast.NodeVisitor):
                 return left or self._lead(node.right)
             case ast.IfExp():
                 return self._lead(node.body) | self._lead(node.orelse)
-            case ast.Call(func=ast.Attribute(attr="to")):
-                return self._lead(node.func.value)
-            case ast.Call(func=ast.Attribute(attr="cast" | "multiple_of" | "advance" | "make_block_ptr")):
-                return self._lead(node.args[0]) if node.args else set()
+            case ast.Call(func=ast.Attribute(attr="to", value=value)):
+                return self._lead(value)
+            case ast.Call(
+                func=ast.Attribute(attr="cast" | "multiple_of" | "advance" | "make_block_ptr"), args=[first, *_]
+            ):
+                return self._lead(first)
         return set()
 
     def _callee(self, node: ast.Call) -> None:

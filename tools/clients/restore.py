@@ -25,6 +25,9 @@ from tools.clients.compile import PREPARE
 from tools.clients.wheels import CLIENTS, unpacked
 from tools.shared import measurement
 
+# Beside the result of `compile`.
+RESTORED = ".restored"
+
 
 def main() -> int:
     """Restore and ask."""
@@ -36,7 +39,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="elsewhere-") as elsewhere:
-        print(json.dumps(restored(options.compiled, options.folder.absolute(), Path(elsewhere), options.workers)))
+        found = restored(options.compiled, options.folder.absolute(), Path(elsewhere), options.workers)
+    options.compiled.with_suffix(RESTORED).write_text(json.dumps(found, indent=1))
     return 0
 
 

@@ -47,6 +47,7 @@ class Anything:
         return Anything(f"{self.__name__}.{name}")
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
+        """Return what is decorated, or another stand-in."""
         return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else Anything(f"{self.__name__}()")
 
     def __getitem__(self, _: Any) -> Anything:

@@ -85,6 +85,12 @@ class Trials:
             waiting = later + self._round(now)
         return len({one.name for one in kernels} - self.compiled.keys() - self.refused.keys())
 
+    @property
+    def unfinished(self) -> dict[str, str]:
+        """Kernels for which a guess was wrong and further ones were not tried yet, with Triton's reason."""
+        done = self.compiled.keys() | self.refused.keys()
+        return {name: reason for name, reason in sorted(self._reasons.items()) if name not in done}
+
     def _again(self, kernels: list[FoundKernel]) -> None:
         """Compile what an earlier run found, which is in the cache directory."""
         jobs = [Job.from_bytes(self._file(one, "job").read_bytes()) for one in kernels]
