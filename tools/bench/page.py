@@ -17,6 +17,7 @@ from typing import Any
 
 from tools.bench import remote_rows, scale
 from tools.bench.step_profiles import profile_table as _profile
+from tools.clients import table
 from tools.shared import measurement
 from tools.shared.measurement import median, shown, target
 from tools.shared.processes import ROOT
@@ -219,6 +220,7 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-scale", scale.section),
     ("bench-remote", remote_rows.section),
     ("bench-compile", compiles),
+    ("clients", table.section),
     ("gpu-check", gpu_check),
     ("gpu-replay", gpu_replay),
     ("gpu-slim", gpu_slim),
