@@ -116,7 +116,7 @@ def _facts(path: str, bundle: Bundle, kernels: list[Kernel], known: list[KernelS
         "tuning_files": [_file_facts(entry) for entry in bundle.tuning_files],
         "helpers": [{**_file_facts(entry), "machine": entry.machine} for entry in bundle.helpers],
         "opaque": [_file_facts(entry) for entry in bundle.opaque],
-        "trees": tree_facts(bundle),
+        **tree_facts(bundle),
         "environments": [dict(pairs) for pairs in bundle.observed.environments],
     }
 
