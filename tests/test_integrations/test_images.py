@@ -52,15 +52,14 @@ def _needs(*programs):
 def image(tmp_path_factory):
     """What an image holds: a store with one kernel in the tag `prod`, and a bundle of a server's cache with that kernel."""
     folder = tmp_path_factory.mktemp("image")
-    env = plugged.environment(
-        f"file://{folder}/store", folder / "cache", TRITON_BUNDLER_TAG="prod", TRITON_BUNDLER_LOCAL=folder / "local"
-    )
-    plugged.run("compile_one('gelu')\n", env)
     root = folder / "vllm"
     (root / MODEL).parent.mkdir(parents=True)
     (root / MODEL).write_bytes(b"pickled")
-    kernels = root / "torch_compile_cache/0123456789/rank_0_0/triton_cache"
-    shutil.copytree(folder / "cache", kernels)
+    kernels = (root / MODEL).with_name("triton_cache")
+    env = plugged.environment(
+        f"file://{folder}/store", kernels, TRITON_BUNDLER_TAG="prod", TRITON_BUNDLER_LOCAL=folder / "local"
+    )
+    plugged.run("compile_one('gelu')\n", env)
     with bundler.pack_family("vllm", root) as bundle:
         assert len(bundle.kernels) == 1
         bundle.save(folder / "server.tbundle")
