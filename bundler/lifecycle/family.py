@@ -14,12 +14,11 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from bundler.errors import ConfigError, NotFound, UnsafeName
 from bundler.format.bundle_file import os_errors
 from bundler.format.tree_index import check_family_name, check_tree_path
-from bundler.lifecycle.restore_options import Trust
 
 # Locks, and what a program that was killed had not finished.
 UNFINISHED = ("**/*.lock", "**/*.tmp", "**/tmp*", "**/tmp*/**", "**/__pycache__/**")
@@ -57,7 +56,7 @@ class Family:
     ranks: str = ""
     factors: tuple[str, ...] = ()
     fingerprint: tuple[str, ...] = ("python", "platform", "gpu", "driver", "cuda")
-    trust: Trust = "code"
+    trust: Literal["kernels", "code"] = "code"
 
     def __post_init__(self) -> None:
         try:

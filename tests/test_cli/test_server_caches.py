@@ -143,3 +143,13 @@ def test_inspect_shows_trees(packed, cli):
     assert f"tree vllm:{PLACE}: 4 files" in cli("inspect", packed).output
     (tree,) = json.loads(cli("inspect", packed, "--json").output)["trees"]
     assert tree["fingerprint"]["gpu"] == "NVIDIA H200"
+
+
+def test_a_servers_cache_travels_through_a_store(packed, cli, tmp_path):
+    """Pushed under a tag, it is restored from there by another machine, trees and kernels."""
+    store = tmp_path / "store"
+    assert cli("push", packed, "--store", store, "--tag", "llama3/h200").exit_code == 0
+    words = ("restore", "--tag", "llama3/h200", "--store", store, "--trust", "code", "--only", "all")
+    assert cli(*words, "--root", f"vllm={tmp_path / 'copy'}", "--fact", "ranks=2").exit_code == 0
+    assert (tmp_path / "copy" / PLACE / "rank_1_0" / "model").read_bytes() == b"pickled"
+    assert len(list((tmp_path / "copy").rglob("*.cubin"))) == 2
