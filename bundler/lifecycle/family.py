@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -85,6 +84,8 @@ class Family:
             NotFound, AccessDenied: the file cannot be read.
             ConfigError: it is no TOML, or declares what a `Family` cannot have.
         """
+        import tomllib  # a restore of a server's cache needs declarations, and hardly ever a file of them
+
         with os_errors(os.fspath(path), "read"), open(path, "rb") as file:
             data = file.read()
         try:

@@ -250,6 +250,42 @@ def test_keep_launch_takes_kernels_alone(root, tmp_path, compiled):
     assert len(list((tmp_path / "copy").rglob("triton_cache"))) == 2
 
 
+def test_a_root_of_sglang_comes_back(compiled, tmp_path, monkeypatch):
+    """Triton's and Inductor's kernels as kernels, a tree for each other cache in the root, and what is no compile cache left out."""
+    root, keys = tmp_path / "sglang", compiled.keys_of("gelu_kernel")
+    for place in ("triton", "inductor/triton/0"):
+        workshop.plant(compiled.cache, root / place, keys)
+    files = (
+        "inductor/ab/cab.py", "tilelang/0.1/k/kernel.so", "deep_gemm/cache/k/kernel.cubin", "cute_aot/f/o.o", "nv/1/2/3",
+        "torch_compile_cache/ab/rank_0_0/backbone/graph.py", ".cache/flashinfer/0.4/90a/x/x.so", "flashinfer/autotune/1/rank.json",
+    )  # fmt: skip
+    for name in (*files, "ple/model/table", "deep_gemm/locks/a.lock"):
+        _write(root / name, name.encode())
+    monkeypatch.setenv("SGLANG_CACHE_DIR", str(root))
+    with bundler.pack_family("sglang") as bundle:
+        assert [kernel.key for kernel in bundle.kernels] == keys
+        assert [tree.place for tree in read_trees(bundle)] == sorted(
+            [
+                ".cache/flashinfer",
+                "cute_aot",
+                "deep_gemm",
+                "flashinfer",
+                "inductor",
+                "nv",
+                "tilelang",
+                "torch_compile_cache/ab",
+                "triton",
+            ]
+        )
+        assert {"ple", "deep_gemm/locks/a.lock"} <= set(dict(bundle.left_out))
+        report = bundler.restore(bundle, tmp_path / "copy", trust="code", only="all")
+    assert report.skipped == ()
+    assert set(files) < set(_files(tmp_path / "copy"))
+    assert {
+        path.parent.parent.name for path in (tmp_path / "copy").rglob("*.cubin") if path.parent.name == keys[0]
+    } == {"triton", "0"}
+
+
 # Bad input -----------------------------------------------------------------------------------------------------------
 
 
