@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bundler.backends.counters import TierCounters
     from bundler.backends.tiers import WhenDown
     from bundler.compile.declarations import prebuild
+    from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
     from bundler.config import Mode, Strict
     from bundler.errors import (
@@ -129,6 +130,8 @@ _HOMES = {
     "BandwidthReport": "runtime.tuning.tuner_reports",
     "BlobSource": "format.bundle",
     "Bundle": "format.bundle",
+    "Capture": "compile.program_capture",
+    "CaptureReport": "compile.program_capture",
     "CheckReport": "lifecycle.lifecycle_reports",
     "Choice": "runtime.tuning.result_lookup",
     "Clock": "runtime.tuning.benchmark",
@@ -150,6 +153,7 @@ _HOMES = {
     "FileRecords": "store.file_records",
     "GeneratedKernel": "integrations.inductor_kernels",
     "Grid": "runtime.grids",
+    "Guess": "compile.program_capture",
     "Handle": "runtime.launch.handle",
     "Held": "store.store_reports",
     "HelperLibrary": "format.entries",
@@ -212,6 +216,7 @@ _HOMES = {
     "begin_compile": "lifecycle.recorder",
     "build_plan": "runtime.launch.plan_builder",
     "can_launch": "runtime.launch.plan_builder",
+    "capturing": "compile.program_capture",
     "check": "lifecycle.restore_check",
     "collect": "lifecycle.recorder",
     "compile_once": "lifecycle.compiled_once",
@@ -247,6 +252,8 @@ __all__ = [
     "BundlerError",
     "BundlerWarning",
     "CannotLaunchStatically",
+    "Capture",
+    "CaptureReport",
     "CheckReport",
     "Choice",
     "Clock",
@@ -276,6 +283,7 @@ __all__ = [
     "FormatError",
     "GeneratedKernel",
     "Grid",
+    "Guess",
     "Handle",
     "Held",
     "HelperLibrary",
@@ -351,6 +359,7 @@ __all__ = [
     "begin_compile",
     "build_plan",
     "can_launch",
+    "capturing",
     "check",
     "collect",
     "compile_once",

@@ -220,7 +220,20 @@ def perform(job: Job, cache_dir: str) -> Compiled:
             out under another key than the job says.
     """
     started = time.monotonic()
-    event = _compiled(job, cache_dir)
+    return finished(job, _compiled(job, cache_dir), started)
+
+
+def finished(job: Job, event: CompileEvent, started_s: float) -> Compiled:
+    """Return the result of a job whose compile is done.
+
+    Args:
+        job: the job.
+        event: what the compile gave.
+        started_s: when the job began, by the monotonic clock.
+
+    Raises:
+        CompileFailed: the kernel came out under another key than the job says.
+    """
     if job.key and event.key != job.key:
         raise CompileFailed(
             f"{job.name} for {job.target}: expected the key {job.key}, got {event.key}; its source changed since the build was "
@@ -231,7 +244,7 @@ def perform(job: Job, cache_dir: str) -> Compiled:
     return Compiled(
         event.key,
         event.directory,
-        time.monotonic() - started,
+        time.monotonic() - started_s,
         tuple((stage, spent * _MICROSECOND) for stage, spent in event.stage_times_us if not event.cache_hit),
         event.cache_hit,
         known.toolchain,

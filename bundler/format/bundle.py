@@ -56,6 +56,10 @@ class BlobSource(Protocol):
         """Return the bytes of several blobs, as `view_blob` does; raises what it raises for the first that is damaged."""
         return [self.view_blob(digest) for digest in digests]
 
+    def stored_blobs(self, digests: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+        """Return the bytes of several blobs, which the caller compares with their digests; raises as `view_blobs`."""
+        return self.view_blobs(digests)
+
     def verify(self, digests: Collection[bytes]) -> None:
         """Read these blobs and compare each with its digest; raises `DigestMismatch`, and as `read_blob`."""
         for digest in digests:
@@ -174,7 +178,7 @@ class Bundle:
             self._encoded = self._content.encode()
         return self._encoded
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """`sha256:<64 hex>` of the content part of the manifest."""
         return content_digest(self._content_bytes)

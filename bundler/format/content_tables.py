@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,6 +74,13 @@ class KernelReferences(Struct, array_like=True, frozen=True, gc=False):
     parts: tuple[Count, ...] | None
 
 
+class FileReferences(Struct, array_like=True, frozen=True, gc=False):
+    """The first two of them, for who wants no more: what follows is not decoded."""
+
+    blobs: tuple[Count, ...]
+    spans: tuple[int, ...]
+
+
 class KernelNumbers(Struct, array_like=True, frozen=True, gc=False):
     """A kernel: its key, numbers into the tables, and its references, which stay encoded."""
 
@@ -123,6 +131,7 @@ class ContentTables(Struct, array_like=True, frozen=True, gc=False):
 
 _CONTENT = msgspec.msgpack.Decoder(ContentTables)
 _REFERENCES = msgspec.msgpack.Decoder(KernelReferences)
+_FILE_REFERENCES = msgspec.msgpack.Decoder(FileReferences)
 _NUMBERS = msgspec.msgpack.Decoder(tuple[int, ...])
 _SIZES = msgspec.msgpack.Decoder(tuple[Count, ...])
 _NAMES = msgspec.msgpack.Decoder(tuple[str, ...])
@@ -139,12 +148,17 @@ _HELPERS = msgspec.msgpack.Decoder(tuple[HelperNumbers, ...])
 class BlobTable(Sequence[tuple[bytes, int]]):
     """Raw digest and size of every blob, by digest; a hundred thousand kernels have a million."""
 
-    def __init__(self, digests: bytes, sizes: tuple[int, ...]) -> None:
-        self.digests, self.sizes = digests, sizes
+    def __init__(self, digests: bytes, sizes: Iterable[int]) -> None:
+        self.digests, self.sizes = digests, array("Q", sizes)
 
     def digest(self, number: int) -> bytes:
         """Return the raw digest of a blob."""
         return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+
+    def digests_of(self, numbers: Iterable[int]) -> list[bytes]:
+        """Return the raw digests of several blobs."""
+        digests = self.digests
+        return [digests[number * DIGEST_BYTES : number * DIGEST_BYTES + DIGEST_BYTES] for number in numbers]
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -233,18 +247,20 @@ class _Tables:
         self._layouts.clear()
         return entries
 
-    def files(self, row: KernelNumbers, positions: Iterable[int]) -> Iterator[StoredFile]:
-        """Yield the files of a kernel at these positions."""
-        references = _REFERENCES.decode(row.references)
-        filenames = self._filenames(row.name, row.file_list)
+    def files(self, row: KernelNumbers, positions: Iterable[int]) -> list[StoredFile]:
+        """Return the files of a kernel at these positions."""
+        references = _FILE_REFERENCES.decode(row.references)
+        filenames, blobs = self._filenames(row.name, row.file_list), references.blobs
         spans = _spans_by_position(references.spans) if references.spans else {}
-        for position in positions:
-            blob = references.blobs[position]
-            yield filenames[position], self._blobs.digest(blob), self._sizes[blob], spans.get(position, ())
+        sizes, digest = self._sizes, self._blobs.digest
+        return [
+            (filenames[position], digest(blobs[position]), sizes[blobs[position]], spans.get(position, ()))
+            for position in positions
+        ]
 
     def sizes(self, row: KernelNumbers) -> list[int]:
         """Return the size of each file of a kernel."""
-        return [self._sizes[blob] for blob in _REFERENCES.decode(row.references).blobs]
+        return [self._sizes[blob] for blob in _FILE_REFERENCES.decode(row.references).blobs]
 
     def spec(self, row: KernelNumbers) -> LaunchSpec:
         """Return a kernel's launch spec."""

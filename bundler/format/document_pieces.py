@@ -8,9 +8,11 @@ runs: the number of a piece, and how many pieces follow each other from there.
 from __future__ import annotations
 
 import functools
+import operator
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -23,6 +25,8 @@ from bundler.format.limits import Limits
 MAX_CUT_BYTES = 1 << 16
 _SMALL_BYTES = 2048
 _RUNS_REMEMBERED = 4096
+# Of documents whose runs a writer knows.
+_REMEMBERED_BYTES = 4 << 20
 _MEMBERS = msgspec.msgpack.Decoder(list[Raw])
 
 
@@ -60,16 +64,27 @@ def _members(document: bytes) -> list[bytes]:
     if not document or wire.array_length(document) > len(document):
         return []
     try:
-        return [bytes(member) for member in _MEMBERS.decode(document)]
+        return [*map(bytes, _MEMBERS.decode(document))]
     except wire.MSGSPEC_ERRORS:
         return []
+
+
+class Numbers(dict[Any, int]):
+    """Numbers what it is asked for, in the order in which it is asked first."""
+
+    def __missing__(self, item: Any) -> int:
+        number = self[item] = len(self)
+        return number
 
 
 class PieceWriter:
     """Collects pieces; each occurs once in `table`."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
+        self._numbers = Numbers()
+        # Kernels that differ in nothing but their code have equal documents.
+        self._known: dict[bytes, list[int]] = {}
+        self._known_bytes = 0
 
     @property
     def table(self) -> list[bytes]:
@@ -80,9 +95,25 @@ class PieceWriter:
         """Take the pieces of a document and return its runs, two numbers each."""
         if document is None:
             return None
-        numbers = [self._numbers.setdefault(piece, len(self._numbers)) for piece in cut(document)]
-        begins = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
+        found = self._known.get(document)
+        if found is None:
+            found = self._runs(document)
+            self._remember(document, found)
+        return found
+
+    def _runs(self, document: bytes) -> list[int]:
+        numbers = [*map(self._numbers.__getitem__, cut(document))]
+        steps = map(operator.sub, numbers[1:], numbers)
+        begins = [0, *[at for at, step in enumerate(steps, 1) if step != 1]]
         return [*chain.from_iterable((numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)]))]
+
+    def _remember(self, document: bytes, runs: list[int]) -> None:
+        self._known_bytes += len(document)
+        if self._known_bytes > _REMEMBERED_BYTES:
+            # As when nothing was remembered yet: where documents repeat, they come again soon.
+            self._known.clear()
+            self._known_bytes = len(document)
+        self._known[document] = runs
 
 
 class Pieces:

@@ -25,8 +25,8 @@ _SPANS_REMEMBERED = 1024
 class KernelSource(Protocol):
     """A decoded manifest, of which each kernel is a row."""
 
-    def files(self, row: Any, positions: Iterable[int]) -> Iterator[StoredFile]:
-        """Yield the files of a kernel at these positions."""
+    def files(self, row: Any, positions: Iterable[int]) -> Iterable[StoredFile]:
+        """Return the files of a kernel at these positions."""
 
     def sizes(self, row: Any) -> Sequence[int]:
         """Return the size of each file of a kernel."""
@@ -139,7 +139,7 @@ class LazyKernel(Kernel):
 
     def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
-        return self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order)
+        return iter(self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order))
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""

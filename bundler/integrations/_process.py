@@ -228,6 +228,7 @@ def _check(value: object, choices: tuple[str, ...], name: str) -> None:
 
 
 def _install(store: Store | str, options: Options, *, replay: bool | None = None) -> Session:
+    from bundler.integrations.launcher_supply import supply_launchers
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.manager_install import activity_of
     from bundler.integrations.sessions import Session
@@ -245,15 +246,22 @@ def _install(store: Store | str, options: Options, *, replay: bool | None = None
     else:
         opened, owned = store, False
     options = options._replace(
-        trust=opened.trust, keep=chosen.keep, local=chosen.local, replay=chosen.replay if replay is None else replay
-    )
+        trust=opened.trust, keep=chosen.keep, local=chosen.local, launcher=chosen.launcher,
+        replay=chosen.replay if replay is None else replay,
+    )  # fmt: skip
     engine = Engine(opened, options, _process.registered)
     try:
         _name_unknown(engine)
         engine.start()
         activity = activity_of(opened, options, keeper_source)
-        made = Session(engine, chosen.report, lambda session: _process.leave(session, activity), owned=owned)
+
+        def leave(session: Session) -> None:
+            end_supply()
+            _process.leave(session, activity)
+
+        made = Session(engine, chosen.report, leave, owned=owned)
         _process.enter(made, engine, activity)
+        end_supply = supply_launchers(options.launcher, engine.tally)
     except BaseException:
         if owned:
             opened.close()
@@ -263,6 +271,7 @@ def _install(store: Store | str, options: Options, *, replay: bool | None = None
 
 def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     """Return the session that environment variables ask for; a wrong setting is a warning, and in strict mode an error."""
+    from bundler.integrations.launcher_supply import supply_launchers
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.sessions import Session
     from bundler.toolchain.cache_manager import asked_for
@@ -280,7 +289,7 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
         problem = error
     options = Options(
         tag=chosen.tag, mode=chosen.mode, strict=chosen.strict, trust=chosen.trust, keep=chosen.keep, local=chosen.local,
-        replay=chosen.replay,
+        replay=chosen.replay, launcher=chosen.launcher,
     )  # fmt: skip
     for path in registered_bundles():
         registered.add(path)
@@ -295,7 +304,8 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     if os.environ.get(_OTHER_REMOTE):
         engine.troubles.noticed("two-managers", f"{_OTHER_REMOTE} is set, which only Triton's own remote manager asks")
     engine.start()
-    return Session(engine, chosen.report, lambda _session: None, owned=store is not None), engine
+    end_supply = supply_launchers(options.launcher, engine.tally)
+    return Session(engine, chosen.report, lambda _session: end_supply(), owned=store is not None), engine
 
 
 def _name_unknown(engine: Engine) -> None:

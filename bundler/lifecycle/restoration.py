@@ -17,10 +17,11 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary
 from bundler.lifecycle import rekeyed_kernels as rekeying
-from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, ReadyKernel, look_for_file
+from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
+from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.threaded_call import ThreadedCall
@@ -105,8 +106,11 @@ class _Tally:
         # Also by itself: most of what a report calls skipped is whole, and of no use on this machine.
         self.damaged.append(name)
 
-    def placed(self, kernel: ReadyKernel, outcome: Outcome) -> None:
+    def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
         key = kernel.key
+        if isinstance(outcome, BundlerError):
+            self.spoiled(key, outcome)
+            return
         self.outcomes[key] = _worst(self.outcomes[key], outcome) if key in self.outcomes else outcome
         if outcome != "present":
             # One file more than the bundle has: Triton's group file.
@@ -195,7 +199,8 @@ class Restoration(RestorePlan):
     def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
         roots = self._roots(wanted.kernel)
         try:
-            stored = StoredKernel.read(self.bundle.blobs, wanted)
+            # Most digests are compared where the kernel is written, before anybody sees it.
+            stored = StoredKernel.read_unverified(self.bundle.blobs, wanted)
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
             ready = [stored.ready_for(root, self.triton_dir) for root in roots]
         except (DigestMismatch, FormatError, NotFound) as error:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format.bundle import Keep
+from bundler.format.records import record
 
 if TYPE_CHECKING:
     from bundler.lifecycle.family import Family
@@ -23,7 +24,7 @@ Trust = Literal["kernels", "code"]
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class TreeOptions:
     """How the trees of servers' caches in a bundle are restored, those that `pack_family` took.
 
@@ -49,7 +50,7 @@ class TreeOptions:
                 raise ConfigError(f"facts[{name!r}]={value!r}: expected a text that is not empty", got=value)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class RestoreOptions:
     """The choices of one restore or check; `bundler.restore` says what each means.
 

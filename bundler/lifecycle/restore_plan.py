@@ -76,6 +76,8 @@ class RestorePlan:
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
         self.trees = self._plan_of_trees() if has_trees(entry.path for entry in bundle.opaque) else None
+        # What is restored into one directory needs no look at what was seen of each kernel.
+        self._only_root = None if self.base is None or self.inductor else [self.base]
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
 
     def _plan_of_trees(self) -> TreePlan:
@@ -153,6 +155,8 @@ class RestorePlan:
         """Cache directories that this kernel goes to."""
         if self.trees is not None and kernel.key in self.trees.kernel_roots:
             return self.trees.kernel_roots[kernel.key]
+        if self._only_root is not None:
+            return self._only_root
         seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
         places = (seen.devices, seen.layouts)
         if places not in self._known_roots:

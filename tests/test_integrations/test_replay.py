@@ -12,8 +12,10 @@ pytestmark = pytest.mark.toolchain
 
 # A server without a GPU: the stand-in takes launches; `serve` calls each kernel as examples/kernels.py does with tensors.
 _SERVER = """
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 import warnings
+sys.modules["torch"] = torch = ModuleType("torch")  # Triton would import the real one, which takes seconds
+torch.Tensor = type("Tensor", (), {})
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
 import bundler

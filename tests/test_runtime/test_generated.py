@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from bundler.errors import FormatError, NotFound
 
 HERE = Path(__file__).resolve().parent
-CORPUS = HERE.parents[2] / "shared" / "corpus" / "inductor-transformer-h200.tar.xz"
 # A quarter of a minute on a machine that has nothing else to do.
 LIMIT_S = 280
 pytestmark = [pytest.mark.timeout(LIMIT_S + 20), pytest.mark.slow]
@@ -34,15 +32,9 @@ def start(*args, **env):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The recorded cache's modules, winners and metadata."""
-    if not CORPUS.exists():
-        pytest.skip(f"{CORPUS} is not there")
-    folder = tmp_path_factory.mktemp("inductor")
-    with tarfile.open(CORPUS) as archive:
-        wanted = (".py", ".best_config", ".json", ".ttir")
-        archive.extractall(folder, [m for m in archive if m.isdir() or m.name.endswith(wanted)], filter="data")
-    return folder / "ind"
+def cache(unpacked):
+    """The recorded cache."""
+    return unpacked("inductor-transformer-h200")
 
 
 @pytest.fixture(scope="module")

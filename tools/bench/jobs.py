@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.bench import sides
+from tools.bench.step_profiles import push_steps
 
 TAR_LEVEL = 3
 LAUNCH_SUFFIXES = (".cubin", ".json")
@@ -195,7 +196,8 @@ def restore_steps(file: str, into: str) -> dict[str, float]:
     from bundler.format.bundle_file import FileSource
     from bundler.format.container import Container
     from bundler.format.digest import sha256
-    from bundler.lifecycle.cache_directory import CacheDirectory, ReadyKernel
+    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.ready_kernel import ReadyKernel
     from bundler.lifecycle.restore_options import RestoreOptions
     from bundler.lifecycle.restore_plan import RestorePlan
 
@@ -268,6 +270,7 @@ JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "tar_zstd": tar_zstd,
     "restore_steps": restore_steps,
     "collect_steps": collect_steps,
+    "push_steps": push_steps,
 }
 
 if __name__ == "__main__":

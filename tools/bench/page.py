@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import remote_rows, scale
+from tools.bench.step_profiles import profile_table as _profile
 from tools.shared import measurement
 from tools.shared.measurement import median, shown, target
 from tools.shared.processes import ROOT
@@ -51,6 +52,8 @@ that refuses. Launches are counted by Triton's own launch hook and by torch's pr
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread:",
     "collect": "Collecting and saving, step by step, each alone; only compression uses threads:",
+    "push": "A push when the store has everything, step by step, each alone:",
+    "fresh": "The first restore of a new process, above a bare interpreter, step by step:",
 }
 # Why a target is missed: words in the row's name -> the profile that explains it, and what it shows.
 REASONS: dict[str, tuple[str, str]] = {
@@ -62,9 +65,12 @@ REASONS: dict[str, tuple[str, str]] = {
         "one thread decodes and hashes while others write, so that a restore takes as long as decoding and hashing alone, and what Python "
         "does for each kernel besides: where the files go, which hold a path, what stands in the place already."
     )),
-    "fresh process": ("", (
+    "fresh process": ("fresh", (
         "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
         "restore itself."
+    )),
+    "push again": ("push", (
+        "every unit is marked as in use, and read and compared with its digest, so that the push mends what was lost or damaged."
     )),
     "collect and save": ("collect", (
         "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
@@ -73,6 +79,12 @@ REASONS: dict[str, tuple[str, str]] = {
     "times the kernels: peak": ("", (
         "the manifest is in memory: digests, names and launch facts of every kernel. The files are not, whose bytes grow "
         "seven times as fast."
+    )),
+}  # fmt: skip
+
+REMOTE_REASONS = {
+    "restore": ("start", (
+        "five or six exchanges with the server, and what our own process does; of the launch set without a delay:"
     )),
 }  # fmt: skip
 
@@ -132,7 +144,7 @@ def bundle(result: dict[str, Any]) -> str:
         _table(["work", "figure", "target"], [[line["work"], _verdict(line), target(line)] for line in alone]),
         *(_steps(place, samples) for place, samples in result["places"].items()),
         "### What the time goes into", "",
-        *(_profile(name, result["profile"][name]) for name in STEPS),
+        *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
         "## Sizes", "",
         "At the default level. The launch set is what a hit needs. The real caches are those of the corpus.", "",
         _table(["what", "figure", "peer", "target"],
@@ -152,7 +164,7 @@ def bundle_many_cores(result: dict[str, Any]) -> str:
         _table(["work", "ours", "peer", "ratio", "target"], [
             [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
         ]),
-        *(_profile(name, result["profile"][name]) for name in STEPS),
+        *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
     ])  # fmt: skip
 
 
@@ -235,8 +247,9 @@ def not_reached(result: dict[str, Any]) -> list[str]:
 def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
     if "profile" not in result:
         return ""
+    reasons = REMOTE_REASONS if "delays" in result else REASONS
     # The longest words that fit say it best.
-    for words, (profile, reason) in sorted(REASONS.items(), key=lambda one: -len(one[0])):
+    for words, (profile, reason) in sorted(reasons.items(), key=lambda one: -len(one[0])):
         if words in line["work"]:
             steps = result["profile"].get(profile, {})
             alone = ", ".join(
@@ -253,11 +266,6 @@ def _steps(place: str, samples: dict[str, list[float]]) -> str:
         if name.rpartition(" ")[2] not in {"bytes", "kernels", "files"}
     ]
     return f"### Each step, on {place}\n\n" + _table(["step", "median", "range, ms"], rows)
-
-
-def _profile(name: str, steps: dict[str, float]) -> str:
-    rows = [[step, shown(seconds * 1e3, "ms")] for step, seconds in steps.items()]
-    return f"{STEPS[name]}\n\n" + _table(["step", "time"], [*rows, ["sum", shown(sum(steps.values()) * 1e3, "ms")]])
 
 
 def _verdict(line: dict[str, Any]) -> str:

@@ -10,16 +10,15 @@ can fail, without trust.  Exit status 1 when any row is wrong.  The raw result g
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from tools.gpu import row_report
 from tools.shared import example_kernels, measurement
 from tools.shared.processes import python_path
 
@@ -41,20 +40,13 @@ recording.collect().save(bundle)
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-slim.json goes")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gpu-slim.") as folder:
-        rows = check_all(Path(folder))
-    for row in rows:
-        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}")
-    print(f"\nwritten to {measurement.save('gpu-slim', {'rows': rows}, options.results)}")
-    return 0 if all(row["ok"] for row in rows) else 1
+    return row_report.run("gpu-slim", __doc__, check_all)
 
 
 def check_all(folder: Path) -> list[dict[str, Any]]:
     """Run the program cold with a compiler, then in three ways without one."""
-    managed = {"TRITON_CACHE_MANAGER": MANAGER, "TRITON_BUNDLER_STORE": f"file://{folder}/store"}
+    ours = {"TRITON_CACHE_MANAGER": MANAGER, "TRITON_BUNDLER_STORE": f"file://{folder}/store"}
+    managed = {**ours, "TRITON_BUNDLER_LAUNCHER": "triton"}
     cold = run(folder, "cold", managed)
     bundle = folder / "recorded.tbundle"
     recorded = run(folder, "recorded", {}, record=bundle)
@@ -65,6 +57,7 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
     # On 3.6 the keys of launchers hold what the program `file` says, and their source is in no bundle.
     replayed = run(folder, "restored", without_compilers(folder, "file"))
     distrusting = run(folder, "distrusting", {**managed, **slim})
+    launched = run(folder, "launched", {**ours, **slim})
     return [
         _row("cold, with a compiler", cold, cold["status"] == 0 and cold["report"]["compiles"] > 0),
         _row("recorded, with a compiler", recorded, recorded["status"] == 0),
@@ -74,7 +67,12 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
             _same(trusting, cold) and not trusting["report"]["compiles"],
         ),
         _row("no compiler, restored with trust='code'", replayed, _same(replayed, cold)),
-        _row("no compiler, without trust: Triton asks for one", distrusting, "C compiler" in distrusting["error"]),
+        _row("no compiler, without trust, our launcher", launched, _same(launched, cold)),
+        _row(
+            "no compiler, without trust, Triton's launcher: it asks for one",
+            distrusting,
+            "C compiler" in distrusting["error"],
+        ),
     ]
 
 
