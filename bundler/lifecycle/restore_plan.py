@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bundler.format import names
 from bundler.format.bundle import Bundle
@@ -18,13 +18,15 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
-from bundler.format.tree_index import is_tree_path
+from bundler.format.tree_index import has_trees, is_tree_path
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
-from bundler.lifecycle.tree_plan import TreePlan, has_trees
 from bundler.toolchain import directories, identity
 from bundler.user_warnings import warn
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.tree_plan import TreePlan
 
 T = TypeVar("T")
 Companion = TuningFile | HelperLibrary | Opaque
@@ -73,10 +75,15 @@ class RestorePlan:
         self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
-        self.trees = TreePlan(bundle, options) if has_trees(bundle) else None
+        self.trees = self._plan_of_trees() if has_trees(entry.path for entry in bundle.opaque) else None
         # What is restored into one directory needs no look at what was seen of each kernel.
         self._only_root = None if self.base is None or self.inductor else [self.base]
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
+
+    def _plan_of_trees(self) -> TreePlan:
+        from bundler.lifecycle.tree_plan import TreePlan  # few bundles have any
+
+        return TreePlan(self.bundle, self.options)
 
     def _wanted_kernels(self) -> list[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
