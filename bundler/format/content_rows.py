@@ -172,6 +172,10 @@ class _Rows:
         """Return a kernel's launch spec."""
         return row.spec.spec(row.name)
 
+    def has_facts(self, row: KernelRow) -> bool:
+        """Tell whether a kernel has launch facts."""
+        return row.facts is not None
+
     def facts(self, row: KernelRow) -> bytes | None:
         """Return a kernel's launch facts, encoded."""
         return row.facts

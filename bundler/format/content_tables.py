@@ -146,14 +146,19 @@ class BlobTable(Sequence[tuple[bytes, int]]):
         """Return the raw digest of a blob."""
         return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
 
+    def split_digests(self) -> list[bytes]:
+        """Return the raw digests, cut apart at once."""
+        return [self.digests[start : start + DIGEST_BYTES] for start in range(0, len(self.digests), DIGEST_BYTES)]
+
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
+        if number.__class__ is slice:
             return tuple(self)[number]
         size = self.sizes[number]
-        return self.digest(number % len(self.sizes)), size
+        start = number % len(self.sizes) * DIGEST_BYTES
+        return self.digests[start : start + DIGEST_BYTES], size
 
     def __eq__(self, other: object) -> bool:
         return tuple(self) == (tuple(other) if isinstance(other, BlobTable) else other)
@@ -199,6 +204,7 @@ class _Tables:
         self._used_blobs = bytearray(len(self._sizes))
         self._restored_bytes = 0
         self._layouts: dict[tuple[int, int], FileLayout] = {}
+        self._launch_specs: dict[tuple[int, int], LaunchSpec] = {}
         texts = {text for row in target_rows for text in row.texts()}
         texts.update(text for row in toolchain_rows for text in row.texts())
         texts.update(self._names, (spec.entry or "" for spec in self._specs))
@@ -247,8 +253,15 @@ class _Tables:
         return [self._sizes[blob] for blob in _REFERENCES.decode(row.references).blobs]
 
     def spec(self, row: KernelNumbers) -> LaunchSpec:
-        """Return a kernel's launch spec."""
-        return self._specs[row.spec].spec(self._names[row.name])
+        """Return a kernel's launch spec; those of one row and name are one object."""
+        found = self._launch_specs.get((row.spec, row.name))
+        if found is None:
+            found = self._launch_specs[row.spec, row.name] = self._specs[row.spec].spec(self._names[row.name])
+        return found
+
+    def has_facts(self, row: KernelNumbers) -> bool:
+        """Tell whether a kernel has launch facts."""
+        return _REFERENCES.decode(row.references).facts is not None
 
     def facts(self, row: KernelNumbers) -> bytes | None:
         """Return a kernel's launch facts, encoded."""
@@ -353,7 +366,7 @@ class _Tables:
                 f"content: digests of {count(len(blobs.digests), 'byte')} for {count(len(blobs.sizes), 'size')}, "
                 f"expected {DIGEST_BYTES} for each"
             )
-        digests = [blobs.digests[start : start + DIGEST_BYTES] for start in range(0, len(blobs.digests), DIGEST_BYTES)]
+        digests = blobs.split_digests()
         if any(map(operator.ge, digests, islice(digests, 1, None))):
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         limits.check("file_bytes", max(blobs.sizes, default=0), "file")

@@ -34,6 +34,9 @@ class KernelSource(Protocol):
     def spec(self, row: Any) -> LaunchSpec:
         """Return a kernel's launch spec."""
 
+    def has_facts(self, row: Any) -> bool:
+        """Tell whether a kernel has launch facts."""
+
     def facts(self, row: Any) -> bytes | None:
         """Return a kernel's launch facts, encoded."""
 
@@ -126,6 +129,11 @@ class LazyKernel(Kernel):
             key=key, name=name, target=target, toolchain=toolchain, _source=source, _row=row, _layout=layout
         )
         return kernel
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether there are launch facts; nothing is joined for it."""
+        return self._source.has_facts(self._row)
 
     @property
     def layout(self) -> FileLayout:
