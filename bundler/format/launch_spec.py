@@ -92,10 +92,13 @@ class LaunchFacts:
             return LaunchFacts(*[read(item) for read, item in zip(_SECTIONS, items, strict=True)])
         kind, arguments, signature, constants, attributes, options = sections
         # Constants differ from kernel to kernel; the rest is shared by many, and then decoded once.
-        return LaunchFacts(
-            _section(0, kind), _section(1, arguments), _section(2, signature), _constants(constants),
-            _section(4, attributes), _section(5, options),
+        facts = object.__new__(LaunchFacts)
+        # A frozen dataclass sets its fields one by one, and each kernel that a call is compared with comes here.
+        facts.__dict__.update(
+            source_kind=_section(0, kind), arguments=_section(1, arguments), signature=_section(2, signature),
+            constants=_constants(constants), attributes=_section(4, attributes), options=_section(5, options),
         )  # fmt: skip
+        return facts
 
 
 @dataclass(frozen=True)
