@@ -164,6 +164,10 @@ class _Rows:
             digest, size = table[file.blob]
             yield file.name, digest, size, spans_of(file.spans) if file.spans else ()
 
+    def file(self, row: KernelRow, position: int) -> tuple[str, bytes]:
+        """Return name and raw digest of one file of a kernel."""
+        return row.files[position].name, self._table[row.files[position].blob][0]
+
     def sizes(self, row: KernelRow) -> list[int]:
         """Return the size of each file of a kernel."""
         return [self._blob_sizes[file.blob] for file in row.files]

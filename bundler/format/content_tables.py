@@ -19,6 +19,7 @@ from msgspec import Raw, Struct
 
 from bundler.errors import FormatError, LimitExceeded, UnsafeName
 from bundler.format import names, wire
+from bundler.format.blob_table import BlobTable
 from bundler.format.digest import DIGEST_BYTES, digest_text
 from bundler.format.document_pieces import Pieces
 from bundler.format.entries import (
@@ -136,37 +137,6 @@ _PLACED = msgspec.msgpack.Decoder(tuple[PlacedNumbers, ...])
 _HELPERS = msgspec.msgpack.Decoder(tuple[HelperNumbers, ...])
 
 
-class BlobTable(Sequence[tuple[bytes, int]]):
-    """Raw digest and size of every blob, by digest; a hundred thousand kernels have a million."""
-
-    def __init__(self, digests: bytes, sizes: tuple[int, ...]) -> None:
-        self.digests, self.sizes = digests, sizes
-
-    def digest(self, number: int) -> bytes:
-        """Return the raw digest of a blob."""
-        return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-
-    def split_digests(self) -> list[bytes]:
-        """Return the raw digests, cut apart at once."""
-        return [self.digests[start : start + DIGEST_BYTES] for start in range(0, len(self.digests), DIGEST_BYTES)]
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, number: Any) -> Any:
-        if number.__class__ is slice:
-            return tuple(self)[number]
-        size = self.sizes[number]
-        start = number % len(self.sizes) * DIGEST_BYTES
-        return self.digests[start : start + DIGEST_BYTES], size
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == (tuple(other) if isinstance(other, BlobTable) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.digests)
-
-
 def decode_tables(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
     """Read content of schema 2.
 
@@ -246,7 +216,15 @@ class _Tables:
         spans = _spans_by_position(references.spans) if references.spans else {}
         for position in positions:
             blob = references.blobs[position]
-            yield filenames[position], self._blobs.digest(blob), self._sizes[blob], spans.get(position, ())
+            yield filenames[position], self._digest(blob), self._sizes[blob], spans.get(position, ())
+
+    def file(self, row: KernelNumbers, position: int) -> tuple[str, bytes]:
+        """Return name and raw digest of one file of a kernel."""
+        blob = _REFERENCES.decode(row.references).blobs[position]
+        return self._filenames(row.name, row.file_list)[position], self._digest(blob)
+
+    def _digest(self, blob: int) -> bytes:
+        return self._blobs.digests[blob * DIGEST_BYTES : (blob + 1) * DIGEST_BYTES]
 
     def sizes(self, row: KernelNumbers) -> list[int]:
         """Return the size of each file of a kernel."""
@@ -347,7 +325,7 @@ class _Tables:
         packed = bytes(row.spans)
         flat = () if packed == _NO_SPANS else self._spans(packed, what)
         filename = names.check_relative_path(row.path).rpartition("/")[2]
-        return Artifact(filename, digest_text(self._blobs.digest(row.blob)), size, spans_of(flat))
+        return Artifact(filename, digest_text(self._digest(row.blob)), size, spans_of(flat))
 
     def _spans(self, packed: bytes, what: str) -> tuple[int, ...]:
         if len(packed) > _REFERENCE_BYTES:

@@ -147,6 +147,10 @@ class Kernel:
         for a in sorted(artifacts, key=lambda artifact: names.artifact_order(artifact.filename)):
             yield a.filename, digest_raw(a.digest), a.size, a.spans
 
+    def binary_file(self) -> tuple[str, bytes]:
+        """Return name and raw digest of the device binary; for who launches thousands of kernels."""
+        return self.binary.filename, digest_raw(self.binary.digest)
+
     @property
     def layout(self) -> FileLayout:
         """What the names of its files say about them; raises as `file_layout`."""

@@ -28,6 +28,9 @@ class KernelSource(Protocol):
     def files(self, row: Any, positions: Iterable[int]) -> Iterator[StoredFile]:
         """Yield the files of a kernel at these positions."""
 
+    def file(self, row: Any, position: int) -> tuple[str, bytes]:
+        """Return name and raw digest of one file of a kernel."""
+
     def sizes(self, row: Any) -> Sequence[int]:
         """Return the size of each file of a kernel."""
 
@@ -149,6 +152,10 @@ class LazyKernel(Kernel):
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
         return self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order)
 
+    def binary_file(self) -> tuple[str, bytes]:
+        """Return name and raw digest of the device binary; no other file is looked at."""
+        return self._source.file(self._row, self._layout.binary)
+
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""
         other = object.__new__(_Refiled)
@@ -163,6 +170,7 @@ class _Refiled(LazyKernel):
     """A lazy kernel with files of its own."""
 
     layout = Kernel.layout
+    binary_file = Kernel.binary_file
     size = Kernel.size
     files = Kernel.files
 

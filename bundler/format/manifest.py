@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.errors import FormatError
 from bundler.format import content_rows, content_tables, names, table_encoder, wire
+from bundler.format.blob_table import BlobTable
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
     Entry,
@@ -108,7 +109,7 @@ class Content(Summarized):
     def blob_sizes(self) -> Sequence[int]:
         """Size (bytes) of every distinct blob, in the order of `blobs`."""
         table = self.blobs
-        return table.sizes if isinstance(table, content_tables.BlobTable) else [size for _, size in table]
+        return table.sizes if isinstance(table, BlobTable) else [size for _, size in table]
 
     def encode(self) -> bytes:
         """Return the canonical bytes, whose sha256 is the bundle's digest."""

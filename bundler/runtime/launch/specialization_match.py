@@ -74,12 +74,14 @@ class Specialization:
     @cached_property
     def profile(self) -> tuple[int, ...]:
         """Equal for kernels that differ in nothing but constants, as far as they share the decoded objects."""
-        return self._with("profile")
+        found: tuple[int, ...] = self._with("profile")
+        return found
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """The parameters of the kernel function; of a compile from IR, which has no names, by their numbers."""
-        return self._with("arguments")
+        found: tuple[Argument, ...] = self._with("arguments")
+        return found
 
     def _with(self, name: str) -> Any:
         """Return what comes with the facts, decoded now; it stays in place of the property."""
