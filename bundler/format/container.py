@@ -105,7 +105,9 @@ class Container:
             NotFound: the bundle has no such blob.
             DigestMismatch, FormatError: the stored bytes are damaged.
         """
-        (data,) = self.view_blobs((digest,))
+        (data,) = self.stored_blobs((digest,))
+        if hashlib.sha256(data).digest() != digest:
+            check_digest(data, digest, "blob")
         return data
 
     def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:

@@ -171,7 +171,7 @@ class ResultLookup:
         return [
             Specialization(kernel)
             for kernel in (self._bundle.kernels if self._bundle is not None else ())
-            if kernel.name == self._name and kernel.facts_bytes is not None
+            if kernel.name == self._name and kernel.has_facts
             and (kernel.key in won or (kernel.parts is not None and dict(kernel.parts.parts).get("source.hash") == source))
         ]  # fmt: skip
 
