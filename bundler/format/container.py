@@ -46,7 +46,7 @@ _NOWHERE = -1
 _BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 
 
-class _Frame:
+class _DecodedFrame:
     """A decoded section; `places` says where in it each of its blobs lies, by raw digest, and `used` when it was last looked at."""
 
     __slots__ = ("data", "number", "places", "used")
@@ -70,7 +70,7 @@ class Container:
         self._source = source
         self._limits = limits
         # No lock: another thread could hold it at the moment of a fork.  This list is never changed, but replaced.
-        self._frames: list[_Frame] = []
+        self._frames: list[_DecodedFrame] = []
         self._uses = itertools.count(1)
         self._buffers = FrameBuffers()
         table_offset, table = self._read_header()
@@ -265,7 +265,7 @@ class Container:
             raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
         return numbers
 
-    def _frame_of(self, digest: bytes) -> _Frame:
+    def _frame_of(self, digest: bytes) -> _DecodedFrame:
         """Return the frame that a blob lies in; raises `NotFound`."""
         for frame in self._frames:
             if digest in frame.places:
@@ -276,7 +276,7 @@ class Container:
             raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
         return self._frame(self._section_numbers[blob])
 
-    def _frame(self, number: int) -> _Frame:
+    def _frame(self, number: int) -> _DecodedFrame:
         # Two threads may decode the same frame, which costs time, never correctness.
         frame = next((frame for frame in self._frames if frame.number == number), None)
         if frame is None:
@@ -284,12 +284,12 @@ class Container:
             prefix = b"".join(self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes)
             # Before the next one is decoded, so that its memory can be used again.
             self._frames = self._youngest(CACHED_FRAMES - 1)
-            frame = _Frame(number, self._decode_blobs(section, prefix), self._places(section))
+            frame = _DecodedFrame(number, self._decode_blobs(section, prefix), self._places(section))
             self._frames = [*self._youngest(CACHED_FRAMES - 1), frame]
         frame.used = next(self._uses)
         return frame
 
-    def _youngest(self, most: int) -> list[_Frame]:
+    def _youngest(self, most: int) -> list[_DecodedFrame]:
         return sorted(self._frames, key=lambda frame: frame.used)[-most:]
 
     def _places(self, section: Section) -> dict[bytes, slice]:

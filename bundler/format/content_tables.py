@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +19,7 @@ from msgspec import Raw, Struct
 
 from bundler.errors import FormatError, LimitExceeded, UnsafeName
 from bundler.format import names, wire
+from bundler.format.blob_table import BlobTable
 from bundler.format.digest import DIGEST_BYTES, digest_text
 from bundler.format.document_pieces import Pieces
 from bundler.format.entries import (
@@ -145,37 +145,6 @@ _PLACED = msgspec.msgpack.Decoder(tuple[PlacedNumbers, ...])
 _HELPERS = msgspec.msgpack.Decoder(tuple[HelperNumbers, ...])
 
 
-class BlobTable(Sequence[tuple[bytes, int]]):
-    """Raw digest and size of every blob, by digest; a hundred thousand kernels have a million."""
-
-    def __init__(self, digests: bytes, sizes: Iterable[int]) -> None:
-        self.digests, self.sizes = digests, array("Q", sizes)
-
-    def digest(self, number: int) -> bytes:
-        """Return the raw digest of a blob."""
-        return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-
-    def digests_of(self, numbers: Iterable[int]) -> list[bytes]:
-        """Return the raw digests of several blobs."""
-        digests = self.digests
-        return [digests[number * DIGEST_BYTES : number * DIGEST_BYTES + DIGEST_BYTES] for number in numbers]
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return tuple(self)[number]
-        size = self.sizes[number]
-        return self.digest(number % len(self.sizes)), size
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == (tuple(other) if isinstance(other, BlobTable) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.digests)
-
-
 def decode_tables(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
     """Read content of schema 2.
 
@@ -273,6 +242,10 @@ class _Tables:
     def parts(self, row: KernelNumbers) -> bytes | None:
         """Return a kernel's key parts, encoded."""
         return self._pieces.join(_REFERENCES.decode(row.references).parts)
+
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text that lies within one part."""
+        return self._pieces.any_holds(text)
 
     def _table(
         self, name: str, decoder: msgspec.msgpack.Decoder[tuple[T, ...]], limit: str = "array_items"
