@@ -260,16 +260,16 @@ class Container:
     def _checked_places(self) -> array[int]:
         """Return which section each blob lies in; raises `FormatError` unless the sections hold each blob once, and nothing else."""
         sizes = self.content.blob_sizes
-        numbers = array("i", [_NOWHERE]) * len(sizes)
+        known = len(sizes)
+        numbers = array("i", [_NOWHERE]) * known
         for number, section in enumerate(self.sections):
             if section.kind not in BLOB_SECTIONS:
                 continue
-            size = 0
             for blob in section.blobs:
-                if not 0 <= blob < len(sizes) or numbers[blob] != _NOWHERE:
+                if not 0 <= blob < known or numbers[blob] != _NOWHERE:
                     raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
                 numbers[blob] = number
-                size += sizes[blob]
+            size = sum([sizes[blob] for blob in section.blobs])
             if size != section.raw_bytes:
                 raise FormatError(f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}")
         lost = numbers.count(_NOWHERE)
