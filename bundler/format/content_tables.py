@@ -223,10 +223,10 @@ class _Tables:
         references = _FILE_REFERENCES.decode(row.references)
         filenames, blobs = self._filenames(row.name, row.file_list), references.blobs
         spans = _spans_by_position(references.spans) if references.spans else {}
-        sizes, digest = self._sizes, self._blobs.digest
+        sizes, digests, width = self._sizes, self._blobs.digests, DIGEST_BYTES
         return [
-            (filenames[position], digest(blobs[position]), sizes[blobs[position]], spans.get(position, ()))
-            for position in positions
+            (filenames[at], digests[blobs[at] * width : (blobs[at] + 1) * width], sizes[blobs[at]], spans.get(at, ()))
+            for at in positions
         ]
 
     def sizes(self, row: KernelNumbers) -> list[int]:

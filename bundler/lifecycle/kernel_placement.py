@@ -240,4 +240,5 @@ def place_kernel(
     if outcome == "present":
         # What lies there may be another build with other files, so the caller looks which.
         return Placed(outcome, 0, None)
-    return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})
+    size = sum(map(len, ready.files.values()))
+    return Placed(outcome, size, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})

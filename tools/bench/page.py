@@ -49,7 +49,10 @@ AUTOTUNE = """`python -m tools.gpu autotune`. Six kernels, 68 configs in all. Tu
 that refuses. Launches are counted by Triton's own launch hook and by torch's profiler.
 """
 STEPS = {
-    "restore": "A restore of everything, step by step, each alone and in one thread:",
+    "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
+    "the interpreter; the writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
+    "nor than all steps after loading divided by the number of processors:",
+    "restore launch": "A restore of the launch set, likewise:",
     "collect": "Collecting and saving, step by step, each alone; only compression uses threads:",
 }
 # Why a target is missed: words in the row's name -> the profile that explains it, and what it shows.
@@ -59,8 +62,12 @@ REASONS: dict[str, tuple[str, str]] = {
         "also parse a manifest, hash every byte, and rename every directory."
     )),
     "restore ": ("restore", (
-        "one thread decodes and hashes while others write, so that a restore takes as long as decoding and hashing alone, and what Python "
-        "does for each kernel besides: where the files go, which hold a path, what stands in the place already."
+        "one thread decodes frames, finds the files and checks metadata, while others hash and write; where there are two processors, they "
+        "share all of it, and where there are many, nothing is faster than that one thread."
+    )),
+    "restore the launch set": ("restore launch", (
+        "it is the same work for each kernel as for everything, and a third of the writing: a kernel's two files, its group file, one "
+        "directory and one rename."
     )),
     "fresh process": ("", (
         "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
@@ -132,7 +139,7 @@ def bundle(result: dict[str, Any]) -> str:
         _table(["work", "figure", "target"], [[line["work"], _verdict(line), target(line)] for line in alone]),
         *(_steps(place, samples) for place, samples in result["places"].items()),
         "### What the time goes into", "",
-        *(_profile(name, result["profile"][name]) for name in STEPS),
+        *(_profile(name, result["profile"][name]) for name in STEPS if name in result["profile"]),
         "## Sizes", "",
         "At the default level. The launch set is what a hit needs. The real caches are those of the corpus.", "",
         _table(["what", "figure", "peer", "target"],
@@ -152,7 +159,7 @@ def bundle_many_cores(result: dict[str, Any]) -> str:
         _table(["work", "ours", "peer", "ratio", "target"], [
             [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
         ]),
-        *(_profile(name, result["profile"][name]) for name in STEPS),
+        *(_profile(name, result["profile"][name]) for name in STEPS if name in result["profile"]),
     ])  # fmt: skip
 
 
