@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BlobTable`: digests and sizes of a manifest's blobs, as two runs of numbers; `content_tables` makes it, entries hold it."""
+"""`BlobTable`: the blobs of a manifest of schema 2, packed; a hundred thousand kernels have a million.
+
+`content_tables` makes one of what it decodes, and `Content` has it as its blobs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from bundler.format.digest import DIGEST_BYTES
 
 
 class BlobTable(Sequence[tuple[bytes, int]]):
-    """Raw digest and size of every blob, by digest; a hundred thousand kernels have a million."""
+    """Raw digest and size of every blob, by digest."""
 
     def __init__(self, digests: bytes, sizes: Iterable[int]) -> None:
         self.digests, self.sizes = digests, array("Q", sizes)
@@ -33,7 +36,7 @@ class BlobTable(Sequence[tuple[bytes, int]]):
         return len(self.sizes)
 
     def __getitem__(self, number: Any) -> Any:
-        if number.__class__ is slice:
+        if isinstance(number, slice):
             return tuple(self)[number]
         size = self.sizes[number]
         return self.digest(number % len(self.sizes)), size

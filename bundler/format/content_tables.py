@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,6 +62,8 @@ _FILE_LIST_BYTES = 4 << 20
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
+# Metadata of one kind of kernel has its path at one of few offsets.
+_SPANS_REMEMBERED = 1024
 T = TypeVar("T")
 
 
@@ -222,10 +224,10 @@ class _Tables:
         references = _FILE_REFERENCES.decode(row.references)
         filenames, blobs = self._filenames(row.name, row.file_list), references.blobs
         spans = _spans_by_position(references.spans) if references.spans else {}
-        sizes, digest = self._sizes, self._blobs.digest
+        sizes, digests, width = self._sizes, self._blobs.digests, DIGEST_BYTES
         return [
-            (filenames[position], digest(blobs[position]), sizes[blobs[position]], spans.get(position, ()))
-            for position in positions
+            (filenames[at], digests[blobs[at] * width : (blobs[at] + 1) * width], sizes[blobs[at]], spans.get(at, ()))
+            for at in positions
         ]
 
     def file(self, row: KernelNumbers, position: int) -> tuple[str, bytes]:
@@ -255,6 +257,10 @@ class _Tables:
     def parts(self, row: KernelNumbers) -> bytes | None:
         """Return a kernel's key parts, encoded."""
         return self._pieces.join(_REFERENCES.decode(row.references).parts)
+
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text that lies within one part."""
+        return self._pieces.any_holds(text)
 
     def _table(
         self, name: str, decoder: msgspec.msgpack.Decoder[tuple[T, ...]], limit: str = "array_items"
@@ -318,12 +324,13 @@ class _Tables:
 
     def _count(self, blobs: Sequence[int], what: str) -> list[int]:
         """Count blobs as used by an entry, and return their sizes."""
+        known, used = self._sizes, self._used_blobs
         try:
-            sizes = [self._sizes[blob] for blob in blobs]
+            sizes = [known[blob] for blob in blobs]
         except IndexError:
-            raise FormatError(f"{what}: blob {max(blobs)} of {len(self._sizes)}", name=what) from None
+            raise FormatError(f"{what}: blob {max(blobs)} of {len(known)}", name=what) from None
         for blob in blobs:
-            self._used_blobs[blob] = 1
+            used[blob] = 1
         self._restored_bytes += sum(sizes)
         return sizes
 
@@ -378,6 +385,8 @@ def _with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
+    if len(flat) == _NUMBERS_PER_FILE_SPAN and 0 <= flat[0] < files:  # nearly every kernel has one
+        return
     positions = flat[::_NUMBERS_PER_FILE_SPAN]
     in_order = all(one <= two for one, two in pairwise(positions))
     if len(flat) % _NUMBERS_PER_FILE_SPAN or positions[0] < 0 or positions[-1] >= files or not in_order:
@@ -386,7 +395,8 @@ def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
         )
 
 
-def _spans_by_position(flat: tuple[int, ...]) -> dict[int, tuple[Span, ...]]:
+@functools.lru_cache(_SPANS_REMEMBERED)
+def _spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
     grouped: dict[int, list[int]] = {}
     for start in range(0, len(flat), _NUMBERS_PER_FILE_SPAN):
         position, *numbers = flat[start : start + _NUMBERS_PER_FILE_SPAN]

@@ -132,6 +132,7 @@ class Pieces:
         # Many kernels have the same launch facts.
         self._sizes: dict[tuple[int, ...], int] = {}
         self._joined_runs: dict[tuple[int, int], bytes] = {}
+        self._held: dict[bytes, bool] = {}
 
     def check(self, runs: tuple[int, ...] | None, key: str) -> None:
         """Check the runs of the next document, which is one of this kernel.
@@ -175,6 +176,13 @@ class Pieces:
         self._sizes.clear()
         if self._seen != len(self._table) or len(set(self._table)) != len(self._table):
             raise FormatError("content: the pieces are not those of the kernels, each once")
+
+    def any_holds(self, text: bytes) -> bool:
+        """Tell whether one of the pieces holds a text; `cut` never cuts through a member of a member, such as a name."""
+        # Asked for each kernel of a restore, with the same text.
+        if text not in self._held:
+            self._held[text] = any(text in piece for piece in self._table)
+        return self._held[text]
 
     def join(self, runs: Sequence[int] | None) -> bytes | None:
         """Return the document that consists of these runs."""

@@ -46,6 +46,9 @@ class KernelSource(Protocol):
     def parts(self, row: Any) -> bytes | None:
         """Return a kernel's key parts, encoded."""
 
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text that lies within one part; False is certain."""
+
 
 class _Lazy:
     """A field that is made when it is read.
@@ -164,6 +167,12 @@ class LazyKernel(Kernel):
             _source=self._source, _row=self._row,
         )  # fmt: skip
         return other
+
+
+def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
+    """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is certain, and decodes nothing."""
+    source: KernelSource | None = vars(kernel).get("_source")
+    return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
 
 
 class _Refiled(LazyKernel):
