@@ -123,6 +123,7 @@ class TunerCaches:
                 told[file.path] = str(error)[:300] or type(error).__name__
                 _LOG.debug("%s was not used: %s", file.path, error)
                 continue
+            # What this process measured itself goes before what another one did.
             cache.setdefault(key, config)
             told[file.path] = ""
         return told
@@ -147,9 +148,11 @@ def _winner(tuner: Any, function: Any, file: ResultFile) -> tuple[tuple[Any, ...
         raise TypeError("its key is no list")
     timings = [(kind(**fields), times) for fields, times in document["configs_timings"]]
     digest = results_digest(function, _target(), key, [str(config) for config, _ in timings])
+    # Triton names the directory of a result by this hash, so an equal one proves source, configurations, target and toolchain at once.
     if kernel_key(digest) != file.path.partition("/")[0]:
         raise ToolchainMismatch("it is of another source, other configurations, another target or another toolchain")
     best = min(timings, key=lambda timing: timing[1])[0]
+    # The tuner's own object: what comes from a file must not decide what is called, and a hook is code.
     mine = next((config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None)
     if mine is None or mine.pre_hook is not None:
         raise ToolchainMismatch("the tuner has no such configuration, or one with a hook")
