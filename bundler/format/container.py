@@ -73,6 +73,7 @@ class Container:
     reads carry their own offset.
     """
 
+    # What a blob source says of itself (`BlobSource`): it reads a local file, and hashes each blob before it returns it.
     waits = False
     verified = True
 
@@ -125,6 +126,7 @@ class Container:
         views, sha256 = self.stored_blobs(digests), hashlib.sha256
         for digest, data in zip(digests, views, strict=True):
             if sha256(data).digest() != digest:
+                # Hashes again and raises, with both digests in the message: only damaged bytes pay for that.
                 check_digest(data, digest, "blob")
         return views
 
@@ -170,6 +172,7 @@ class Container:
 
     def _read_header(self) -> tuple[int, bytes]:
         magic = self._source.read(0, len(MAGIC))
+        # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next read.
         if not magic or not MAGIC.startswith(magic):
             raise FormatError(
                 f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
@@ -208,6 +211,7 @@ class Container:
             kind, codec, offset, stored, raw, digest, blobs, prefix = wire.fields(
                 item, "section", int, int, int, int, int, bytes, list, list, open_ended=self.newer_minor
             )
+            # No digest covers bytes between sections, so there must be none.
             if offset != position:
                 raise FormatError(f"section {len(sections)} begins at {offset}, expected {position}: a hole or overlap")
             if not {*map(type, blobs), *map(type, prefix)} <= {int}:
@@ -223,6 +227,7 @@ class Container:
 
     def _check_section(self, section: Section, before: list[Section]) -> None:
         what = f"section {len(before)}"
+        # A megabyte more as stored: what does not compress grows a little.
         limit = self._limits.frame_bytes if section.kind in BLOB_SECTIONS else self._limits.manifest_bytes
         if section.raw_bytes > limit or section.stored_bytes > limit + MIB:
             raise LimitExceeded(f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit)
@@ -230,12 +235,14 @@ class Container:
             section.codec == STORED and section.raw_bytes != section.stored_bytes
         ):
             raise FormatError(f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}")
+        # A small section may well be all zeros; of a large one such growth is a bomb.
         large = section.raw_bytes > self._limits.ratio_applies_above_bytes
         if large and section.raw_bytes > self._limits.ratio * section.stored_bytes:
             raise LimitExceeded(
                 f"{what}: {section.stored_bytes} bytes would expand to {section.raw_bytes}, more than "
                 f"{self._limits.ratio} times", limit=self._limits.ratio,
             )  # fmt: skip
+        # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the most.
         earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
         if len(earlier) != len(section.prefix) or any(s.kind not in {LAUNCH, IR} or s.prefix for s in earlier):
             raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")

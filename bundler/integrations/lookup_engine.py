@@ -154,7 +154,7 @@ class Engine(Keeper):
         self.tally.add("misses")
         try:
             self._strictly(call)
-        except BaseException:
+        except BaseException:  # in strict mode no compile follows, so others must not wait for one
             self.abandoned(call)
             raise
         return None

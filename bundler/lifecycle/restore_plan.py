@@ -125,6 +125,7 @@ class RestorePlan:
 
     def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]]) -> None:
         keys = {kernel.key for kernel in self.bundle.kernels}
+        # One reason stands for all: the least, which is the same one in each run.
         reason = min(reason for name, reason in skipped if name in keys)
         warn(f"nothing in this bundle can be used here: {reason}")
 
@@ -158,6 +159,7 @@ class RestorePlan:
         if self._only_root is not None:
             return self._only_root
         seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
+        # Thousands of kernels were seen in few places: the directories are worked out once for each of these.
         places = (seen.devices, seen.layouts)
         if places not in self._known_roots:
             self._known_roots[places] = self._roots_of(seen)
@@ -171,6 +173,7 @@ class RestorePlan:
                         else [])  # fmt: skip
 
     def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
+        # A kernel of which no device is known goes where the bundle's others go, and without these to the first device.
         seen = _existing(seen) or _existing(self.bundle.observed.devices) or (0,)
         chosen = self.options.devices if self.options.devices is not None else seen
         if self.base is None:

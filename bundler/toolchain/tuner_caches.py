@@ -171,6 +171,7 @@ class TunerCaches:
                 told[file.path] = str(error)[:300] or type(error).__name__
                 _LOG.debug("%s was not used: %s", file.path, error)
                 continue
+            # What this process measured itself goes before what another one did.
             cache.setdefault(key, config)
             told[file.path] = ""
         return told

@@ -93,6 +93,7 @@ class TunerOptions:
         if self.descent is None:
             return f"{kind}autotune"
         d, space = self.descent, self.space
+        # Sorted: the same limits in another order are the same search.
         limits = sorted({**space.max_blocks, **{f"min {k}": v for k, v in space.min_blocks.items()}}.items())
         words = [f"radius {d.radius}", f"threshold {d.threshold}", *(["all directions"] if d.all_directions else [])]
         return f"{kind}coordinate descent ({', '.join(words)}; {space.fields or 'usual'}; {limits})"

@@ -22,6 +22,7 @@ from bundler.runtime.launch.argument_types import is_tensor
 SLOW_GB_S, SLOW_FROM_MS = 650.0, 0.012
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 _MS_OF_S = 1e3
+# The latest measurements: a server that tunes for months must not run out of memory by its report.
 MAX_KEPT = 100_000
 _LOG = logging.getLogger("bundler.runtime")
 
@@ -55,6 +56,7 @@ def moved_bytes(values: Mapping[str, Any]) -> int:
     total = 0
     for name, value in values.items():
         if is_tensor(value) and hasattr(value, "numel"):
+            # By Inductor's names, the only sign of a kernel that updates a tensor in place.
             size = int(value.numel()) * int(value.dtype.itemsize)
             total += size * (2 if name.startswith("in_out_ptr") else 1)
     return total
@@ -99,6 +101,7 @@ class BandwidthReport:
         """
         row = Bandwidth(name, milliseconds, gigabytes)
         with self._lock:
+            # Replaced, never changed: `rows` and `table` read it without the lock.
             self._rows = [*self._rows, row][-MAX_KEPT:]
             if self._lines:
                 _LOG.info("%s", row.line())
