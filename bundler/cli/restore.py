@@ -22,7 +22,7 @@ from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.format.bundle import Bundle
 from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
-from bundler.lifecycle.tree_plan import has_trees
+from bundler.lifecycle.restore_plan import has_trees
 
 
 @click.command(

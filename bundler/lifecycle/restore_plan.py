@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bundler.format import names
 from bundler.format.bundle import Bundle
@@ -18,13 +18,15 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
-from bundler.format.tree_index import is_tree_path
+from bundler.format.tree_index import is_index_path, is_tree_path
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
-from bundler.lifecycle.tree_plan import TreePlan, has_trees
 from bundler.toolchain import directories, identity
 from bundler.user_warnings import warn
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.tree_plan import TreePlan
 
 T = TypeVar("T")
 Companion = TuningFile | HelperLibrary | Opaque
@@ -73,7 +75,11 @@ class RestorePlan:
         self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
-        self.trees = TreePlan(bundle, options) if has_trees(bundle) else None
+        self.trees: TreePlan | None = None
+        if has_trees(bundle):
+            from bundler.lifecycle.tree_plan import TreePlan  # it needs ten modules more, and few bundles have trees
+
+            self.trees = TreePlan(bundle, options)
         # What is restored into one directory needs no look at what was seen of each kernel.
         self._only_root = None if self.base is None or self.inductor else [self.base]
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
@@ -195,6 +201,11 @@ def opened(bundle: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
         return
     with Bundle.load(bundle) as loaded:
         yield loaded
+
+
+def has_trees(bundle: Bundle) -> bool:
+    """Whether a bundle has trees of servers' caches."""
+    return any(is_index_path(entry.path) for entry in bundle.opaque)
 
 
 def is_inductor(bundle: Bundle) -> bool:

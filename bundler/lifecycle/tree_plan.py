@@ -213,11 +213,6 @@ def _note(error: BundlerError, path: str, left_out: list[tuple[str, str]] | None
         damaged.append(path)
 
 
-def has_trees(bundle: Bundle) -> bool:
-    """Whether a bundle has trees of servers' caches."""
-    return any(is_index_path(entry.path) for entry in bundle.opaque)
-
-
 def escapes(root: str, path: str) -> bool:
     """Whether a path below a root leads out of it, by a symbolic link in it; the root itself may be one."""
     return not f"{os.path.realpath(os.path.join(root, path))}/".startswith(f"{os.path.realpath(root).rstrip('/')}/")
