@@ -140,7 +140,7 @@ class _Program:
         """Run the program for a target; raises `RecordingError` when it left nothing."""
         own = os.path.join(folder, str(target).replace(":", "-"))
         os.mkdir(own)
-        order = Order(self.kind, self.name, str(target), own, properties, jobs)
+        order = Order(self.kind, self.name, str(target), own, properties, jobs, screen.quiet or screen.as_json)
         environment = {**os.environ, "PYTHONPATH": _path()}
         _check_modules(self.python, environment)
         started = [self.python, *self.options, "-m", MODULE, order.to_text(), *self.arguments]
