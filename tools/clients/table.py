@@ -35,7 +35,7 @@ def section(result: dict[str, Any]) -> str:
 
 
 def _clients(result: dict[str, Any]) -> str:
-    lines = [_HEAD, ("---",) * len(_HEAD)]
+    lines: list[tuple[Any, ...]] = [_HEAD, ("---",) * len(_HEAD)]
     for one in result["clients"]:
         again = one["second_process"]
         lines.append((
