@@ -26,6 +26,7 @@ _NEAR = 0.5
 
 Mode = Literal["read", "write", "readwrite"]
 Strict = Literal["off", "warn", "error"]
+Launcher = Literal["bundler", "triton"]
 
 
 class EnvironmentSetting(NamedTuple):
@@ -44,6 +45,7 @@ SETTINGS = (
     EnvironmentSetting("TRUST", "`kernels`, `code`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process"),
     EnvironmentSetting("STRICT", "`off`, `warn`, `error`", "`off`", "what a compile is: fine, a warning, or an error"),
     EnvironmentSetting("REPLAY", "`1`", "`0`", "what the tag names is put into Triton's in-memory caches at the start: no first call asks the compiler"),
+    EnvironmentSetting("LAUNCHER", "`bundler`, `triton`", "`bundler`", "`triton` leaves Triton's launchers for CUDA to its C compiler, also where our compiled extension has them ready"),
     EnvironmentSetting("KEEP", "`all`, `launch`", "`all`", "`launch` moves only what a hit needs: device binary and metadata"),
     EnvironmentSetting("NAMESPACE", "a name", "`tb`", "what keys on Redis begin with"),
     EnvironmentSetting("TIMEOUT_S", "seconds", "0.25", "for one exchange with Redis, and for connecting"),
@@ -63,6 +65,7 @@ class Settings(NamedTuple):
     trust: Literal["kernels", "code"] = "kernels"
     strict: Strict = "off"
     replay: bool = False
+    launcher: Launcher = "bundler"
     keep: Literal["all", "launch"] = "all"
     namespace: str | None = None
     timeout_s: float | None = None
@@ -90,6 +93,7 @@ def settings() -> Settings:
         trust=cast(Literal["kernels", "code"], _one_of("TRUST", "kernels", "code")),
         strict=cast(Strict, _one_of("STRICT", "off", "warn", "error")),
         replay=replays(),
+        launcher=cast(Launcher, _one_of("LAUNCHER", "bundler", "triton")),
         keep=cast(Literal["all", "launch"], _one_of("KEEP", "all", "launch")),
         namespace=_read("NAMESPACE"),
         timeout_s=_seconds("TIMEOUT_S"),
@@ -131,6 +135,17 @@ def unknown_variables() -> dict[str, str | None]:
     return found
 
 
+def user_variables() -> tuple[str, ...]:
+    """Return the names of our variables that the user set, sorted."""
+    return tuple(
+        sorted(
+            name
+            for name, value in os.environ.items()
+            if value and name.startswith(PREFIX) and name not in (SPOOL_DIRECTORY, SPOOL_INNER, INNER)
+        )
+    )
+
+
 def unknown_words() -> str | None:
     """Return a sentence that names the unknown variables; None when there are none."""
     unknown = unknown_variables()
@@ -151,6 +166,11 @@ def strict_setting() -> Strict:
         return cast(Strict, _one_of("STRICT", "off", "warn", "error"))
     except ConfigError:
         return "off"
+
+
+def says_strict() -> bool:
+    """Whether the user said anything about strict mode."""
+    return _read("STRICT") is not None
 
 
 def replays() -> bool:

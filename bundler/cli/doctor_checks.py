@@ -20,12 +20,12 @@ import bundler
 from bundler.cli import wording
 from bundler.cli.plug_checks import plug_checks
 from bundler.cli.toolchain_checks import toolchain_checks
-from bundler.config import unknown_variables
+from bundler.config import PREFIX, unknown_variables
 from bundler.errors import ConfigError
 from bundler.format import names
 from bundler.project import install
-from bundler.runtime.launch import launchers
-from bundler.toolchain import child_recording, directories, identity, inductor_caches, ptxas, targets
+from bundler.runtime.launch import jit_modules, launchers
+from bundler.toolchain import child_recording, directories, driver_modules, identity, inductor_caches, ptxas, targets
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 LITTLE_SPACE_BYTES = 1 << 30
@@ -64,6 +64,7 @@ def all_checks() -> Iterator[Finding]:
         _toolchain,
         _gpu,
         _launch_path,
+        _jit_launchers,
         _triton_cache,
         _inductor_cache,
         _compiler,
@@ -176,6 +177,25 @@ def _launch_path() -> Iterator[Finding]:
         yield Finding(OK, "launch path", "compiled extension")
 
 
+def _jit_launchers() -> Iterator[Finding]:
+    """Say whose launchers Triton uses in a session on CUDA."""
+    if identity.triton_dir() is None:
+        return
+    reason = ""
+    if os.environ.get(f"{PREFIX}LAUNCHER") == "triton":
+        reason = f"{PREFIX}LAUNCHER=triton"
+    elif jit_modules.compiled_driver() is None:
+        reason = "our compiled extension was not built here"
+    elif (family := driver_modules.known_family()) is None:
+        reason = "this release was not compared with ours"
+    else:
+        yield Finding(
+            OK, "Triton's launchers", f"ours in a session on CUDA, in the form of {family}: no C compiler is run"
+        )
+    if reason:
+        yield Finding(OK, "Triton's launchers", f"Triton's own, which its C compiler builds: {reason}")
+
+
 def _triton_cache() -> Iterator[Finding]:
     try:
         directory = directories.triton_cache_dir()
@@ -227,7 +247,7 @@ def _compiler() -> Iterator[Finding]:
     found = shutil.which(chosen) if chosen else shutil.which("gcc") or shutil.which("clang")
     if found is None:
         yield Finding(WARNING, "C compiler", f"CC={chosen} is not a program" if chosen else "none",
-                      "Triton needs gcc or clang, or what CC names, the first time it launches a kernel")  # fmt: skip
+                      "Triton needs gcc or clang, or what CC names, before its first launch, but where a session gives it our launchers")  # fmt: skip
     else:
         yield Finding(OK, "C compiler", found + (" (from CC)" if chosen else ""))
 

@@ -25,6 +25,8 @@ class Counters(Summarized):
         errors: how often something failed, by cause; the program went on.
         slowest: (name, seconds) of the compiles that took longest.
         strict_warnings: kernels that were compiled although strict mode `warn` was on, each counted once.
+        launchers: modules that Triton was given in place of ones that a C compiler would have built: launchers, and `cuda_utils`.
+        launchers_of_triton: how many of these it had to build or load itself, by reason.
     """
 
     hits: int = 0
@@ -39,3 +41,5 @@ class Counters(Summarized):
     errors: Mapping[str, int] = field(default_factory=dict)
     slowest: tuple[tuple[str, float], ...] = ()
     strict_warnings: int = 0
+    launchers: int = 0
+    launchers_of_triton: Mapping[str, int] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from bundler.config import Mode, Strict
+    from bundler.config import Launcher, Mode, Strict
     from bundler.format.bundle import Keep
     from bundler.lifecycle.restore_options import Trust
     from bundler.store.bundle_store import PushMode
@@ -20,7 +20,9 @@ class Options(NamedTuple):
         mode: look up (`read`), publish (`write`), or both.
         push: how the tag is given what was used; None for not at all.
         strict, trust, keep: as the settings of these names.
+        serving: what a compile is once the tag was replayed; None for what `strict` says.
         local: our own directory; None for the usual place.
+        launcher: who gives Triton the launchers that it would have a C compiler build.
         replay: whether the tag's kernels are put into Triton's in-memory caches at the start.
     """
 
@@ -32,6 +34,8 @@ class Options(NamedTuple):
     keep: Keep = "all"
     local: str | None = None
     replay: bool = False
+    launcher: Launcher = "bundler"
+    serving: Strict | None = None
 
     @property
     def reads(self) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SLOWEST = 10
 # Hits that are summed up at once.
 MANY_HITS = 4096
-_NUMBERS = ("misses", "compiles", "published", "bytes_fetched", "bytes_sent", "strict_warnings")
+_NUMBERS = ("misses", "compiles", "published", "bytes_fetched", "bytes_sent", "strict_warnings", "launchers")
 
 
 class Tally:
@@ -35,6 +35,7 @@ class Tally:
         self.hits: deque[tuple[str, float, int]] = deque()
         self._found: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
+        self._launchers_of_triton: Counter[str] = Counter()
         self._numbers: Counter[str] = Counter()
         self._compile_seconds, self._seconds_saved = 0.0, 0.0
         self._slowest: list[tuple[str, float]] = []
@@ -60,6 +61,14 @@ class Tally:
         with self._lock:
             self._numbers[what] += number
 
+    def launcher(self, reason: str | None) -> None:
+        """Count a launcher that was given, or the reason why Triton builds its own."""
+        with self._lock:
+            if reason is None:
+                self._numbers["launchers"] += 1
+            else:
+                self._launchers_of_triton[reason] += 1
+
     def failed(self, cause: str) -> bool:
         """Count a failure; True for the first of its cause."""
         with self._lock:
@@ -76,6 +85,7 @@ class Tally:
                 hits=self._found.total(),
                 found=dict(sorted(self._found.items())),
                 errors=dict(sorted(self._errors.items())),
+                launchers_of_triton=dict(sorted(self._launchers_of_triton.items())),
                 slowest=tuple(self._slowest),
                 compile_seconds=self._compile_seconds,
                 seconds_saved=self._seconds_saved,

@@ -28,6 +28,7 @@ from triton.runtime.cache import CacheManager, FileCacheManager
 from bundler.config import disabled, inner_manager
 from bundler.format import names
 from bundler.format.bundle_file import read_regular
+from bundler.toolchain.driver_modules import driver_modules
 from bundler.toolchain.keeper import CacheCall, Keeper, KeeperSource
 from bundler.toolchain.manager_environment import MANAGER_VARIABLE, named_manager, names_our_manager
 
@@ -100,8 +101,11 @@ class KeptCacheManager(CacheManager):  # type: ignore[misc]
         return result
 
     def get_file(self, filename: str) -> str | None:
-        """Return a file's path: the other manager's, or a keeper's when it is a file on its own."""
-        path: str | None = super().get_file(filename)
+        """Return a file's path: the other manager's, or a keeper's when it is a file on its own; our own extension for `cuda_utils`."""
+        path: str | None = driver_modules.path_for(filename) if self._kept else None
+        if path is not None:
+            return path
+        path = super().get_file(filename)
         if not self._kept or not filename.endswith(SINGLE_FILES):
             return path
         if path is None:

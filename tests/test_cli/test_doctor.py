@@ -97,7 +97,7 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
         "status": "warning",
         "what": "C compiler",
         "value": "CC=no-such-compiler is not a program",
-        "fix": "Triton needs gcc or clang, or what CC names, the first time it launches a kernel",
+        "fix": "Triton needs gcc or clang, or what CC names, before its first launch, but where a session gives it our launchers",
     }
 
 
@@ -109,6 +109,26 @@ def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
     path = findings["launch path"]
     assert (status, path["status"], path["value"].startswith(value)) == (0, "ok", True)
     assert ("C compiler" in path["fix"]) == (kind is None)
+
+
+@pytest.mark.parametrize(
+    ("extension", "family", "setting", "words"),
+    [
+        (object, "3.9", None, "ours in a session on CUDA, in the form of 3.9"),
+        (object, "3.9", "triton", "Triton's own, which its C compiler builds: TRITON_BUNDLER_LAUNCHER=triton"),
+        (None, "3.9", None, "our compiled extension was not built here"),
+        (object, None, None, "this release was not compared with ours"),
+    ],
+)
+def test_doctor_names_the_launchers_of_triton(found, monkeypatch, extension, family, setting, words):
+    """Doctor says whose launchers Triton uses, and why not ours; neither is a problem."""
+    monkeypatch.setattr(doctor_checks.identity, "triton_dir", lambda: "/triton")
+    monkeypatch.setattr(doctor_checks.jit_modules, "compiled_driver", lambda: extension)
+    monkeypatch.setattr(doctor_checks.driver_modules, "known_family", lambda: family)
+    if setting:
+        monkeypatch.setenv("TRITON_BUNDLER_LAUNCHER", setting)
+    finding = found()[1]["Triton's launchers"]
+    assert (finding["status"], words in finding["value"]) == ("ok", True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tools.gpu import cases
 from tools.gpu.cases import Case, Maker
 from tools.shared.processes import ROOT
 
-EXTENSIONS = ("_launch", "_dispatch")
+EXTENSIONS = ("_launch", "_dispatch", "_jit_driver")
 PATHS = ("compiled", "ctypes")
 
 
@@ -59,7 +59,7 @@ def record(path: str) -> dict[str, Any]:
         for case in cases.cases(torch.cuda.device_count()):
             kernel = getattr(kernels, case.kernel)
             try:
-                numbers[case.row] = _digest(torch, case, TensorDescriptor, kernel)
+                numbers[case.row] = digest_of(torch, case, TensorDescriptor, kernel)
             except Exception as error:  # noqa: BLE001  # a case that this Triton cannot compile is a row of the table
                 refused[case.row] = f"{type(error).__name__}: {error}".splitlines()[0]
     bundle = recording.collect()
@@ -85,7 +85,7 @@ def static(path: str, launch_path: str) -> dict[str, Any]:
             numbers[case.row] = {}
             for way, launch in (("dispatcher", kernel), ("handle", _ByHandle(kernel, driver))):
                 try:
-                    numbers[case.row][way] = _digest(torch, case, cases.Descriptor, launch)
+                    numbers[case.row][way] = digest_of(torch, case, cases.Descriptor, launch)
                 except Exception as error:  # noqa: BLE001  # the row says what went wrong; the other cases go on
                     numbers[case.row][way] = f"{type(error).__name__}: {error}"
         binaries = sorted(kernel.binary.digest for kernel in bundle.kernels)
@@ -113,7 +113,7 @@ class _ByHandle:
         return launch
 
 
-def _digest(torch: Any, case: Case, descriptor: Any, kernel: Any) -> str:
+def digest_of(torch: Any, case: Case, descriptor: Any, kernel: Any) -> str:
     """Launch one case; returns a digest of its outputs."""
     device = 1 if case.where == "device" else 0
     with torch.cuda.device(device):
@@ -156,7 +156,7 @@ def provide_extension() -> None:
 
 
 def build_extension(folder: Path) -> None:
-    """Compile the launcher and the dispatcher as setuptools would."""
+    """Compile the extensions of launches as setuptools would."""
     import subprocess
     import sysconfig
 

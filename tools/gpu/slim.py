@@ -45,7 +45,8 @@ def main() -> int:
 
 def check_all(folder: Path) -> list[dict[str, Any]]:
     """Run the program cold with a compiler, then in three ways without one."""
-    managed = {"TRITON_CACHE_MANAGER": MANAGER, "TRITON_BUNDLER_STORE": f"file://{folder}/store"}
+    ours = {"TRITON_CACHE_MANAGER": MANAGER, "TRITON_BUNDLER_STORE": f"file://{folder}/store"}
+    managed = {**ours, "TRITON_BUNDLER_LAUNCHER": "triton"}
     cold = run(folder, "cold", managed)
     bundle = folder / "recorded.tbundle"
     recorded = run(folder, "recorded", {}, record=bundle)
@@ -56,6 +57,7 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
     # On 3.6 the keys of launchers hold what the program `file` says, and their source is in no bundle.
     replayed = run(folder, "restored", without_compilers(folder, "file"))
     distrusting = run(folder, "distrusting", {**managed, **slim})
+    launched = run(folder, "launched", {**ours, **slim})
     return [
         _row("cold, with a compiler", cold, cold["status"] == 0 and cold["report"]["compiles"] > 0),
         _row("recorded, with a compiler", recorded, recorded["status"] == 0),
@@ -65,7 +67,12 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
             _same(trusting, cold) and not trusting["report"]["compiles"],
         ),
         _row("no compiler, restored with trust='code'", replayed, _same(replayed, cold)),
-        _row("no compiler, without trust: Triton asks for one", distrusting, "C compiler" in distrusting["error"]),
+        _row("no compiler, without trust, our launcher", launched, _same(launched, cold)),
+        _row(
+            "no compiler, without trust, Triton's launcher: it asks for one",
+            distrusting,
+            "C compiler" in distrusting["error"],
+        ),
     ]
 
 

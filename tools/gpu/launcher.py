@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures on a machine with a GPU what the first calls of a process cost with our launcher for Triton, and prints a table.
+
+    python -m tools.gpu launcher [--check] [--rounds N] [--only NAME,...] [--results DIR]
+
+It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records every workload; fresh ones, each with an empty
+cache directory and trust in kernels alone, restore it in a session and make the first calls: with our launcher, with Triton's, and, for
+comparison, without us from the warm directory.  A wrapper around gcc counts its runs.  Then every case of the GPU check is launched with
+both launchers and compared bit for bit, and one launch by each is timed in one process.  Exit status 1 when a result differs or gcc ran
+with ours, with `--check` also when a target is missed.  The raw result goes to docs/results/gpu-launcher.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.gpu import launches
+from tools.gpu.launcher_workloads import WORKLOADS
+from tools.shared import measurement
+from tools.shared.processes import ROOT, python_path
+
+_TIMEOUT_S = 500
+# First calls with our launcher may take this many times those from the warm directory, and a launch what one of Triton's takes.
+MOST_FIRST, MOST_LAUNCH = 1.15, 1.0
+_LAUNCHES, _PAIRS = 2000, 9
+WAYS = {
+    "warm": "warm directory, Triton alone",
+    "ours": "restored, our launcher",
+    "triton": "restored, Triton's launcher",
+}
+
+
+def main() -> int:
+    """Run everything, print the table, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit 1 also when a target is missed")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes a way and workload")
+    parser.add_argument("--only", default=",".join(WORKLOADS), help=f"workloads, of {', '.join(WORKLOADS)}")
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-launcher.json goes")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gpu-launcher.") as folder:
+        rows = []
+        for row in _all_rows(Path(folder), options.rounds, options.only.split(",")):
+            rows.append(row)
+            good = "ok  " if row["ok"] and row["kept"] else "FAIL"
+            print(f"{good}  {row['check']:<60}  {row['found']}", flush=True)
+    print(f"\nwritten to {measurement.save('gpu-launcher', {'rows': rows}, options.results)}")
+    return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in rows) else 1
+
+
+def _all_rows(folder: Path, rounds: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name in only:
+        recorded = _process(folder, "record", name)
+        if recorded.get("error"):
+            # What is not installed is no fault; what is, and cannot be recorded, is one.
+            absent = recorded["error"].startswith("ModuleNotFoundError")
+            yield _row(f"{name}: recorded", ok=absent, found=recorded["error"], recorded=recorded)
+            continue
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+        for _ in range(rounds):
+            for way, done in runs.items():
+                done.append(_process(folder, "first", name, way))
+        yield from _workload_rows(name, recorded, runs)
+    yield _cases_row(folder)
+    yield _cost_row(_process(folder, "cost"))
+
+
+def _row(check: str, *, ok: bool, found: str, kept: bool = True, **facts: Any) -> dict[str, Any]:
+    return {"check": check, "ok": bool(ok), "kept": bool(kept), "found": found, **facts}
+
+
+def _workload_rows(name: str, recorded: dict[str, Any], runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    errors = {way: next((run["error"] for run in done if run.get("error")), "") for way, done in runs.items()}
+    if any(errors.values()):
+        return [
+            _row(f"{name}: {WAYS[way]}", ok=not error, found=error or "fine", runs=runs[way])
+            for way, error in errors.items()
+        ]
+    first = {way: measurement.median([run["first_ms"] for run in done]) for way, done in runs.items()}
+    rows = []
+    for way, done in runs.items():
+        same = all(run["numbers"] == recorded["numbers"] for run in done)
+        builds = max(run["compiler_runs"] for run in done)
+        ratio = first[way] / first["warm"]
+        begun = measurement.median([run["begun_ms"] for run in done])
+        rows.append(_row(
+            f"{name}: {WAYS[way]}", ok=same and (way != "ours" or builds == 0), kept=way != "ours" or ratio <= MOST_FIRST,
+            found=f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory"
+            + (f" (at most {MOST_FIRST})" if way == "ours" else "") + f"; {builds} runs of gcc; session began in {begun:.0f} ms; "
+            + ("the same numbers" if same else "OTHER NUMBERS") + f" {done[0]['launchers']}",
+            ratio=ratio, runs=done,
+        ))  # fmt: skip
+    return rows
+
+
+def _cases_row(folder: Path) -> dict[str, Any]:
+    theirs, ours = _process(folder, "cases", "triton"), _process(folder, "cases", "ours")
+    if theirs.get("error") or ours.get("error"):
+        return _row("launch cases, both launchers", ok=False, found=f"{theirs.get('error')}; {ours.get('error')}")
+    different = [name for name, digest in theirs["numbers"].items() if ours["numbers"].get(name) != digest]
+    same = (
+        not different and theirs["refused"] == ours["refused"] and ours["launchers"][0] > 0 and not ours["launchers"][1]
+    )
+    return _row(
+        "launch cases, both launchers", ok=same, theirs=theirs, ours=ours,
+        found=f"{len(theirs['numbers'])} cases, the same bits" if same else f"different: {different}; {ours['launchers']}",
+    )  # fmt: skip
+
+
+def _cost_row(done: dict[str, Any]) -> dict[str, Any]:
+    if done.get("error"):
+        return _row("one launch", ok=False, found=done["error"])
+    ours, theirs = measurement.median(done["ours_us"]), measurement.median(done["triton_us"])
+    ratio = measurement.median([a / b for a, b in zip(done["ours_us"], done["triton_us"], strict=True)])
+    return _row("one launch, our launcher", ok=True, kept=ratio <= MOST_LAUNCH, ratio=ratio, **done,
+                found=f"{ours:.2f} us, Triton's {theirs:.2f} us: {ratio:.2f} x (at most {MOST_LAUNCH})")  # fmt: skip
+
+
+def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
+    """Run one step in a process of its own; returns what it printed last, and how often it ran the C compiler."""
+    warm = folder / f"warm-{words[0]}" if step == "record" or words[-1:] == ("warm",) else None
+    cache = warm or Path(tempfile.mkdtemp(prefix="cache-", dir=folder))
+    compiler, log = counting_compiler(Path(tempfile.mkdtemp(prefix="cc-", dir=folder)))
+    ours = words[-1:] == ("ours",)
+    env = {
+        **os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1", "CC": compiler,
+        "TRITON_BUNDLER_LAUNCHER": "bundler" if ours else "triton", "TRITON_BUNDLER_LOCAL": str(folder / "local"),
+        "GPU_CHECK_BUILD": str(folder / "extensions"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.gpu.launcher", step, str(folder), *words],
+        env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
+    )  # fmt: skip
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return {**found, "compiler_runs": len(log.read_text().splitlines()) if log.exists() else 0}
+
+
+def counting_compiler(folder: Path) -> tuple[str, Path]:
+    """Return a C compiler that notes each of its runs in a file, and that file."""
+    log, wrapper = folder / "runs", folder / "cc"
+    real = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "/bin/false"
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {shlex.quote(str(log))}\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    return str(wrapper), log
+
+
+# Steps, each in a process of its own --------------------------------------------------------------------------------------
+
+
+def _record(folder: Path, name: str) -> dict[str, Any]:
+    import bundler
+
+    with bundler.session(f"file://{folder}/store-{name}", "prod"):
+        return {"numbers": WORKLOADS[name]()()}
+
+
+def _first(folder: Path, name: str, way: str) -> dict[str, Any]:
+    """Make the first calls; torch, its context on the GPU and the workload's imports come before the clock starts."""
+    import torch
+
+    import bundler
+
+    calls = WORKLOADS[name]()
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    session = None if way == "warm" else bundler.session(f"file://{folder}/store-{name}", "prod", push=None)
+    begun = time.perf_counter()
+    numbers = calls()
+    torch.cuda.synchronize()
+    ended = time.perf_counter()
+    counters = session.counters if session is not None else None
+    if session is not None:
+        session.close()
+    return {
+        "first_ms": (ended - begun) * 1e3, "begun_ms": (begun - began) * 1e3, "numbers": numbers,
+        "launchers": [counters.launchers, dict(counters.launchers_of_triton)] if counters else [],
+    }  # fmt: skip
+
+
+def _cases(folder: Path, way: str) -> dict[str, Any]:
+    import bundler
+
+    with bundler.session(f"file://{folder}/store-cases-{way}", push=None) as session:
+        found = launches.record(str(folder / f"cases-{way}.tbundle"))
+        counters = session.counters
+    return {**found, "launchers": [counters.launchers, dict(counters.launchers_of_triton)]}
+
+
+def _cost(_folder: Path) -> dict[str, Any]:
+    """Time launches of one loaded kernel by both launchers, in turns: processor time of this process for one call."""
+    import torch
+    from triton.backends.nvidia import driver as nvidia
+    from triton.runtime.driver import driver
+
+    from bundler.runtime.launch.jit_modules import JitModules
+    from bundler.toolchain.driver_modules import driver_modules
+
+    x, out = torch.zeros(1024, device="cuda"), torch.zeros(1024, device="cuda")
+    kernel = launches.load_kernels().add[(1,)](x, x, out, 1024, BLOCK=1024)
+    theirs = nvidia.CudaLauncher(kernel.src, kernel.metadata)
+    answers: list[str | None] = []
+    driver_modules.supply(JitModules(answers.append))
+    active: Any = driver.active
+    active.utils = nvidia.CudaUtils()  # one object, whose functions are ours from now on; `theirs` holds its own
+    ours = nvidia.CudaLauncher(kernel.src, kernel.metadata)
+    if any(answers):
+        raise RuntimeError(f"our launcher was not given: {answers}")
+    stream = torch.cuda.current_stream().cuda_stream
+    leading = (1, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None)
+
+    def timed(launcher: Callable[..., None]) -> float:
+        torch.cuda.synchronize()
+        began = time.process_time_ns()
+        for number in range(_LAUNCHES):
+            launcher(*leading, x, x, out, 1024, 1024)
+            if number % 500 == 499:
+                torch.cuda.synchronize()  # the driver's queue never fills, which would be timed otherwise
+        return (time.process_time_ns() - began) / _LAUNCHES / 1e3
+
+    for launcher in (theirs, ours):
+        timed(launcher)
+    pairs = [(timed(ours), timed(theirs)) for _ in range(_PAIRS)]
+    return {"ours_us": [pair[0] for pair in pairs], "triton_us": [pair[1] for pair in pairs]}
+
+
+_STEPS: dict[str, Callable[..., dict[str, Any]]] = {"record": _record, "first": _first, "cases": _cases, "cost": _cost}
+
+if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1] in _STEPS:
+    launches.provide_extension()
+    print(json.dumps(_STEPS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])))
