@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
     from bundler.backends.counters import TierCounters
     from bundler.backends.tiers import WhenDown
+    from bundler.compile.compile_job import Compiled, Job
     from bundler.compile.declarations import prebuild
+    from bundler.compile.job_futures import CompileFuture
+    from bundler.compile.joined_futures import ScopeProgress
     from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
+    from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters
     from bundler.config import Mode, Strict
     from bundler.errors import (
         AccessDenied,
@@ -102,8 +106,11 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.autotune_decorator import autotune
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import Clock
+    from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
+    from bundler.runtime.tuning.occupancy import DeviceLimits
     from bundler.runtime.tuning.result_lookup import Choice
     from bundler.runtime.tuning.tuner_options import TunerOptions
     from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
@@ -124,10 +131,14 @@ _ERRORS = (
 )  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_ERRORS, "errors"),
+    **dict.fromkeys(("BandwidthReport", "LaunchDump"), "runtime.tuning.tuner_reports"),
+    **dict.fromkeys(("Compiled", "Job"), "compile.compile_job"),
+    **dict.fromkeys(("Descent", "Space"), "runtime.tuning.descent"),
+    **dict.fromkeys(("LaunchPlan", "Parameter", "Piece", "TensorMap"), "runtime.launch.plan"),
+    **dict.fromkeys(("JobTiming", "Progress", "ServiceCounters"), "compile.service_progress"),
     "Argument": "format.launch_spec",
     "Artifact": "format.entries",
     "AutotunedKernel": "runtime.tuning.autotuned_kernel",
-    "BandwidthReport": "runtime.tuning.tuner_reports",
     "BlobSource": "format.bundle",
     "Bundle": "format.bundle",
     "Capture": "compile.program_capture",
@@ -135,12 +146,13 @@ _HOMES = {
     "CheckReport": "lifecycle.lifecycle_reports",
     "Choice": "runtime.tuning.result_lookup",
     "Clock": "runtime.tuning.benchmark",
+    "CompileFuture": "compile.job_futures",
     "CompileService": "compile.service",
     "CompiledOnce": "lifecycle.compiled_once",
     "Config": "runtime.configs",
     "Content": "format.manifest",
     "Counters": "integrations.session_counters",
-    "Descent": "runtime.tuning.descent",
+    "DeviceLimits": "runtime.tuning.occupancy",
     "DeviceProperties": "runtime.launch.driver",
     "Diff": "format.bundle_union",
     "Difference": "integrations.key_comparison",
@@ -157,6 +169,7 @@ _HOMES = {
     "Handle": "runtime.launch.handle",
     "Held": "store.store_reports",
     "HelperLibrary": "format.entries",
+    "HeuristicKernel": "runtime.tuning.heuristic_kernel",
     "Hooks": "runtime.launch.launch_hooks",
     "How": "lifecycle.compiled_once",
     "Keep": "format.bundle",
@@ -164,9 +177,7 @@ _HOMES = {
     "KernelRecords": "store.kernel_records",
     "Kernels": "runtime.launch.bundle_kernels",
     "KeyParts": "format.keyparts",
-    "LaunchDump": "runtime.tuning.tuner_reports",
     "LaunchFacts": "format.launch_spec",
-    "LaunchPlan": "runtime.launch.plan",
     "LaunchSpec": "format.launch_spec",
     "Launcher": "runtime.launch.driver",
     "Limits": "format.limits",
@@ -177,9 +188,7 @@ _HOMES = {
     "Observed": "format.manifest",
     "Only": "lifecycle.restore_options",
     "Opaque": "format.entries",
-    "Parameter": "runtime.launch.plan",
     "Path": "format.launch_spec",
-    "Piece": "runtime.launch.plan",
     "PruneReport": "store.store_reports",
     "PushMode": "store.bundle_store",
     "PushReport": "store.store_reports",
@@ -188,8 +197,8 @@ _HOMES = {
     "Recording": "lifecycle.recorder",
     "ReplayReport": "integrations.replayed_kernels",
     "RestoreReport": "lifecycle.lifecycle_reports",
+    "ScopeProgress": "compile.joined_futures",
     "Session": "integrations.sessions",
-    "Space": "runtime.tuning.descent",
     "Span": "format.sentinel",
     "Specialization": "runtime.launch.specialization_match",
     "StaticKernel": "runtime.launch.static_kernel",
@@ -200,7 +209,6 @@ _HOMES = {
     "Strict": "config",
     "TagInfo": "store.store_reports",
     "Target": "format.entries",
-    "TensorMap": "runtime.launch.plan",
     "TierCounters": "backends.counters",
     "Toolchain": "format.entries",
     "TreeExplanation": "lifecycle.tree_comparison",
@@ -224,6 +232,7 @@ _HOMES = {
     "end_compile": "lifecycle.recorder",
     "explain": "integrations.explanations",
     "explain_trees": "lifecycle.tree_comparison",
+    "handles_on": "runtime.tuning.compiled_handles",
     "install": "integrations._process",
     "load": "runtime.launch.bundle_kernels",
     "merge": "format.bundle_union",
@@ -258,14 +267,17 @@ __all__ = [
     "Choice",
     "Clock",
     "CompileFailed",
+    "CompileFuture",
     "CompileService",
     "CompileTimeout",
+    "Compiled",
     "CompiledOnce",
     "Config",
     "ConfigError",
     "Content",
     "Counters",
     "Descent",
+    "DeviceLimits",
     "DeviceProperties",
     "Diff",
     "Difference",
@@ -287,8 +299,11 @@ __all__ = [
     "Handle",
     "Held",
     "HelperLibrary",
+    "HeuristicKernel",
     "Hooks",
     "How",
+    "Job",
+    "JobTiming",
     "Keep",
     "Kernel",
     "KernelRecords",
@@ -314,6 +329,7 @@ __all__ = [
     "Parameter",
     "Path",
     "Piece",
+    "Progress",
     "PruneReport",
     "PushMode",
     "PushReport",
@@ -323,6 +339,8 @@ __all__ = [
     "RecordingError",
     "ReplayReport",
     "RestoreReport",
+    "ScopeProgress",
+    "ServiceCounters",
     "Session",
     "Space",
     "Span",
@@ -367,6 +385,7 @@ __all__ = [
     "end_compile",
     "explain",
     "explain_trees",
+    "handles_on",
     "install",
     "load",
     "merge",

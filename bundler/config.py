@@ -168,6 +168,11 @@ def strict_setting() -> Strict:
         return "off"
 
 
+def says_strict() -> bool:
+    """Whether the user said anything about strict mode."""
+    return _read("STRICT") is not None
+
+
 def replays() -> bool:
     """Whether the user asked for the tag's kernels in Triton's in-memory caches; raises `ConfigError`."""
     return _one_of("REPLAY", "0", "1") == "1"

@@ -206,13 +206,7 @@ def _tell(screen: Screen, captured: _Captured) -> None:
         ("target", f"{report['target']}, as {report['device']}"),
         ("captured", f"{numbers[0]} of {numbers[1]}, {numbers[2]}"),
     ])  # fmt: skip
-    guesses = report["guesses"]
-    screen.reasons("guessed", [
-        (f"{_short(guess['file'])}:{guess['line']}", f"{guess['what']} depends on data; taken: {guess['taken']}{_origin(guess)}")
-        for guess in guesses[:_SHOWN]
-    ])  # fmt: skip
-    if len(guesses) > _SHOWN:
-        screen.line(f"and {len(guesses) - _SHOWN:,} more lines that depend on data; --json has all")
+    _tell_guesses(screen, report["guesses"])
     screen.reasons(
         "not answered", [(name, "asked of Triton's driver, which has no answer") for name in report["unanswered"]]
     )
@@ -220,6 +214,18 @@ def _tell(screen: Screen, captured: _Captured) -> None:
     screen.reasons("not compiled", [(name, why) for name, why in report["failures"]])
     if captured.status:
         screen.warn(f"the program ended with status {captured.status}; what it had launched until then was captured")
+
+
+def _tell_guesses(screen: Screen, guesses: Sequence[dict[str, Any]]) -> None:
+    """List the lines that depend on data, each whole, since somebody will look at them."""
+    if guesses:
+        screen.line(f"depends on data: {wording.count(len(guesses), 'line')}")
+    for guess in guesses[:_SHOWN]:
+        screen.line(
+            f"  {_short(guess['file'])}:{guess['line']}: {guess['what']}, taken: {guess['taken']}{_origin(guess)}"
+        )
+    if len(guesses) > _SHOWN:
+        screen.line(f"  and {len(guesses) - _SHOWN:,} more; --json has all")
 
 
 def _origin(guess: dict[str, Any]) -> str:

@@ -114,7 +114,7 @@ def contents(bundle: Bundle) -> dict[str, Any]:
     return {
         "digest": bundle.digest,
         "counts": counts(bundle),
-        "trees": tree_facts(bundle),
+        **tree_facts(bundle),
         "targets": [
             {"target": target, "kernels": kernels, "launch_bytes": launch, "ir_bytes": rest}
             for target, kernels, launch, rest in _by_target(bundle)

@@ -21,8 +21,8 @@ from bundler.cli.stores import STORE_VARIABLE, TIERS_HELP, existing_store, given
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.format.bundle import Bundle
+from bundler.format.tree_index import has_trees
 from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
-from bundler.lifecycle.restore_plan import has_trees
 
 
 @click.command(
@@ -128,7 +128,11 @@ def _restore(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
         report = bundler.restore(bar.watching(opened), **choices)
     _show_report(screen, report, opened)
     screen.finish({**source.told(), "usable": report.usable, **asdict(report)})
-    nothing = (opened.kernels or has_trees(opened)) and not report.usable and not report.companions
+    nothing = (
+        (opened.kernels or has_trees(entry.path for entry in opened.opaque))
+        and not report.usable
+        and not report.companions
+    )
     return PROBLEM if report.damaged or (opened.kernels and not report.usable) or nothing else FINE
 
 

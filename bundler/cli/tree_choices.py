@@ -84,12 +84,13 @@ def tree_lines(bundle: Bundle) -> list[str]:
     return [*map(wording.plain, lines), *(f"{name} cannot be read: {reason}" for name, reason in left_out)]
 
 
-def tree_facts(bundle: Bundle) -> list[dict[str, Any]]:
-    """Return what `--json` says of the trees of a bundle."""
-    return [
+def tree_facts(bundle: Bundle) -> dict[str, list[dict[str, Any]]]:
+    """Return what `--json` says of the trees of a bundle, as `trees`; nothing for a bundle without any."""
+    rows = [
         {
             "family": tree.family, "place": tree.place, "ranks": list(tree.ranks), "fingerprint": dict(tree.fingerprint),
             "files": len(tree.files), "size_bytes": sum(file.size for file in tree.files),
         }
         for tree in read_trees(bundle, [])
     ]  # fmt: skip
+    return {"trees": rows} if rows else {}

@@ -103,8 +103,8 @@ def _status(code: Any) -> int:
 
 def _own_frames(error: Exception) -> Any:
     """Return the traceback from the program's first frame on."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
+    trace, own = error.__traceback__, vars(sys.modules["__main__"])
+    while trace is not None and trace.tb_frame.f_globals is not own:
         trace = trace.tb_next
     return trace if trace is not None else error.__traceback__
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from bundler.compile import module_import
 from bundler.compile.source_modules import source_module
+from bundler.compile.worker_messages import resolve
 from bundler.errors import BundlerError, CompileFailed, FormatError
 from bundler.format import wire
 from bundler.format.constant_values import Value
@@ -49,8 +50,9 @@ class SourceRef:
         kind: `module`: a Python file, which compiling imports, so the maker of the job must trust it; `text`: the text of a Python
             module, which becomes a content-addressed file; `ir`: Triton's IR, which is never executed.
         function: qualified name of the JIT function in its module; for IR the name of the kernel.
-        module: the name that the file is imported by, dotted inside a package.
-        path: the file of a `module`.
+        module: the name that the file is imported by, dotted inside a package; of a `text` the importer, `module:function`, which gets
+            text and path and returns what has the function; empty for `source_module`.
+        path: the file of a `module`; of a `text` what tracebacks, and kernels of a Triton that keeps paths, call it.
         root: the directory that must be on `sys.path` for it.
         data: the text of a `text` or `ir` source.
     """
@@ -272,14 +274,17 @@ def _compiled(job: Job, cache_dir: str) -> CompileEvent:
 def load_kernel(source: SourceRef, target: Target) -> Any:
     """Return the kernel that a source names, imported for a target; raises `CompileFailed`."""
     try:
-        if source.kind == "text":
+        module: Any
+        if source.kind == "text" and source.module:
+            module = resolve(source.module)(source.data.decode(), source.path)
+        elif source.kind == "text":
             module = source_module(source.data.decode()).load()
         else:
             module = module_import.load(module_import.ModulePlace(source.path, source.module, source.root), target)
         return module_import.function_in(module, source.function)
     except CompileFailed:
         raise
-    except (BundlerError, UnicodeDecodeError) as error:
+    except (BundlerError, UnicodeDecodeError, ImportError, AttributeError) as error:
         raise CompileFailed(f"{source.function}: {error}", name=source.function, reason=str(error)) from error
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 from bundler.compile import compile_job
 from bundler.compile.compile_job import Compiled, Job
-from bundler.compile.service import TIMEOUT_S
+from bundler.compile.service_arguments import TIMEOUT_S
 from bundler.compile.worker_messages import as_failure, decode_error, encode_error, read_printed, with_printed
 from bundler.errors import BundlerError, CompileTimeout, WorkerDied
 from bundler.fork_safety import ForkSafeLock

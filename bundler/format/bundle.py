@@ -22,6 +22,7 @@ from bundler.format.digest import check_digest, digest_raw, digest_text
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile, check_documents
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
+from bundler.format.observations import observed_of
 from bundler.format.summary import count, short
 
 if TYPE_CHECKING:
@@ -377,12 +378,6 @@ class Bundle:
                 "this bundle was written by a newer version, with features that this one can read but not write; "
                 "copy the file, or upgrade triton-bundler"
             )
-
-
-def observed_of(observed: Observed, kernels: Iterable[Kernel]) -> Observed:
-    """Return the observations of these kernels alone."""
-    keys = {kernel.key for kernel in kernels}
-    return replace(observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys})
 
 
 def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import zstandard
 
@@ -46,13 +46,23 @@ _NOWHERE = -1
 _BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 
 
-class _Frame:
-    """A decoded section; `places` says where in it each of its blobs lies, by raw digest, and `used` when it was last looked at."""
+class _DecodedFrame:
+    """A decoded section.
 
-    __slots__ = ("data", "number", "places", "used")
+    Attributes:
+        number: which.
+        data: its bytes.
+        ends: where its blobs end; the first begins at the beginning.
+        places: raw digest of a blob -> its place among them.
+        used: when it was last looked at.
+    """
 
-    def __init__(self, number: int, data: memoryview, places: dict[bytes, slice]) -> None:
-        self.number, self.data, self.places, self.used = number, data, places, 0
+    __slots__ = ("data", "ends", "number", "places", "used")
+
+    def __init__(self, number: int, data: memoryview, sizes: Iterable[int], digests: Iterable[bytes]) -> None:
+        self.number, self.data, self.used = number, data, 0
+        self.ends = [*itertools.accumulate(sizes), 0]  # so that the one before the first is 0
+        self.places = dict(zip(digests, itertools.count(), strict=False))
 
 
 class Container:
@@ -63,6 +73,7 @@ class Container:
     reads carry their own offset.
     """
 
+    # What a blob source says of itself (`BlobSource`): it reads a local file, and hashes each blob before it returns it.
     waits = False
     verified = True
 
@@ -70,7 +81,7 @@ class Container:
         self._source = source
         self._limits = limits
         # No lock: another thread could hold it at the moment of a fork.  This list is never changed, but replaced.
-        self._frames: list[_Frame] = []
+        self._frames: list[_DecodedFrame] = []
         self._uses = itertools.count(1)
         self._buffers = FrameBuffers()
         table_offset, table = self._read_header()
@@ -105,7 +116,9 @@ class Container:
             NotFound: the bundle has no such blob.
             DigestMismatch, FormatError: the stored bytes are damaged.
         """
-        (data,) = self.view_blobs((digest,))
+        (data,) = self.stored_blobs((digest,))
+        if hashlib.sha256(data).digest() != digest:
+            check_digest(data, digest, "blob")
         return data
 
     def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
@@ -113,6 +126,7 @@ class Container:
         views, sha256 = self.stored_blobs(digests), hashlib.sha256
         for digest, data in zip(digests, views, strict=True):
             if sha256(data).digest() != digest:
+                # Hashes again and raises, with both digests in the message: only damaged bytes pay for that.
                 check_digest(data, digest, "blob")
         return views
 
@@ -124,13 +138,15 @@ class Container:
             DigestMismatch, FormatError: the section that a blob lies in is damaged.
         """
         views: list[memoryview] = []
-        data, places = memoryview(b""), dict[bytes, slice]()
+        places: dict[bytes, int] = {}
+        data, ends = memoryview(b""), [0]
         # A restore reads hundreds of thousands: nearly all lie in the frame of the one before.
         for digest in digests:
             if digest not in places:
                 frame = self._frame_of(digest)
-                data, places = frame.data, frame.places
-            views.append(data[places[digest]])
+                data, ends, places = frame.data, frame.ends, frame.places
+            place = places[digest]
+            views.append(data[ends[place - 1] : ends[place]])
         return views
 
     def verify(self, digests: Collection[bytes]) -> None:
@@ -156,6 +172,7 @@ class Container:
 
     def _read_header(self) -> tuple[int, bytes]:
         magic = self._source.read(0, len(MAGIC))
+        # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next read.
         if not magic or not MAGIC.startswith(magic):
             raise FormatError(
                 f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
@@ -194,6 +211,7 @@ class Container:
             kind, codec, offset, stored, raw, digest, blobs, prefix = wire.fields(
                 item, "section", int, int, int, int, int, bytes, list, list, open_ended=self.newer_minor
             )
+            # No digest covers bytes between sections, so there must be none.
             if offset != position:
                 raise FormatError(f"section {len(sections)} begins at {offset}, expected {position}: a hole or overlap")
             if not {*map(type, blobs), *map(type, prefix)} <= {int}:
@@ -209,6 +227,7 @@ class Container:
 
     def _check_section(self, section: Section, before: list[Section]) -> None:
         what = f"section {len(before)}"
+        # A megabyte more as stored: what does not compress grows a little.
         limit = self._limits.frame_bytes if section.kind in BLOB_SECTIONS else self._limits.manifest_bytes
         if section.raw_bytes > limit or section.stored_bytes > limit + MIB:
             raise LimitExceeded(f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit)
@@ -216,12 +235,14 @@ class Container:
             section.codec == STORED and section.raw_bytes != section.stored_bytes
         ):
             raise FormatError(f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}")
+        # A small section may well be all zeros; of a large one such growth is a bomb.
         large = section.raw_bytes > self._limits.ratio_applies_above_bytes
         if large and section.raw_bytes > self._limits.ratio * section.stored_bytes:
             raise LimitExceeded(
                 f"{what}: {section.stored_bytes} bytes would expand to {section.raw_bytes}, more than "
                 f"{self._limits.ratio} times", limit=self._limits.ratio,
             )  # fmt: skip
+        # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the most.
         earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
         if len(earlier) != len(section.prefix) or any(s.kind not in {LAUNCH, IR} or s.prefix for s in earlier):
             raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
@@ -248,16 +269,16 @@ class Container:
     def _checked_places(self) -> array[int]:
         """Return which section each blob lies in; raises `FormatError` unless the sections hold each blob once, and nothing else."""
         sizes = self.content.blob_sizes
-        numbers = array("i", [_NOWHERE]) * len(sizes)
+        known = len(sizes)
+        numbers = array("i", [_NOWHERE]) * known
         for number, section in enumerate(self.sections):
             if section.kind not in BLOB_SECTIONS:
                 continue
-            size = 0
             for blob in section.blobs:
-                if not 0 <= blob < len(sizes) or numbers[blob] != _NOWHERE:
+                if not 0 <= blob < known or numbers[blob] != _NOWHERE:
                     raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
                 numbers[blob] = number
-                size += sizes[blob]
+            size = sum([sizes[blob] for blob in section.blobs])
             if size != section.raw_bytes:
                 raise FormatError(f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}")
         lost = numbers.count(_NOWHERE)
@@ -265,7 +286,7 @@ class Container:
             raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
         return numbers
 
-    def _frame_of(self, digest: bytes) -> _Frame:
+    def _frame_of(self, digest: bytes) -> _DecodedFrame:
         """Return the frame that a blob lies in; raises `NotFound`."""
         for frame in self._frames:
             if digest in frame.places:
@@ -276,7 +297,7 @@ class Container:
             raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
         return self._frame(self._section_numbers[blob])
 
-    def _frame(self, number: int) -> _Frame:
+    def _frame(self, number: int) -> _DecodedFrame:
         # Two threads may decode the same frame, which costs time, never correctness.
         frame = next((frame for frame in self._frames if frame.number == number), None)
         if frame is None:
@@ -284,18 +305,17 @@ class Container:
             prefix = b"".join(self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes)
             # Before the next one is decoded, so that its memory can be used again.
             self._frames = self._youngest(CACHED_FRAMES - 1)
-            frame = _Frame(number, self._decode_blobs(section, prefix), self._places(section))
+            sizes = self.content.blob_sizes
+            frame = _DecodedFrame(
+                number, self._decode_blobs(section, prefix), [sizes[blob] for blob in section.blobs],
+                self.content.digests_of(section.blobs),
+            )  # fmt: skip
             self._frames = [*self._youngest(CACHED_FRAMES - 1), frame]
         frame.used = next(self._uses)
         return frame
 
-    def _youngest(self, most: int) -> list[_Frame]:
+    def _youngest(self, most: int) -> list[_DecodedFrame]:
         return sorted(self._frames, key=lambda frame: frame.used)[-most:]
-
-    def _places(self, section: Section) -> dict[bytes, slice]:
-        sizes = self.content.blob_sizes
-        ends = [*itertools.accumulate([sizes[blob] for blob in section.blobs])]
-        return dict(zip(self.content.digests_of(section.blobs), map(slice, [0, *ends], ends), strict=False))
 
     def _stored(self, section: Section) -> bytes:
         data = self._read_exactly(section.offset, section.stored_bytes, "section")

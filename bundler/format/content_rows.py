@@ -164,6 +164,10 @@ class _Rows:
             digest, size = table[file.blob]
             yield file.name, digest, size, spans_of(file.spans) if file.spans else ()
 
+    def file(self, row: KernelRow, position: int) -> tuple[str, bytes]:
+        """Return name and raw digest of one file of a kernel."""
+        return row.files[position].name, self._table[row.files[position].blob][0]
+
     def sizes(self, row: KernelRow) -> list[int]:
         """Return the size of each file of a kernel."""
         return [self._blob_sizes[file.blob] for file in row.files]
@@ -172,6 +176,10 @@ class _Rows:
         """Return a kernel's launch spec."""
         return row.spec.spec(row.name)
 
+    def has_facts(self, row: KernelRow) -> bool:
+        """Tell whether a kernel has launch facts."""
+        return row.facts is not None
+
     def facts(self, row: KernelRow) -> bytes | None:
         """Return a kernel's launch facts, encoded."""
         return row.facts
@@ -179,6 +187,10 @@ class _Rows:
     def parts(self, row: KernelRow) -> bytes | None:
         """Return a kernel's key parts, encoded."""
         return row.parts
+
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text; each kernel has its own document, so who asks looks there."""
+        return True
 
     def _kernel(self, row: KernelRow) -> Kernel:
         limits, files = self._limits, row.files

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +19,7 @@ from msgspec import Raw, Struct
 
 from bundler.errors import FormatError, LimitExceeded, UnsafeName
 from bundler.format import names, wire
+from bundler.format.blob_table import BlobTable
 from bundler.format.digest import DIGEST_BYTES, digest_text
 from bundler.format.document_pieces import Pieces
 from bundler.format.entries import (
@@ -62,6 +62,8 @@ _FILE_LIST_BYTES = 4 << 20
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
+# Metadata of one kind of kernel has its path at one of few offsets.
+_SPANS_REMEMBERED = 1024
 T = TypeVar("T")
 
 
@@ -145,37 +147,6 @@ _PLACED = msgspec.msgpack.Decoder(tuple[PlacedNumbers, ...])
 _HELPERS = msgspec.msgpack.Decoder(tuple[HelperNumbers, ...])
 
 
-class BlobTable(Sequence[tuple[bytes, int]]):
-    """Raw digest and size of every blob, by digest; a hundred thousand kernels have a million."""
-
-    def __init__(self, digests: bytes, sizes: Iterable[int]) -> None:
-        self.digests, self.sizes = digests, array("Q", sizes)
-
-    def digest(self, number: int) -> bytes:
-        """Return the raw digest of a blob."""
-        return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-
-    def digests_of(self, numbers: Iterable[int]) -> list[bytes]:
-        """Return the raw digests of several blobs."""
-        digests = self.digests
-        return [digests[number * DIGEST_BYTES : number * DIGEST_BYTES + DIGEST_BYTES] for number in numbers]
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return tuple(self)[number]
-        size = self.sizes[number]
-        return self.digest(number % len(self.sizes)), size
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == (tuple(other) if isinstance(other, BlobTable) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.digests)
-
-
 def decode_tables(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
     """Read content of schema 2.
 
@@ -213,6 +184,7 @@ class _Tables:
         self._used_blobs = bytearray(len(self._sizes))
         self._restored_bytes = 0
         self._layouts: dict[tuple[int, int], FileLayout] = {}
+        self._launch_specs: dict[tuple[int, int], LaunchSpec] = {}
         texts = {text for row in target_rows for text in row.texts()}
         texts.update(text for row in toolchain_rows for text in row.texts())
         texts.update(self._names, (spec.entry or "" for spec in self._specs))
@@ -252,19 +224,31 @@ class _Tables:
         references = _FILE_REFERENCES.decode(row.references)
         filenames, blobs = self._filenames(row.name, row.file_list), references.blobs
         spans = _spans_by_position(references.spans) if references.spans else {}
-        sizes, digest = self._sizes, self._blobs.digest
+        sizes, digests, width = self._sizes, self._blobs.digests, DIGEST_BYTES
         return [
-            (filenames[position], digest(blobs[position]), sizes[blobs[position]], spans.get(position, ()))
-            for position in positions
+            (filenames[at], digests[blobs[at] * width : (blobs[at] + 1) * width], sizes[blobs[at]], spans.get(at, ()))
+            for at in positions
         ]
+
+    def file(self, row: KernelNumbers, position: int) -> tuple[str, bytes]:
+        """Return name and raw digest of one file of a kernel."""
+        blob = _FILE_REFERENCES.decode(row.references).blobs[position]
+        return self._filenames(row.name, row.file_list)[position], self._blobs.digest(blob)
 
     def sizes(self, row: KernelNumbers) -> list[int]:
         """Return the size of each file of a kernel."""
         return [self._sizes[blob] for blob in _FILE_REFERENCES.decode(row.references).blobs]
 
     def spec(self, row: KernelNumbers) -> LaunchSpec:
-        """Return a kernel's launch spec."""
-        return self._specs[row.spec].spec(self._names[row.name])
+        """Return a kernel's launch spec; those of one row and name are one object."""
+        found = self._launch_specs.get((row.spec, row.name))
+        if found is None:
+            found = self._launch_specs[row.spec, row.name] = self._specs[row.spec].spec(self._names[row.name])
+        return found
+
+    def has_facts(self, row: KernelNumbers) -> bool:
+        """Tell whether a kernel has launch facts."""
+        return _REFERENCES.decode(row.references).facts is not None
 
     def facts(self, row: KernelNumbers) -> bytes | None:
         """Return a kernel's launch facts, encoded."""
@@ -273,6 +257,10 @@ class _Tables:
     def parts(self, row: KernelNumbers) -> bytes | None:
         """Return a kernel's key parts, encoded."""
         return self._pieces.join(_REFERENCES.decode(row.references).parts)
+
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text that lies within one part."""
+        return self._pieces.any_holds(text)
 
     def _table(
         self, name: str, decoder: msgspec.msgpack.Decoder[tuple[T, ...]], limit: str = "array_items"
@@ -336,12 +324,13 @@ class _Tables:
 
     def _count(self, blobs: Sequence[int], what: str) -> list[int]:
         """Count blobs as used by an entry, and return their sizes."""
+        known, used = self._sizes, self._used_blobs
         try:
-            sizes = [self._sizes[blob] for blob in blobs]
+            sizes = [known[blob] for blob in blobs]
         except IndexError:
-            raise FormatError(f"{what}: blob {max(blobs)} of {len(self._sizes)}", name=what) from None
+            raise FormatError(f"{what}: blob {max(blobs)} of {len(known)}", name=what) from None
         for blob in blobs:
-            self._used_blobs[blob] = 1
+            used[blob] = 1
         self._restored_bytes += sum(sizes)
         return sizes
 
@@ -369,7 +358,7 @@ class _Tables:
                 f"content: digests of {count(len(blobs.digests), 'byte')} for {count(len(blobs.sizes), 'size')}, "
                 f"expected {DIGEST_BYTES} for each"
             )
-        digests = [blobs.digests[start : start + DIGEST_BYTES] for start in range(0, len(blobs.digests), DIGEST_BYTES)]
+        digests = blobs.split_digests()
         if any(map(operator.ge, digests, islice(digests, 1, None))):
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         limits.check("file_bytes", max(blobs.sizes, default=0), "file")
@@ -396,6 +385,8 @@ def _with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
+    if len(flat) == _NUMBERS_PER_FILE_SPAN and 0 <= flat[0] < files:  # nearly every kernel has one
+        return
     positions = flat[::_NUMBERS_PER_FILE_SPAN]
     in_order = all(one <= two for one, two in pairwise(positions))
     if len(flat) % _NUMBERS_PER_FILE_SPAN or positions[0] < 0 or positions[-1] >= files or not in_order:
@@ -404,7 +395,8 @@ def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
         )
 
 
-def _spans_by_position(flat: tuple[int, ...]) -> dict[int, tuple[Span, ...]]:
+@functools.lru_cache(_SPANS_REMEMBERED)
+def _spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
     grouped: dict[int, list[int]] = {}
     for start in range(0, len(flat), _NUMBERS_PER_FILE_SPAN):
         position, *numbers = flat[start : start + _NUMBERS_PER_FILE_SPAN]

@@ -27,6 +27,7 @@ _SMALL_BYTES = 2048
 _RUNS_REMEMBERED = 4096
 # Of documents whose runs a writer knows.
 _REMEMBERED_BYTES = 4 << 20
+_RUNS_JOINED = 1024
 _MEMBERS = msgspec.msgpack.Decoder(list[Raw])
 
 
@@ -130,6 +131,8 @@ class Pieces:
         self._seen = self._joined_bytes = 0
         # Many kernels have the same launch facts.
         self._sizes: dict[tuple[int, ...], int] = {}
+        self._joined_runs: dict[tuple[int, int], bytes] = {}
+        self._held: dict[bytes, bool] = {}
 
     def check(self, runs: tuple[int, ...] | None, key: str) -> None:
         """Check the runs of the next document, which is one of this kernel.
@@ -174,11 +177,29 @@ class Pieces:
         if self._seen != len(self._table) or len(set(self._table)) != len(self._table):
             raise FormatError("content: the pieces are not those of the kernels, each once")
 
+    def any_holds(self, text: bytes) -> bool:
+        """Tell whether one of the pieces holds a text; `cut` never cuts through a member of a member, such as a name."""
+        # Asked for each kernel of a restore, with the same text.
+        if text not in self._held:
+            self._held[text] = any(text in piece for piece in self._table)
+        return self._held[text]
+
     def join(self, runs: Sequence[int] | None) -> bytes | None:
         """Return the document that consists of these runs."""
         if runs is None:
             return None
-        return b"".join(chain.from_iterable(self._table[first : first + number] for first, number in _pairs(runs)))
+        return b"".join([self._run(first, number) for first, number in _pairs(runs)])
+
+    def _run(self, first: int, number: int) -> bytes:
+        if number == 1:
+            return self._table[first]
+        # Kernels that differ in their constants alone share the runs around these.
+        found = self._joined_runs.get((first, number))
+        if found is None:
+            found = b"".join(self._table[first : first + number])
+            if len(found) <= _SMALL_BYTES and len(self._joined_runs) < _RUNS_JOINED:
+                self._joined_runs[first, number] = found
+        return found
 
 
 def _pairs(runs: Sequence[int]) -> Iterator[tuple[int, int]]:

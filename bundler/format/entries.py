@@ -148,6 +148,10 @@ class Kernel:
         for a in sorted(artifacts, key=lambda artifact: names.artifact_order(artifact.filename)):
             yield a.filename, digest_raw(a.digest), a.size, a.spans
 
+    def binary_file(self) -> tuple[str, bytes]:
+        """Return name and raw digest of the device binary; for who launches thousands of kernels."""
+        return self.binary.filename, digest_raw(self.binary.digest)
+
     @property
     def layout(self) -> FileLayout:
         """What the names of its files say about them; raises as `file_layout`."""
@@ -157,13 +161,18 @@ class Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""
         return replace(self, artifacts=tuple(artifacts))
 
+    @property
+    def has_facts(self) -> bool:
+        """Whether there are launch facts; false for a kernel that came by pack."""
+        return self.facts_bytes is not None
+
     @cached_property
     def launch(self) -> LaunchSpec:
         """What a static launch needs; its `facts` are None for a kernel that came by pack."""
         from bundler.format.launch_spec import LaunchFacts  # a restore never looks at them
 
-        facts = None if self.facts_bytes is None else LaunchFacts.from_bytes(self.facts_bytes)
-        return self.spec.with_facts(facts)
+        packed = self.facts_bytes  # joined each time it is asked for
+        return self.spec.with_facts(None if packed is None else LaunchFacts.from_bytes(packed))
 
     @cached_property
     def parts(self) -> KeyParts | None:

@@ -28,17 +28,26 @@ class KernelSource(Protocol):
     def files(self, row: Any, positions: Iterable[int]) -> Iterable[StoredFile]:
         """Return the files of a kernel at these positions."""
 
+    def file(self, row: Any, position: int) -> tuple[str, bytes]:
+        """Return name and raw digest of one file of a kernel."""
+
     def sizes(self, row: Any) -> Sequence[int]:
         """Return the size of each file of a kernel."""
 
     def spec(self, row: Any) -> LaunchSpec:
         """Return a kernel's launch spec."""
 
+    def has_facts(self, row: Any) -> bool:
+        """Tell whether a kernel has launch facts."""
+
     def facts(self, row: Any) -> bytes | None:
         """Return a kernel's launch facts, encoded."""
 
     def parts(self, row: Any) -> bytes | None:
         """Return a kernel's key parts, encoded."""
+
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text that lies within one part; False is certain."""
 
 
 class _Lazy:
@@ -128,6 +137,11 @@ class LazyKernel(Kernel):
         return kernel
 
     @property
+    def has_facts(self) -> bool:
+        """Whether there are launch facts; nothing is joined for it."""
+        return self._source.has_facts(self._row)
+
+    @property
     def layout(self) -> FileLayout:
         """What the names of its files say about them."""
         return self._layout
@@ -141,6 +155,10 @@ class LazyKernel(Kernel):
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
         return iter(self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order))
 
+    def binary_file(self) -> tuple[str, bytes]:
+        """Return name and raw digest of the device binary; no other file is looked at."""
+        return self._source.file(self._row, self._layout.binary)
+
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""
         other = object.__new__(_Refiled)
@@ -151,10 +169,17 @@ class LazyKernel(Kernel):
         return other
 
 
+def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
+    """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is certain, and decodes nothing."""
+    source: KernelSource | None = vars(kernel).get("_source")
+    return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
+
+
 class _Refiled(LazyKernel):
     """A lazy kernel with files of its own."""
 
     layout = Kernel.layout
+    binary_file = Kernel.binary_file
     size = Kernel.size
     files = Kernel.files
 

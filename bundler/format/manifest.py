@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.errors import FormatError
 from bundler.format import content_tables, names, wire
+from bundler.format.blob_table import BlobTable
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
     Entry,
@@ -110,19 +111,17 @@ class Content(Summarized):
     def blob_sizes(self) -> Sequence[int]:
         """Size (bytes) of every distinct blob, in the order of `blobs`."""
         table = self.blobs
-        return table.sizes if isinstance(table, content_tables.BlobTable) else [size for _, size in table]
+        return table.sizes if isinstance(table, BlobTable) else [size for _, size in table]
 
     def digests_of(self, numbers: Sequence[int]) -> list[bytes]:
         """Return the raw digests of the blobs with these numbers."""
         table = self.blobs
-        return (
-            table.digests_of(numbers) if isinstance(table, content_tables.BlobTable) else [table[n][0] for n in numbers]
-        )
+        return table.digests_of(numbers) if isinstance(table, BlobTable) else [table[n][0] for n in numbers]
 
     def blob_number(self, digest: bytes) -> int | None:
         """Return the number of a blob by raw digest, None when there is no such blob."""
         table = self.blobs
-        raw = table.digest if isinstance(table, content_tables.BlobTable) else lambda number: table[number][0]
+        raw = table.digest if isinstance(table, BlobTable) else lambda number: table[number][0]
         number = bisect_left(range(len(table)), digest, key=raw)
         return number if number < len(table) and raw(number) == digest else None
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,10 +22,9 @@ from bundler.format.summary import Summarized
 
 if TYPE_CHECKING:
     from bundler.format.candidate_timings import Tuning
+    from bundler.format.entries import Kernel
 
 SCHEMA = 1
-# A tuning lies inside two arrays: observed, tunings.
-_ARRAYS_AROUND_TUNING = 2
 
 
 @record(frozen=True)
@@ -181,3 +180,9 @@ def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning,
     if len({tuning.record for tuning in tunings}) != len(tunings):
         raise FormatError("observed: two tunings of one record")
     return tunings
+
+
+def observed_of(observed: Observed, kernels: Iterable[Kernel]) -> Observed:
+    """Return the observations of these kernels alone."""
+    keys = {kernel.key for kernel in kernels}
+    return replace(observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys})

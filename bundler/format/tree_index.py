@@ -154,6 +154,11 @@ def is_index_path(path: str) -> bool:
     return is_tree_path(path) and path.endswith(INDEX_SUFFIX)
 
 
+def has_trees(paths: Iterable[str]) -> bool:
+    """Whether there is the index of a tree among the paths of opaque files."""
+    return any(map(is_index_path, paths))
+
+
 def chunk_digests(data: bytes) -> list[tuple[bytes, bytes]]:
     """Return (raw digest, bytes) of the chunks of a file; an empty file has none."""
     pieces = (data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES))

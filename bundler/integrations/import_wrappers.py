@@ -58,9 +58,10 @@ class _Wrappers(MetaPathFinder):
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            self._wrap(module, fullname)
+            # The loader of a file is an object of that module alone, that of an archive is one for all in it.
+            if module.__name__ == fullname:
+                self._wrap(module, fullname)
 
-        # The loader of a file is an object of that module alone.
         vars(spec.loader)["exec_module"] = execute_and_wrap  # type: ignore[union-attr]
         return spec
 

@@ -24,7 +24,9 @@ from bundler.integrations.import_wrappers import Around, wrap_when_imported
 from bundler.user_warnings import show
 
 _LOG = logging.getLogger("bundler.integrations")
-_JOURNAL: set[str] = set()
+# Servers load plug-ins several times in a process; both are inherited by forks.
+_plugged: set[str] = set()
+_told: set[str] = set()
 
 
 class _Moment(NamedTuple):
@@ -56,14 +58,14 @@ def _plug(server: str, moments: tuple[_Moment, ...]) -> None:
     if not store_setting() and not registered_bundles():
         _complain(f"{server}: {', '.join(user_variables())} set, and {PREFIX}STORE is not, so no kernels are shared")
         return
-    if server in _JOURNAL:
+    if server in _plugged:
         return
     from bundler.integrations._process import install_from_environment
 
     install_from_environment()
     for moment in moments:
         wrap_when_imported(moment.module, moment.name, moment.around, _complain)
-    _JOURNAL.add(server)
+    _plugged.add(server)
 
 
 def _seam(failing: str, act: Callable[[], None]) -> None:
@@ -75,8 +77,8 @@ def _seam(failing: str, act: Callable[[], None]) -> None:
 
 def _complain(sentence: str) -> None:
     _LOG.warning("%s", sentence)
-    if sentence not in _JOURNAL:
-        _JOURNAL.add(sentence)
+    if sentence not in _told:
+        _told.add(sentence)
         show(sentence)
 
 

@@ -319,7 +319,7 @@ static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
       return 0;
     kernel->count++;
   }
-  if (kernel->binary != ALREADY_CHECKED && (kernel->binary < 0 || kernel->binary >= count)) {
+  if (PyTuple_Size(given) > 3 && (kernel->binary < 0 || kernel->binary >= count)) {
     PyErr_SetString(PyExc_ValueError, "the binary is none of the files");
     return 0;
   }

@@ -11,15 +11,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from bundler.errors import ConfigError, NotFound, UnsafeName
 from bundler.format.bundle_file import os_errors
 from bundler.format.tree_index import check_family_name, check_tree_path
-from bundler.lifecycle.restore_options import Trust
 
 # Locks, and what a program that was killed had not finished.
 UNFINISHED = ("**/*.lock", "**/*.tmp", "**/tmp*", "**/tmp*/**", "**/__pycache__/**")
@@ -57,7 +55,7 @@ class Family:
     ranks: str = ""
     factors: tuple[str, ...] = ()
     fingerprint: tuple[str, ...] = ("python", "platform", "gpu", "driver", "cuda")
-    trust: Trust = "code"
+    trust: Literal["kernels", "code"] = "code"
 
     def __post_init__(self) -> None:
         try:
@@ -86,6 +84,8 @@ class Family:
             NotFound, AccessDenied: the file cannot be read.
             ConfigError: it is no TOML, or declares what a `Family` cannot have.
         """
+        import tomllib  # a restore of a server's cache needs declarations, and hardly ever a file of them
+
         with os_errors(os.fspath(path), "read"), open(path, "rb") as file:
             data = file.read()
         try:

@@ -68,12 +68,12 @@ class StoredKernel:
         "with_paths",
     )  # fmt: skip
 
-    def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer]) -> None:
+    def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer], *, verified: bool) -> None:
         self.kernel = wanted.kernel
         self.files: dict[str, Buffer] = {}
         self.digests: dict[str, bytes] = {}
         self._spans: dict[str, Sequence[sentinel.Span]] = {}
-        for (name, _, _, spans), data in zip(wanted.files, blobs, strict=True):
+        for (name, digest, _, spans), data in zip(wanted.files, blobs, strict=True):
             self.files[name] = data
             if spans:
                 self._spans[name] = spans
@@ -81,9 +81,15 @@ class StoredKernel:
                 self._metadata_name = name
             elif name.endswith(_BINARY_ENDINGS):
                 self._binary_name = name
+            if verified:
+                continue
+            if spans or name.endswith(".json"):  # what is parsed here, or changed
+                check_digest(data, digest, name)
+            else:
+                self.digests[name] = digest
         self.with_paths = tuple(self._spans)
         self.metadata = bytes(self.files[self._metadata_name])
-        self._checked = self._written_checked = False
+        self._checked, self._written_checked = False, not verified
 
     @classmethod
     def read(cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False) -> StoredKernel:
@@ -102,7 +108,7 @@ class StoredKernel:
         if not source.verified:
             for (name, digest, _, _), data in zip(wanted.files, blobs, strict=True):
                 check_digest(data, digest, name)
-        kernel = cls(wanted, blobs)
+        kernel = cls(wanted, blobs, verified=True)
         kernel._checked = checked
         return kernel
 
@@ -113,14 +119,7 @@ class StoredKernel:
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
-        kernel = cls(wanted, source.stored_blobs(wanted.digests))
-        kernel._written_checked = True
-        for name, digest, _, spans in wanted.files:
-            if spans or name == kernel._metadata_name:
-                check_digest(kernel.files[name], digest, name)
-            else:
-                kernel.digests[name] = digest
-        return kernel
+        return cls(wanted, source.stored_blobs(wanted.digests), verified=False)
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.
@@ -241,4 +240,5 @@ def place_kernel(
     if outcome == "present":
         # What lies there may be another build with other files, so the caller looks which.
         return Placed(outcome, 0, None)
-    return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})
+    size = sum(map(len, ready.files.values()))
+    return Placed(outcome, size, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 
 from bundler.format.bundle_file import cleaned_up
-from bundler.format.digest import sha256
+from bundler.format.digest import DIGEST_BYTES, sha256
 from bundler.lifecycle.elf import why_unusable
 
 Buffer = bytes | memoryview
@@ -69,10 +69,8 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> li
 
 def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: int) -> list[int]:
     """Do what `write_kernels` says."""
-    for temporary, key, files, *_ in kernels:
-        for name in (temporary, key, *(file[0] for file in files)):
-            if name in {"", ".", ".."} or "/" in name or "\0" in name:
-                raise ValueError(f"not the name of a file: {name!r}")
+    for kernel in kernels:
+        _check_form(kernel)
     codes = [errno.ECANCELED] * len(kernels)
     for number, kernel in enumerate(kernels):
         temporary, key, files, *_ = kernel
@@ -84,8 +82,21 @@ def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: int) ->
     return codes
 
 
+def _check_form(kernel: NewKernel) -> None:
+    temporary, key, files, *binary = kernel
+    for name in (temporary, key, *(file[0] for file in files)):
+        if name in {"", ".", ".."} or "/" in name or "\0" in name:
+            raise ValueError(f"not the name of a file: {name!r}")
+    if any(len(digest) != DIGEST_BYTES for _, _, *digests in files for digest in digests):
+        raise ValueError("not a SHA-256 digest")
+    if any(not 0 <= number < len(files) for number in binary):
+        raise ValueError("the binary is none of the files")
+
+
 def _compare_first(write: WriteKernels, root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
     """Do what `write_kernels` says with a writer that compares no digests."""
+    for kernel in kernels:
+        _check_form(kernel)
     unsound = [_why_unsound(kernel) for kernel in kernels]
     plain = [(temporary, key, tuple([file[:2] for file in files])) for temporary, key, files, *_ in kernels]
     codes = iter(write(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads))

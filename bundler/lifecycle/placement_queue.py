@@ -22,6 +22,8 @@ from bundler.lifecycle.threaded_call import ThreadedCall, processors
 # Enough to keep several threads busy, and few enough that little waits in memory: what waits keeps its decoded frames there too.
 KERNELS_PER_BATCH = 64
 BYTES_PER_BATCH = 4 * MIB
+# Hashing and writing take three times as long as reading and checking, which one thread does.
+MOST_WRITERS = 8
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
 
@@ -121,7 +123,7 @@ class _BatchesUnderWay:
 
     def _write(self) -> None:
         for batch in self._batches:
-            batch.write(processors())
+            batch.write(processors(MOST_WRITERS))
 
 
 def _tell(batch: KernelBatch, placed: Placed) -> None:

@@ -17,7 +17,7 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary
 from bundler.lifecycle import rekeyed_kernels as rekeying
-from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
+from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
@@ -233,7 +233,11 @@ class Restoration(RestorePlan):
                 except (DigestMismatch, FormatError, NotFound) as error:
                     self.tally.spoiled(name, error)
                     continue
-                self._publish_file(placed.root, path, data, rewritten=False, name=name)
+                # An image may hold the tree already, where nothing can be written.
+                if look_for_file(placed.root, path, data) is False:
+                    self.tally.companions.append(name)
+                else:
+                    self._publish_file(placed.root, path, data, rewritten=False, name=name)
 
     def _publish_file(self, root: str, path: str, data: bytes, *, rewritten: bool, name: str | None = None) -> None:
         written = self._place(root).publish_file(path, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
@@ -15,7 +16,9 @@ from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 from bundler.lifecycle.lifecycle_reports import CheckReport
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
-from bundler.lifecycle.tree_plan import TreePlan
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.tree_plan import TreePlan
 
 _UNREADABLE = (DigestMismatch, FormatError, NotFound)
 

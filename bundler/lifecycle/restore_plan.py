@@ -18,7 +18,7 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
-from bundler.format.tree_index import is_index_path, is_tree_path
+from bundler.format.tree_index import has_trees, is_tree_path
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
@@ -75,14 +75,15 @@ class RestorePlan:
         self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
-        self.trees: TreePlan | None = None
-        if has_trees(bundle):
-            from bundler.lifecycle.tree_plan import TreePlan  # it needs ten modules more, and few bundles have trees
-
-            self.trees = TreePlan(bundle, options)
+        self.trees = self._plan_of_trees() if has_trees(entry.path for entry in bundle.opaque) else None
         # What is restored into one directory needs no look at what was seen of each kernel.
         self._only_root = None if self.base is None or self.inductor else [self.base]
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
+
+    def _plan_of_trees(self) -> TreePlan:
+        from bundler.lifecycle.tree_plan import TreePlan  # few bundles have any
+
+        return TreePlan(self.bundle, self.options)
 
     def _wanted_kernels(self) -> list[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
@@ -124,6 +125,7 @@ class RestorePlan:
 
     def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]]) -> None:
         keys = {kernel.key for kernel in self.bundle.kernels}
+        # One reason stands for all: the least, which is the same one in each run.
         reason = min(reason for name, reason in skipped if name in keys)
         warn(f"nothing in this bundle can be used here: {reason}")
 
@@ -157,6 +159,7 @@ class RestorePlan:
         if self._only_root is not None:
             return self._only_root
         seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
+        # Thousands of kernels were seen in few places: the directories are worked out once for each of these.
         places = (seen.devices, seen.layouts)
         if places not in self._known_roots:
             self._known_roots[places] = self._roots_of(seen)
@@ -170,6 +173,7 @@ class RestorePlan:
                         else [])  # fmt: skip
 
     def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
+        # A kernel of which no device is known goes where the bundle's others go, and without these to the first device.
         seen = _existing(seen) or _existing(self.bundle.observed.devices) or (0,)
         chosen = self.options.devices if self.options.devices is not None else seen
         if self.base is None:
@@ -201,11 +205,6 @@ def opened(bundle: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
         return
     with Bundle.load(bundle) as loaded:
         yield loaded
-
-
-def has_trees(bundle: Bundle) -> bool:
-    """Whether a bundle has trees of servers' caches."""
-    return any(is_index_path(entry.path) for entry in bundle.opaque)
 
 
 def is_inductor(bundle: Bundle) -> bool:

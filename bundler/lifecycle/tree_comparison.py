@@ -31,7 +31,7 @@ _FACTOR_BYTES = 1 * MIB
 _VALUE_CHARACTERS = 80
 _LISTED = 6
 
-Differing = tuple[tuple[str, str | None, str | None], ...]
+_Differing = tuple[tuple[str, str | None, str | None], ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,8 +50,8 @@ class TreeExplanation(Summarized):
 
     name: str
     nearest: str | None = None
-    fingerprint: Differing = ()
-    factors: Differing = ()
+    fingerprint: tuple[tuple[str, str | None, str | None], ...] = ()
+    factors: tuple[tuple[str, str | None, str | None], ...] = ()
     unknown: tuple[str, ...] = ()
     same: bool = False
 
@@ -142,7 +142,7 @@ def _kind(tree: TreeIndex) -> tuple[str, str]:
     return tree.family, tree.place.rpartition("/")[0]
 
 
-def _differing(there: _Described, here: _Described) -> Differing:
+def _differing(there: _Described, here: _Described) -> _Differing:
     names = sorted({*there.factors, *here.factors}) if there.factors and here.factors else []
     return tuple(
         (name, there.factors.get(name), here.factors.get(name))

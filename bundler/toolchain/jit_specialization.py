@@ -101,29 +101,32 @@ def specialize(
     """
     _check_names(jit_function(kernel), arguments)
     with declared(target):
-        for call in _calls(kernel, {name: stand_in(spec, name) for name, spec in arguments.items()} | dict(keywords)):
+        given = {name: stand_in(spec, name) for name, spec in arguments.items()} | dict(keywords)
+        for call in _calls(kernel, given, target):
             stopped = _stop(jit_function(kernel), call)
             _check_types(stopped.source.signature, arguments)
             yield as_data(stopped)
 
 
-def _calls(kernel: Any, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _calls(kernel: Any, call: dict[str, Any], target: Target) -> Iterator[dict[str, Any]]:
     """Yield the keywords with which the innermost function is called, as the wrappers around it would make them."""
     if isinstance(kernel, _jit_kind()):
         yield call
     elif hasattr(kernel, "configs"):
         for config in kernel.configs:
-            chosen = config.all_kwargs()
+            # `bundler.autotune` leaves options out that the target does not have; a tuner of Triton's has the JIT refuse them.
+            keywords_of = getattr(kernel, "keywords_of", None)
+            chosen = config.all_kwargs() if keywords_of is None else keywords_of(config, target)
             given = sorted(call.keys() & chosen.keys())
             if given:
                 raise ConfigError(
                     f"{', '.join(given)}: given, and chosen by the autotuner too; leave it to the autotuner"
                 )
-            yield from _calls(kernel.fn, _prepared(config, {**call, **chosen}))
+            yield from _calls(kernel.fn, _prepared(config, {**call, **chosen}), target)
     elif hasattr(kernel, "values"):
         for name, heuristic in kernel.values.items():
             call = {**call, name: heuristic(call)}
-        yield from _calls(kernel.fn, call)
+        yield from _calls(kernel.fn, call, target)
     else:
         raise ConfigError(f"{kernel!r} is no JIT function, and neither autotuned nor with heuristics", got=repr(kernel))
 

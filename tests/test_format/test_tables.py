@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import FormatError, LimitExceeded, UnsafeName
+from bundler.format.blob_table import BlobTable
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
-from bundler.format.content_tables import BlobTable
 from bundler.format.document_pieces import MAX_CUT_BYTES, Pieces, PieceWriter, cut
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content

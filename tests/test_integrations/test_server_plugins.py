@@ -315,6 +315,51 @@ def test_servers_find_the_plug_ins():
             importlib.metadata.EntryPoint(name, value, group).load()()
 
 
+_LOADERS = {
+    "vllm": """
+import types
+sys.modules["vllm"] = types.ModuleType("vllm")
+sys.modules["vllm"].envs = sys.modules["vllm.envs"] = types.SimpleNamespace(VLLM_PLUGINS=None)
+sys.modules["vllm"].__path__ = [sys.argv[1] + "/vllm/vllm"]
+from vllm.plugins import load_general_plugins as load
+""",
+    "sglang": """
+import types
+for name in ("sglang", "sglang.srt"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[1] + "/sglang/" + name.replace(".", "/")]
+class Unset:
+    get = staticmethod(lambda: "")
+class Envs:
+    SGLANG_PLUGINS = SGLANG_PLATFORM = Unset
+sys.modules["sglang.srt.environ"] = types.SimpleNamespace(envs=Envs)
+from sglang.srt.plugins import load_plugins as load
+""",
+}
+
+
+@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no folder with the servers' wheels")
+@pytest.mark.parametrize("server", sorted(_LOADERS))
+def test_released_servers_load_the_plug_ins_by_their_own_code(server, tmp_path):
+    """vLLM's and SGLang's own loaders, from their wheels, find the entry point of an installed package and call it."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    installed = tmp_path / "site" / "triton_bundler_of_this_checkout-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: triton-bundler-of-this-checkout\nVersion: 1\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in declared.items()
+    ]
+    (installed / "entry_points.txt").write_text("\n".join(lines))
+    code = f"import os, sys\n{_LOADERS[server]}load()\nprint(os.environ.get('TRITON_CACHE_MANAGER'))\n"
+    path = os.pathsep.join([str(installed.parent), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONPATH": path, "TRITON_BUNDLER_STORE": f"file://{tmp_path}/store"}
+    env.pop("TRITON_CACHE_MANAGER", None)
+    line = [sys.executable, "-c", code, os.environ[VARIABLE]]
+    done = subprocess.run(line, env=env, capture_output=True, text=True)
+    assert done.stdout == f"{plugged.MANAGER}\n", done.stderr
+
+
 @pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no folder with the servers' wheels")
 def test_released_servers_have_what_the_plug_ins_stand_by():
     """vLLM 0.33.0 and SGLang 0.5.23, as released, define each function that we wrap, and read the groups that we declare."""

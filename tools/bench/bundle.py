@@ -142,13 +142,14 @@ def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> S
 
 
 def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step of a restore and of a collect, each step alone."""
-    found: dict[str, list[dict[str, float]]] = {"restore": [], "collect": [], "push": []}
+    """Return the seconds of each step, alone: of restores of everything and of the launch set, a collect, a push again."""
+    found: dict[str, list[dict[str, float]]] = {"restore": [], "restore launch": [], "collect": [], "push": []}
     for _ in range(rounds):
-        found["restore"].append(side.do("restore_steps", work / "bundle", work / "out"))
+        for name, keep in (("restore", "all"), ("restore launch", "launch")):
+            found[name].append(side.do("restore_steps", work / "bundle", work / "out", keep))
+            shutil.rmtree(work / "out")
         found["collect"].append(side.do("collect_steps", cache))
         found["push"].append(side.do("push_steps", work / "bundle", work / "store"))
-        shutil.rmtree(work / "out")
         shutil.rmtree(work / "store")
     return {
         name: {step: measurement.median([one[step] for one in each]) for step in each[0]}

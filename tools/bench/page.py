@@ -17,6 +17,7 @@ from typing import Any
 
 from tools.bench import remote_rows, scale
 from tools.bench.step_profiles import profile_table as _profile
+from tools.clients import table
 from tools.shared import measurement
 from tools.shared.measurement import median, shown, target
 from tools.shared.processes import ROOT
@@ -50,7 +51,10 @@ AUTOTUNE = """`python -m tools.gpu autotune`. Six kernels, 68 configs in all. Tu
 that refuses. Launches are counted by Triton's own launch hook and by torch's profiler.
 """
 STEPS = {
-    "restore": "A restore of everything, step by step, each alone and in one thread:",
+    "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
+    "the interpreter; the writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
+    "nor than all steps after loading divided by the number of processors:",
+    "restore launch": "A restore of the launch set, likewise:",
     "collect": "Collecting and saving, step by step, each alone; only compression uses threads:",
     "push": "A push when the store has everything, step by step, each alone:",
     "fresh": "The first restore of a new process, above a bare interpreter, step by step:",
@@ -62,8 +66,12 @@ REASONS: dict[str, tuple[str, str]] = {
         "also parse a manifest, hash every byte, and rename every directory."
     )),
     "restore ": ("restore", (
-        "one thread decodes and hashes while others write, so that a restore takes as long as decoding and hashing alone, and what Python "
-        "does for each kernel besides: where the files go, which hold a path, what stands in the place already."
+        "one thread decodes frames, finds the files and checks metadata, while others hash and write; where there are two processors, they "
+        "share all of it, and where there are many, nothing is faster than that one thread."
+    )),
+    ": restore the launch set": ("restore launch", (
+        "it is the same work for each kernel as for everything, and a third of the writing: a kernel's two files, its group file, one "
+        "directory and one rename."
     )),
     "fresh process": ("fresh", (
         "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
@@ -219,6 +227,7 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-scale", scale.section),
     ("bench-remote", remote_rows.section),
     ("bench-compile", compiles),
+    ("clients", table.section),
     ("gpu-check", gpu_check),
     ("gpu-replay", gpu_replay),
     ("gpu-slim", gpu_slim),

@@ -69,8 +69,9 @@ def _liger() -> Workload:
         return _backward(
             {
                 "rms_norm": rms_norm.LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", False),
-                "swiglu": swiglu.LigerSiLUMulFunction.apply(gate, x),
-                "geglu": geglu.LigerGELUMulFunction.apply(gate, x),
+                # Their backward passes write into what was given.
+                "swiglu": swiglu.LigerSiLUMulFunction.apply(gate.clone(), x.clone()),
+                "geglu": geglu.LigerGELUMulFunction.apply(gate.clone(), x.clone()),
                 "layer_norm": layer_norm.LigerLayerNormFunction.apply(x, weight, bias, 1e-5),
                 "softmax": softmax.LigerSoftmaxFunction.apply(x),
             },

@@ -4,7 +4,7 @@
     python -m tools.gpu monitor --monitor jit_monitor.py [--results DIR]
 
 `jit_monitor.py` is vllm/utils/jit_monitor.py of vLLM's wheel (`python -m tools.servers wheels` unpacks it).  For examples/kernels.py, and for
-Liger and FLA where they can be imported, forward and backward: one process records; others restore and replay into an empty cache directory, and
+Liger and FLA where they can be imported, forward and backward: a capture compiles the kernels on all cores; one process records; others restore and replay into an empty cache directory, and
 make 100 calls with a `jit_post_compile_hook` that raises, then 100 with the monitor; the last one only restores, and the monitor has to raise.
 Exit status 1 when any row is wrong.  The raw result goes to docs/results/gpu-monitor.json.
 """
@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,9 +24,11 @@ from typing import Any
 
 from tools.gpu import client_workloads, replay
 from tools.shared import measurement
+from tools.shared.processes import ROOT, python_path
 from tools.shared.vllm_monitor import lay_out_monitor
 
 _MODULE = "tools.gpu.monitor"
+_CAPTURED = "captured.tbundle"
 _RAISED = "JIT compilation during inference"
 
 
@@ -59,6 +63,8 @@ def check(folder: Path, workload: str, package: Path) -> Iterator[dict[str, Any]
     """Record a workload in one process, serve it in others."""
     folder.mkdir()
 
+    capture(folder / _CAPTURED, workload)
+
     def run(step: str, witness: str = "hook") -> dict[str, Any]:
         return replay.process(folder, step, workload, witness, module=_MODULE, path=package)
 
@@ -72,13 +78,28 @@ def check(folder: Path, workload: str, package: Path) -> Iterator[dict[str, Any]
     yield replay.row(f"{workload}: restored alone, the monitor raises", restored, ok=_RAISED in restored["error"])
 
 
+def capture(bundle: Path, workload: str) -> None:
+    """Compile what the workload launches, without the GPU: recording it would compile FLA's many configurations one by one."""
+    subprocess.run(
+        [sys.executable, "-m", "bundler", "capture", "-o", str(bundle), "--target", "cuda:90", "--quiet", "--",
+         sys.executable, "-m", _MODULE, "call", str(bundle.parent), workload, ""],
+        env={**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.DEVNULL, check=False, cwd=ROOT,
+    )  # fmt: skip
+
+
 def _step(step: str, where: str, workload: str, witness: str) -> dict[str, Any]:
     """Run one step of this program in this process."""
     import bundler
 
     folder, load = Path(where), client_workloads.available()[workload]
     bundle = folder / "recorded.tbundle"
+    if step == "call":
+        return {"called": sorted(load().run_all("cuda"))}
     if step == "record":
+        # Triton compiles what the capture did not get.
+        if (folder / _CAPTURED).is_file():
+            bundler.restore(folder / _CAPTURED)
         return replay.record(folder, load)
 
     def before() -> tuple[str, float]:

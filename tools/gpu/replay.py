@@ -11,18 +11,17 @@ The raw result goes to docs/results/gpu-replay.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.shared import example_kernels, measurement
+from tools.gpu import row_report
+from tools.shared import example_kernels
 from tools.shared.processes import ROOT, python_path
 
 _TIMEOUT_S = 300
@@ -62,15 +61,7 @@ class Witness:
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-replay.json goes")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gpu-replay.") as folder:
-        rows = check_all(Path(folder))
-    for row in rows:
-        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}")
-    print(f"\nwritten to {measurement.save('gpu-replay', {'rows': rows}, options.results)}")
-    return 0 if all(row["ok"] for row in rows) else 1
+    return row_report.run("gpu-replay", __doc__, check_all)
 
 
 def check_all(folder: Path) -> list[dict[str, Any]]:

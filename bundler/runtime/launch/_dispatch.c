@@ -20,7 +20,11 @@
 #define UNALIGNED 15
 /* Three for the grid, one for the stream; and one in front that a callee may use. */
 #define LEADING 4
-#define ENTRY 4
+/* A value that counts by itself, and one of which the shape of a call says nothing. */
+#define BY_VALUE 1
+/* Of what Python tells of a call: launches others of its shape, or None. */
+#define AGAIN 4
+#define OPEN 2
 
 typedef struct {
   PyObject_HEAD
@@ -28,7 +32,8 @@ typedef struct {
   PyObject *driver, *present, *slow, *first, *measure;
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
-  PyObject *known;     /* dict: key -> (launcher, how many values it takes, grids, bound, what the key points to), or None */
+  PyObject *known;     /* dict: key -> ((launcher, how many values it takes, grids, bound, again), what the key points to), or None */
+  PyObject *shapes;    /* dict: key without constants -> (again, what the key points to) */
   PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call again and again */
   PyObject *last_names;          /* of the last call with keywords, and whether each counts by its value */
   char last_flags[MOST_VALUES];
@@ -41,6 +46,12 @@ typedef struct {
   size_t used;
   Py_ssize_t count;
   long device;
+  /* Where in the key the constants are, which calls of one shape differ in, and which values they are. */
+  int opens;
+  struct {
+    size_t from, to;
+    PyObject *value;
+  } open[MOST_VALUES];
   PyObject *values[MOST_VALUES], *owned[MOST_VALUES], *dtypes[MOST_VALUES];
 } call_t;
 
@@ -193,6 +204,7 @@ static int read_constant(call_t *call, PyObject *value) {
 
 static int read_value(call_t *call, PyObject *value, int by_value) {
   int done, row;
+  size_t from = call->used;
   call->values[call->count] = value;
   call->owned[call->count] = call->dtypes[call->count] = NULL;
   if (by_value)
@@ -206,8 +218,13 @@ static int read_value(call_t *call, PyObject *value, int by_value) {
   else
     done = 0;
   call->count++;
-  if (!done)
+  if (!done) {
     PyErr_Clear();
+  } else if (by_value == OPEN) {
+    call->open[call->opens].from = from;
+    call->open[call->opens].to = call->used;
+    call->open[call->opens++].value = value;
+  }
   return done;
 }
 
@@ -220,7 +237,8 @@ static int read_flags(dispatcher_t *self, PyObject *names) {
       Py_CLEAR(self->last_names);
       return 0;
     }
-    self->last_flags[index] = flag != Py_False;
+    /* A name that is no parameter is an option. */
+    self->last_flags[index] = flag == NULL ? BY_VALUE : flag == Py_False ? 0 : OPEN;
   }
   Py_XSETREF(self->last_names, Py_NewRef(names));
   return 1;
@@ -250,7 +268,7 @@ static int read_call(dispatcher_t *self, call_t *call, PyObject *const *args, Py
     return 0;
   put(call, 'c', &call->device, sizeof(call->device));
   for (index = 0; index < count; index++)
-    if (!read_value(call, args[index], by_value[index]))
+    if (!read_value(call, args[index], by_value[index] ? OPEN : 0))
       return 0;
   return names == NULL || read_named(self, call, args + count, names);
 }
@@ -293,10 +311,64 @@ static PyObject *ask(PyObject *function, PyObject *first, PyObject *second, PyOb
   return answer;
 }
 
+/* Returns the key without its constants. */
+static PyObject *shape_of(const call_t *call) {
+  unsigned char shape[KEY_BYTES + MOST_VALUES];
+  size_t used = 0, from = 0;
+  int index;
+  for (index = 0; index <= call->opens; index++) {
+    size_t to = index < call->opens ? call->open[index].from : call->used;
+    memcpy(shape + used, call->key + from, to - from);
+    used += to - from;
+    if (index < call->opens) {
+      shape[used++] = 'o';
+      from = call->open[index].to;
+    }
+  }
+  return PyBytes_FromStringAndSize((char *)shape, (Py_ssize_t)used);
+}
+
+static int keep(dispatcher_t *self, PyObject *table, PyObject *key, PyObject *row) {
+  if (PyDict_Size(table) >= self->capacity)
+    PyDict_Clear(table);
+  return PyDict_SetItem(table, key, row);
+}
+
+/* Returns (entry, what the key points to), or (again, ...): what lies at the addresses in a key must not go away. */
+static PyObject *row_of(PyObject *first, const call_t *call, PyObject *names) {
+  PyObject *row = NULL, *kept = tuple_of(call->dtypes, call->count);
+  if (kept != NULL)
+    row = Py_BuildValue("(OOO)", first, kept, names == NULL ? Py_None : names);
+  Py_XDECREF(kept);
+  return row;
+}
+
+/* Returns the row of a call that differs from a known one in constants alone, a new reference; NULL without an exception where only
+ * Python can tell. */
+static PyObject *row_by_shape(dispatcher_t *self, const call_t *call, PyObject *key, PyObject *names) {
+  PyObject *constants[MOST_VALUES], *shape, *found, *again, *entry, *row = NULL;
+  int index;
+  if (call->opens == 0 || PyDict_GET_SIZE(self->shapes) == 0 || (shape = shape_of(call)) == NULL)
+    return NULL;
+  found = PyDict_GetItemWithError(self->shapes, shape);
+  Py_DECREF(shape);
+  if (found == NULL)
+    return NULL;
+  again = Py_NewRef(PyTuple_GET_ITEM(found, 0)); /* others may forget it while it runs */
+  for (index = 0; index < call->opens; index++)
+    constants[index] = call->open[index].value;
+  entry = PyObject_Vectorcall(again, constants, (size_t)call->opens, NULL);
+  Py_DECREF(again);
+  if (entry != NULL && entry != Py_None && (row = row_of(entry, call, names)) != NULL && keep(self, self->known, key, row) < 0)
+    Py_CLEAR(row);
+  Py_XDECREF(entry);
+  return row;
+}
+
 /* Lets Python launch, and keeps what it bound such calls to. */
 static PyObject *launch_and_learn(dispatcher_t *self, call_t *call, PyObject *key, PyObject *const *all, size_t flagged,
                                   PyObject *names) {
-  PyObject *kept, *row, *entry = PyObject_Vectorcall(self->first, all, flagged, names);
+  PyObject *again, *row, *shape, *entry = PyObject_Vectorcall(self->first, all, flagged, names);
   int done;
   if (entry == NULL)
     return NULL;
@@ -305,17 +377,24 @@ static PyObject *launch_and_learn(dispatcher_t *self, call_t *call, PyObject *ke
     Py_RETURN_NONE;
   }
   if (entry != Py_None) {
-    /* The key holds addresses: what lies there must not go away. */
-    kept = tuple_of(call->dtypes, call->count);
-    row = kept == NULL ? NULL : Py_BuildValue("(OOO)", entry, kept, names == NULL ? Py_None : names);
-    Py_XDECREF(kept);
+    again = PyTuple_GET_SIZE(entry) > AGAIN ? PyTuple_GET_ITEM(entry, AGAIN) : Py_None;
+    if (again != Py_None && call->opens > 0) {
+      shape = shape_of(call);
+      row = shape == NULL ? NULL : row_of(again, call, names);
+      done = row == NULL ? -1 : keep(self, self->shapes, shape, row);
+      Py_XDECREF(shape);
+      Py_XDECREF(row);
+      if (done < 0) {
+        Py_DECREF(entry);
+        return NULL;
+      }
+    }
+    row = row_of(entry, call, names);
     Py_SETREF(entry, row);
     if (entry == NULL)
       return NULL;
   }
-  if (PyDict_Size(self->known) >= self->capacity)
-    PyDict_Clear(self->known);
-  done = PyDict_SetItem(self->known, key, entry);
+  done = keep(self, self->known, key, entry);
   Py_DECREF(entry);
   if (done < 0)
     return NULL;
@@ -405,6 +484,8 @@ static PyObject *find_and_launch(dispatcher_t *self, call_t *call, PyObject *dev
                                  size_t flagged, PyObject *names) {
   PyObject *key, *result = NULL, *row = find_row(self, call, &key);
   int hooks;
+  if (row == NULL && !PyErr_Occurred())
+    row = row_by_shape(self, call, key, names);
   if (row == NULL) {
     result = PyErr_Occurred() ? NULL : launch_and_learn(self, call, key, all, flagged, names);
   } else if (row == Py_None || (hooks = hooked(self)) > 0) {
@@ -429,6 +510,7 @@ static PyObject *dispatch(PyObject *object, PyObject *const *all, size_t flagged
     return NULL;
   call.used = 0;
   call.count = 0;
+  call.opens = 0;
   call.device = PyLong_AsLong(device);
   if (call.device == -1 && PyErr_Occurred()) {
     Py_DECREF(device);
@@ -466,7 +548,8 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *ke
   self->names = Py_NewRef(names);
   self->capacity = capacity;
   self->known = PyDict_New();
-  if (self->known == NULL)
+  self->shapes = PyDict_New();
+  if (self->known == NULL || self->shapes == NULL)
     Py_CLEAR(self);
   return (PyObject *)self;
 }
@@ -480,6 +563,7 @@ static int dispatcher_traverse(dispatcher_t *self, visitproc visit, void *arg) {
   Py_VISIT(self->measure);
   Py_VISIT(self->names);
   Py_VISIT(self->known);
+  Py_VISIT(self->shapes);
   Py_VISIT(self->last_row);
   Py_VISIT(self->last_names);
   return 0;
@@ -494,6 +578,7 @@ static int dispatcher_clear(dispatcher_t *self) {
   Py_CLEAR(self->positions);
   Py_CLEAR(self->names);
   Py_CLEAR(self->known);
+  Py_CLEAR(self->shapes);
   Py_CLEAR(self->last_key);
   Py_CLEAR(self->last_row);
   Py_CLEAR(self->last_names);

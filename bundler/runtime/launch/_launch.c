@@ -409,6 +409,71 @@ static PyObject *launch(PyObject *object, PyObject *const *args, size_t flagged,
   return result;
 }
 
+/* ----------------------------------------------------------------------------------------------------- device binaries */
+
+#define ELF_HEADER_BYTES 64
+#define SEGMENT_BYTES 56
+#define SECTION_BYTES 64
+/* Of a binary with more of them Python looks at each. */
+#define MOST_ROWS 256
+
+static uint64_t number_at(const unsigned char *data, unsigned bytes) {
+  uint64_t number = 0;
+  memcpy(&number, data, bytes);
+  return number;
+}
+
+/* Whether a table lies inside the binary, and so does what each of its rows names by offset and size. */
+static int is_whole(const Py_buffer *image, uint64_t table, uint64_t rows, uint64_t row_bytes, unsigned offset, unsigned size) {
+  const unsigned char *data = image->buf;
+  uint64_t length = (uint64_t)image->len, row;
+  if (rows > MOST_ROWS || table > length || rows * row_bytes > length - table)
+    return 0;
+  for (row = 0; row < rows; row++) {
+    const unsigned char *at = data + table + row * row_bytes;
+    uint64_t from = number_at(at + offset, 8);
+    if (from > length || number_at(at + size, 8) > length - from)
+      return 0;
+  }
+  return 1;
+}
+
+/* Returns the bytes of the last section of a name, None where there is none, NotImplemented for what is not as linkers write it. */
+static PyObject *find_in(const Py_buffer *image, const Py_buffer *name) {
+  const unsigned char *data = image->buf, *names;
+  uint64_t table, rows, names_row, names_bytes;
+  if (image->len < ELF_HEADER_BYTES || memcmp(data, "\177ELF\2", 5) != 0 || number_at(data + 54, 2) != SEGMENT_BYTES ||
+      number_at(data + 58, 2) != SECTION_BYTES)
+    Py_RETURN_NOTIMPLEMENTED;
+  table = number_at(data + 40, 8);
+  rows = number_at(data + 60, 2);
+  names_row = number_at(data + 62, 2);
+  if (names_row >= rows || !is_whole(image, number_at(data + 32, 8), number_at(data + 56, 2), SEGMENT_BYTES, 8, 32) ||
+      !is_whole(image, table, rows, SECTION_BYTES, 24, 32))
+    Py_RETURN_NOTIMPLEMENTED;
+  names = data + number_at(data + table + names_row * SECTION_BYTES + 24, 8);
+  names_bytes = number_at(data + table + names_row * SECTION_BYTES + 32, 8);
+  while (rows-- > 0) {
+    const unsigned char *row = data + table + rows * SECTION_BYTES;
+    uint64_t at = number_at(row, 4);
+    if (at < names_bytes && (uint64_t)name->len < names_bytes - at && names[at + (uint64_t)name->len] == 0 &&
+        memcmp(names + at, name->buf, (size_t)name->len) == 0)
+      return PyBytes_FromStringAndSize((const char *)data + number_at(row + 24, 8), (Py_ssize_t)number_at(row + 32, 8));
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject *find_section(PyObject *module_object, PyObject *args) {
+  Py_buffer image, name;
+  PyObject *found;
+  if (!PyArg_ParseTuple(args, "y*y*", &image, &name))
+    return NULL;
+  found = find_in(&image, &name);
+  PyBuffer_Release(&image);
+  PyBuffer_Release(&name);
+  return found;
+}
+
 /* --------------------------------------------------------------------------------------------------------- the type */
 
 static PyObject *pack_method(launcher_t *self, PyObject *const *values, Py_ssize_t count) {
@@ -500,6 +565,35 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *keyw
   return (PyObject *)self;
 }
 
+/* Returns a copy for another kernel that takes the same parameters in the same place; with the rest shared kernels of one signature
+ * cost a sixth of what the first one did. */
+static PyObject *sibling_method(launcher_t *self, PyObject *args) {
+  PyTypeObject *type = Py_TYPE(self);
+  PyObject *slow_pack, *fail;
+  unsigned long long function;
+  size_t field_bytes = (size_t)(self->field_count ? self->field_count : 1) * sizeof(field_t);
+  size_t attribute_bytes = (size_t)self->attribute_count * ATTRIBUTE_BYTES;
+  launcher_t *made;
+  if (!PyArg_ParseTuple(args, "KOO", &function, &slow_pack, &fail) || (made = (launcher_t *)type->tp_alloc(type, 0)) == NULL)
+    return NULL;
+  memcpy((char *)made + offsetof(launcher_t, vectorcall), (char *)self + offsetof(launcher_t, vectorcall),
+         offsetof(launcher_t, fields) - offsetof(launcher_t, vectorcall));
+  made->function = (void *)(uintptr_t)function;
+  made->slow_pack = Py_NewRef(slow_pack);
+  made->fail = Py_NewRef(fail);
+  made->enter = Py_NewRef(self->enter);
+  made->scratch = Py_NewRef(self->scratch);
+  made->fields = PyMem_Malloc(field_bytes);
+  made->attributes = PyMem_Malloc(attribute_bytes ? attribute_bytes : 1);
+  if (made->fields == NULL || made->attributes == NULL) {
+    Py_DECREF(made);
+    return PyErr_NoMemory();
+  }
+  memcpy(made->fields, self->fields, field_bytes);
+  memcpy(made->attributes, self->attributes, attribute_bytes);
+  return (PyObject *)made;
+}
+
 static int launcher_traverse(launcher_t *self, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(self->slow_pack);
@@ -531,6 +625,7 @@ static void launcher_dealloc(launcher_t *self) {
 
 static PyMethodDef methods[] = {
     {"pack", (PyCFunction)(void (*)(void))pack_method, METH_FASTCALL, "Return the parameter buffer of these values."},
+    {"sibling", (PyCFunction)sibling_method, METH_VARARGS, "sibling(function, slow_pack, fail): the same for another function."},
     {"close", (PyCFunction)close_method, METH_NOARGS, "Launch nothing any more: each call fails."},
     {NULL, NULL, 0, NULL}};
 
@@ -552,7 +647,10 @@ static PyType_Slot slots[] = {{Py_tp_new, launcher_new},
 static PyType_Spec spec = {"bundler.runtime.launch._launch.Launcher", sizeof(launcher_t), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launch", "The compiled launcher.", -1, NULL,
+static PyMethodDef functions[] = {
+    {"find_section", find_section, METH_VARARGS, "Return a section of a device binary that is whole."}, {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launch", "The compiled launcher.", -1, functions,
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__launch(void) {

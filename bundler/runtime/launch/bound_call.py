@@ -19,6 +19,11 @@ Sizes = tuple[int, int, int]
 Grids = dict[tuple[int, ...], Sizes]
 
 
+# What the compiled dispatcher keeps of a call, and what makes that for others of its shape, given their constants.
+Told = tuple[Launcher, int, Grids, "BoundCall", "Again | None"]
+Again = Callable[..., Told | None]
+
+
 class BoundCall(NamedTuple):
     """How calls that look alike are launched.
 
@@ -42,11 +47,15 @@ class BoundCall(NamedTuple):
     defaults: Mapping[str, Any]
     loaded: Loaded
 
-    def told(self) -> tuple[Launcher, int, Grids, BoundCall] | None:
-        """Return what the compiled dispatcher needs to launch more such calls, None when it cannot."""
+    def told(self, again: Again | None = None) -> Told | None:
+        """Return what the compiled dispatcher needs to launch more such calls, None when it cannot.
+
+        Args:
+            again: tells the same of calls that differ in constants alone.
+        """
         if self.addresses or self.taken is None:
             return None
-        return self.launcher, self.taken, self.grids, self
+        return self.launcher, self.taken, self.grids, self, again
 
 
 def bind_call(

@@ -185,7 +185,7 @@ class Kernels(Mapping[str, StaticKernel]):
 
 
 def _unknown(kernel: Kernel) -> str | None:
-    if kernel.facts_bytes is None:
+    if not kernel.has_facts:
         return "its argument types are not known, since it came by pack; record the compile instead"
     return None
 

@@ -59,7 +59,8 @@ def compiled_dispatcher(
         driver: its `device` and `stream` are asked for at each launch.
         hooks: with any of them present, `slow` launches.
         slow: launches any call; gets those that are not common.
-        first: launches any call; gets the first of a kind, and returns (launcher, number of values, grids, what `measure` needs),
+        first: launches any call; gets the first of a kind, and returns (launcher, number of values, grids, what `measure` needs,
+            what returns the same for the constants of a call that differs in them alone, or None there and where it cannot tell),
             None when such calls are always for `slow`, False when nothing is known of them yet.
         measure: gets (what `first` returned for it, arguments, keywords, grid), returns three sizes.
         positions: of each parameter, whether it counts by its value.

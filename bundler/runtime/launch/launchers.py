@@ -75,13 +75,7 @@ def compiled_type() -> Any | None:
 
 def compiled_launcher(kind: Any, binding: Binding) -> Any:
     """Return a launcher of the extension; it has a `pack` method, which returns the parameter buffer, and `close`."""
-    plan, packers = binding.plan, list[Packer]()
-
-    def slow_pack(values: tuple[Any, ...]) -> bytes:
-        if not packers:  # few kernels ever need it
-            packers.append(Packer(plan))
-        return bytes(packers[0].pack(values))
-
+    plan = binding.plan
     arguments, fields = _packings.get(plan.parameters, _packing)
     extended = binding.extended if binding.attributes else None
     return kind(
@@ -97,11 +91,23 @@ def compiled_launcher(kind: Any, binding: Binding) -> Any:
         buffer_bytes=plan.buffer_bytes,
         arguments=arguments,
         fields=fields,
-        slow_pack=slow_pack,
+        slow_pack=slow_packer(plan),
         fail=binding.fail,
         enter=binding.enter,
         scratch=binding.scratch,
     )
+
+
+def slow_packer(plan: LaunchPlan) -> Callable[[tuple[Any, ...]], bytes]:
+    """Return what packs the values that the extension leaves to Python."""
+    packers: list[Packer] = []
+
+    def slow_pack(values: tuple[Any, ...]) -> bytes:
+        if not packers:  # few kernels ever need it
+            packers.append(Packer(plan))
+        return bytes(packers[0].pack(values))
+
+    return slow_pack
 
 
 def _packing(parameters: tuple[Parameter, ...]) -> tuple[int, tuple[tuple[str, int, int], ...]]:

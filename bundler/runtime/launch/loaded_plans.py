@@ -69,8 +69,7 @@ class Loader:
             return found
 
     def _load(self, kernel: Kernel, device: int) -> Loaded:
-        # The device binary is the first file of a launch set.
-        name, digest, *_ = next(kernel.files("launch"))
+        name, digest = kernel.binary_file()
         image = bytes(self._sources[kernel.key].view_blob(digest, name))
         plan = build_plan(kernel, image)
         module = self.driver.load(plan, image, device)

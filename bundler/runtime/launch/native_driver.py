@@ -8,6 +8,7 @@ current device and stream, and refusing to work after a fork.  `cuda.py` and `hi
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 import weakref
@@ -25,6 +26,8 @@ from bundler.runtime.launch.scratch import ScratchPool, TorchPool
 
 # The attribute of a function that says how many threads a block of it may have, in both libraries.
 _MAX_THREADS = 0
+# Kinds of launchers that are kept track of.
+_MOST_ALIKE = 256
 
 
 class Calls(NamedTuple):
@@ -126,6 +129,8 @@ class NativeDriver(ABC):
         self._torch_c: Any | None = None
         self._properties: dict[int, DeviceProperties] = {}
         self._modules: weakref.WeakSet[NativeModule] = weakref.WeakSet()
+        # By what a launcher depends on beside its function: the parameters, so that no others get their number, and a launcher.
+        self._made_alike: dict[tuple[Any, ...], tuple[Any, weakref.ref[Any]]] = {}
         self._start()
         after_fork(self.lose)
 
@@ -193,11 +198,9 @@ class NativeDriver(ABC):
     def launcher(self, module: Module) -> Launcher:
         """Return the function that launches a module's kernel."""
         assert isinstance(module, NativeModule)
-        binding = self._bind(module)
-        kind = self._compiled
         # Either kind has close(), which only we call.
         launcher: Any = (
-            launchers.CtypesLauncher(binding) if kind is None else launchers.compiled_launcher(kind, binding)
+            launchers.CtypesLauncher(self._bind(module)) if self._compiled is None else self._compiled_launcher(module)
         )
         with self.lock:
             if module.made:
@@ -206,6 +209,25 @@ class NativeDriver(ABC):
             if module.lost:
                 launcher.close()
         return cast(Launcher, launcher)
+
+    def _compiled_launcher(self, module: NativeModule) -> Any:
+        """Return a launcher of the extension; kernels that take the same parameters have much of it in common."""
+        plan = module.plan
+        if plan.global_scratch_bytes or plan.profile_scratch_bytes:
+            return launchers.compiled_launcher(self._compiled, self._bind(module))
+        key = (id(plan.parameters), plan.buffer_bytes, plan.block_threads, plan.cluster, plan.shared_bytes, plan.cooperative,
+               plan.pdl, module.place)  # fmt: skip
+        parameters, reference = self._made_alike.get(key, (None, None))
+        alike = None if reference is None else reference()
+        if alike is not None and parameters is plan.parameters:
+            return alike.sibling(
+                module.function, launchers.slow_packer(plan), functools.partial(self.refuse_launch, module)
+            )
+        made = launchers.compiled_launcher(self._compiled, self._bind(module))
+        if len(self._made_alike) >= _MOST_ALIKE:
+            self._made_alike.clear()
+        self._made_alike[key] = plan.parameters, weakref.ref(made)
+        return made
 
     def check_alive(self) -> None:
         """Raise when this process cannot use the driver any more."""
@@ -244,6 +266,7 @@ class NativeDriver(ABC):
     def lose(self) -> None:
         """In a forked child: give up every module, for neither CUDA nor HIP survives a fork."""
         self.lock = threading.RLock()  # another thread may have held it when the process was forked
+        self._made_alike.clear()
         self._torch_c = None
         for name in ("device", "stream"):
             vars(self).pop(name, None)

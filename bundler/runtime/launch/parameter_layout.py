@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,18 @@ _SIZE_SHIFT = 18
 _THREADS = struct.Struct("<III")
 
 
+def _extension_function() -> Callable[[bytes, bytes], Any] | None:
+    try:
+        from bundler.runtime.launch import _launch  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:
+        return None
+    # Of a build that is older than this module.
+    return getattr(_launch, "find_section", None)
+
+
+_find_section = _extension_function()
+
+
 class Slot(NamedTuple):
     """Where one parameter lies: bytes from the start of the parameter buffer, and how many."""
 
@@ -64,11 +76,15 @@ def read_layout(image: bytes, entry: str) -> Layout:
             their numbering.
         LimitExceeded: more of anything than a kernel can have.
     """
-    why = why_unusable(image)
-    if why is not None:
-        raise FormatError(f"{entry}: the device binary is {why}", kernel=entry)
     try:
-        info = _section_named(image, b".nv.info." + entry.encode())
+        wanted = b".nv.info." + entry.encode()
+        # The extension answers for a whole binary that is written as linkers do; whatever is wrong with another, is found out here.
+        info = NotImplemented if _find_section is None else _find_section(image, wanted)
+        if info is NotImplemented:
+            why = why_unusable(image)
+            if why is not None:
+                raise FormatError(f"{entry}: the device binary is {why}", kernel=entry)
+            info = _section_named(image, wanted)
         if info is None:
             return _checked(_hsaco_layout(image, entry), entry)
         # Kernels that differ in their constants alone often declare the same, byte for byte.

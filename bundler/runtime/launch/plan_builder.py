@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,9 @@ BACKENDS = ("cuda", "hip")
 MAX_RANK = 5
 MAX_NAMED = 20
 MAX_NUMBER = 2**31 - 1
+_NUMBERS = ("num_warps", "num_ctas", "warp_size", "shared_bytes", "global_scratch_bytes", "global_scratch_align",
+            "profile_scratch_bytes", "profile_scratch_align")  # fmt: skip
+_numbers_of = operator.attrgetter(*_NUMBERS)
 _DESCRIPTOR = re.compile(r"tensordesc<([^[>]*)\[([^\]]*)\]")
 _SCALARS = {"f32": "fp32", **{kind: kind for kind in KIND_BYTES if kind[0] in "iu" or kind[:2] in {"fp", "bf"}}}
 
@@ -124,9 +128,10 @@ def _check_target(target: Target, refuse: _Refusal) -> None:
 
 def _check_numbers(spec: LaunchSpec, refuse: _Refusal) -> None:
     # What drivers take has 32 bits, and a bundle may say anything.
-    for name in ("num_warps", "num_ctas", "warp_size", "shared_bytes", "global_scratch_bytes", "global_scratch_align",
-                 "profile_scratch_bytes", "profile_scratch_align"):  # fmt: skip
-        number = getattr(spec, name)
+    numbers = _numbers_of(spec)
+    if max(filter(None, numbers), default=0) <= MAX_NUMBER:
+        return
+    for name, number in zip(_NUMBERS, numbers, strict=True):
         if number is not None and number > MAX_NUMBER:
             raise refuse(f"its record says {number} for {name}, at most {MAX_NUMBER} can be launched")
 

@@ -61,21 +61,32 @@ class Specialization:
     @cached_property
     def facts(self) -> LaunchFacts:
         """What was recorded of the compile; raises `CannotLaunchStatically` when nothing was."""
-        return self.kernel.launch.require_facts()
+        facts = self.kernel.launch.require_facts()
+        # Each kernel that is looked at is asked for these too: three properties that keep their value cost as much as all the rest.
+        vars(self).update(
+            # Without recorded options the kernel's own numbers stand for them.
+            profile=(id(facts.signature), id(facts.attributes), id(facts.options or self)),
+            arguments=facts.arguments
+            or tuple(Argument(name, "", None, False, False, False) for name, _ in facts.signature),
+        )
+        return facts
 
     @cached_property
     def profile(self) -> tuple[int, ...]:
         """Equal for kernels that differ in nothing but constants, as far as they share the decoded objects."""
-        facts = self.facts
-        # Without recorded options the kernel's own numbers stand for them.
-        return id(facts.signature), id(facts.attributes), id(facts.options or self)
+        found: tuple[int, ...] = self._with("profile")
+        return found
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """The parameters of the kernel function; of a compile from IR, which has no names, by their numbers."""
-        if self.facts.arguments:
-            return self.facts.arguments
-        return tuple(Argument(name, "", None, False, False, False) for name, _ in self.facts.signature)
+        found: tuple[Argument, ...] = self._with("arguments")
+        return found
+
+    def _with(self, name: str) -> Any:
+        """Return what comes with the facts, decoded now; it stays in place of the property."""
+        _ = self.facts
+        return vars(self)[name]
 
     @cached_property
     def types(self) -> tuple[Value, ...]:

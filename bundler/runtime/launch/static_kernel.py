@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from bundler.errors import NotFound, ToolchainMismatch
 from bundler.format.summary import count
 from bundler.runtime import grids
-from bundler.runtime.launch.bound_call import BoundCall, Grids, bind_call, bind_like
+from bundler.runtime.launch.bound_call import Again, BoundCall, Grids, Told, bind_call, bind_like
 from bundler.runtime.launch.call_key import UNCACHEABLE, Reader
 from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
 from bundler.runtime.launch.device_check import check_address, check_memory
@@ -188,7 +188,9 @@ class StaticKernel(Gridded):
                 self._with_hooks(bound, sizes, current_stream(device), values)
             elif x and y and z:
                 bound.launcher(x, y, z, current_stream(device), *bound.passed(values))
-            return bound.told() if tells and UNCACHEABLE not in call else None
+            if not tells or UNCACHEABLE in call:
+                return None
+            return bound.told(self._again(device, call, len(args), tuple(keywords)))
 
         return launch
 
@@ -273,6 +275,24 @@ class StaticKernel(Gridded):
             return None
         loaded = self._loader.load(specialization.kernel, device)
         return bind_like(like, loaded, self._grids.setdefault(loaded.plan.cluster, {}))
+
+    def _again(self, device: int, key: tuple[Any, ...], count: int, names: tuple[str, ...]) -> Again | None:
+        """Return what binds calls that differ from this one in constants alone; None when only full comparisons can tell."""
+        cut = self._cuts.get((count, names))
+        met = None if cut is None else cut.shapes.get(tuple([key[index] for index in cut.rest]))
+        if met is None:
+            return None
+        (shape, like), load, constant, all_grids = met, self._loader.load, self._reader.constant, self._grids
+
+        def again(*constants: Any) -> Told | None:
+            specialization = shape.find(map(constant, constants))
+            if specialization is None:
+                return None
+            loaded = load(specialization.kernel, device)
+            bound = bind_like(like, loaded, all_grids.setdefault(loaded.plan.cluster, {}))
+            return None if bound is None else bound.told()
+
+        return again
 
     def _remember_shape(self, cut: _Cut, device: int, key: tuple[Any, ...], chosen: Chosen, bound: BoundCall) -> None:
         shape = self._choices.shape(self._target(device), chosen, cut.by_position, cut.by_name)

@@ -11,9 +11,12 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from bundler.errors import ConfigError, NoValidConfig
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.joined_futures import JoinedFuture
+from bundler.errors import BundlerError, ConfigError, NoValidConfig
 from bundler.format.summary import count
 from bundler.runtime.launch.argument_types import is_tensor
 from bundler.runtime.tuning.benchmark import Clock, Sandbox
@@ -41,6 +44,7 @@ class MultiKernel:
         measure: times one call of a kernel with arguments and returns milliseconds, as `timed_on_clones` makes it. What it
             raises, of `Exception`, makes that kernel lose.
         arguments: kernel -> positions of the arguments that it takes; a kernel that is not named takes all.
+        refused: implementations that cannot run here at all, by name, and why; for `reasons`.
 
     Raises:
         ConfigError: there is no kernel, or a position is named for one that is not there.
@@ -53,8 +57,10 @@ class MultiKernel:
         measure: Measure,
         *,
         arguments: Mapping[str, Sequence[int]] | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> None:
-        unknown = sorted((arguments or {}).keys() - kernels.keys())
+        self._reasons: dict[str, str] = dict(refused or {})
+        unknown = sorted((arguments or {}).keys() - kernels.keys() - self._reasons.keys())
         if not kernels or unknown:
             raise ConfigError(f"{name}: expected kernels to choose from, and arguments for them alone; got {unknown}")
         self.name = name
@@ -63,7 +69,6 @@ class MultiKernel:
         self._lock = threading.Lock()
         self._choice: str | None = None
         self._times_ms: dict[str, float] = {}
-        self._reasons: dict[str, str] = {}
 
     @property
     def choice(self) -> str | None:
@@ -74,6 +79,11 @@ class MultiKernel:
     def times_ms(self) -> Mapping[str, float]:
         """What was measured; empty when nothing was."""
         return dict(self._times_ms)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why kernels have no time: they did not compile, or could not be run."""
+        return dict(self._reasons)
 
     def choose(self, kernel: str) -> None:
         """Let one kernel run from now on, and measure nothing: a choice of another process, or one that is forced.
@@ -115,7 +125,7 @@ class MultiKernel:
             silent = dict.fromkeys(self._times_ms, "the measurement gave no time")
             reasons = tuple({**silent, **self._reasons}.items())
             raise NoValidConfig(
-                f"{self.name}: none of {count(len(self._kernels), 'kernel')} can be run: "
+                f"{self.name}: none of {count(len(reasons), 'kernel')} can be run: "
                 + "; ".join(f"{name}: {reason}" for name, reason in reasons),
                 kernel=self.name,
                 reasons=reasons,
@@ -125,6 +135,43 @@ class MultiKernel:
     def _of(self, kernel: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         places = self._arguments.get(kernel)
         return args if places is None else tuple(args[place] for place in places)
+
+
+def multi_kernel_future(
+    name: str,
+    kernels: Mapping[str, Future[Any]],
+    measure: Measure,
+    *,
+    arguments: Mapping[str, Sequence[int]] | None = None,
+) -> CompileFuture[MultiKernel]:
+    """Return a future of a `MultiKernel` whose implementations are compiled by a service; `CompileService.wait` takes it.
+
+    One that does not compile is left out, with its reason in `MultiKernel.reasons`.  The future raises `NoValidConfig` when none compiles.
+
+    Args:
+        name, measure, arguments: as for `MultiKernel`.
+        kernels: by name, futures of functions, or of kernels with `run`, as `HeuristicKernel.compile_in` and `compile_generated` return
+            them.
+
+    Raises:
+        ConfigError: there is no future.
+    """
+    if not kernels:
+        raise ConfigError(f"{name}: expected kernels to choose from")
+
+    def make(outcomes: list[Any]) -> MultiKernel:
+        by_name = dict(zip(kernels, outcomes, strict=True))
+        reasons = {name: str(made) for name, made in by_name.items() if isinstance(made, BundlerError)}
+        if len(reasons) == len(by_name):
+            words = "; ".join(f"{kernel}: {reason}" for kernel, reason in reasons.items())
+            raise NoValidConfig(
+                f"{name}: none of {count(len(by_name), 'kernel')} compiles: {words}",
+                kernel=name, reasons=tuple(reasons.items()),
+            )  # fmt: skip
+        usable = {kernel: getattr(made, "run", made) for kernel, made in by_name.items() if kernel not in reasons}
+        return MultiKernel(name, usable, measure, arguments=arguments, refused=reasons)
+
+    return JoinedFuture(name, list(kernels.values()), make)
 
 
 def timed_on_clones(clock: Clock) -> Measure:

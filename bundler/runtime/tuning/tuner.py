@@ -124,7 +124,8 @@ class Search:
         bench: times one candidate.
         traits: what is known of the kernel.
         descent: how to refine the winner; None not to.
-        spill_threshold: candidates that spill more are not timed, unless the kernel is a user's own; None for 16, and 32 on AMD.
+        spill_threshold: candidates that spill more are not timed, unless the kernel is a user's own or no other runs; None for 16, and 32
+            on AMD.
     """
 
     def __init__(
@@ -163,9 +164,7 @@ class Search:
             for loser in candidates[1:]:
                 loser.close()
             return self._outcome(candidates[0], "only")
-        # One after the other: two launches at once would disturb each other's times.
-        for candidate in candidates:
-            self._time(candidate)
+        self._time_all(candidates)
         if self._best is None:
             raise self._none()
         found_by = "autotune" if len(self._samples) > 1 else "only"
@@ -215,6 +214,25 @@ class Search:
                 found[smaller] = None
         return list(found)
 
+    def _time_all(self, candidates: Sequence[Candidate]) -> None:
+        # One after the other: two launches at once would disturb each other's times.
+        spilling = [candidate for candidate in candidates if self._spills(candidate)]
+        for candidate in candidates:
+            if candidate not in spilling:
+                self._time(candidate)
+        for candidate in spilling:
+            if self._best is None or self._best[0] in spilling:
+                # A kernel that runs in no other config is still better than none.
+                self._time(candidate)
+            else:
+                self._leave_out(candidate)
+
+    def _leave_out(self, candidate: Candidate) -> None:
+        spills = count(candidate.spills or 0, "word")
+        words = f"register spilling: {spills}, and {self._spill_threshold} are allowed"
+        self._timings[candidate.config] = replace(self._timings[candidate.config], reason=words)
+        candidate.close()
+
     def _time(self, candidate: Candidate) -> float:
         """Measure a candidate, and keep it loaded only while it is the best."""
         started = time.perf_counter()
@@ -234,12 +252,6 @@ class Search:
 
     def _measured(self, candidate: Candidate) -> tuple[float, Timing]:
         blank = Timing(named_of(candidate.config), candidate.key)
-        # Spilled words go through memory at each use.  Only a user's own config is timed all the same: its author chose it.
-        if not self._traits.custom and (candidate.spills or 0) > self._spill_threshold:
-            words = (
-                f"register spilling: {count(candidate.spills or 0, 'word')}, and {self._spill_threshold} are allowed"
-            )
-            return math.inf, replace(blank, reason=words)
         try:
             sample = self._bench(candidate)
         except DriverError as error:  # too many registers or too much shared memory for this device: the others may do
@@ -249,6 +261,10 @@ class Search:
         times = (round(ms * _NS_OF_MS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
         median, low, high = times
         return sample.median_ms, replace(blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0))
+
+    def _spills(self, candidate: Candidate) -> bool:
+        # Spilled words go through memory at each use.  Only a user's own config is timed all the same: its author chose it.
+        return not self._traits.custom and (candidate.spills or 0) > self._spill_threshold
 
     def _refine(self, start: Config) -> None:
         # A persistent kernel holds its row whole, in its source; a block for it would be a field that changes nothing.
@@ -268,6 +284,9 @@ class Search:
             BundlerError
         ) as error:  # descent goes beyond the user's list, so a config of its own may fail and end nothing
             self._timings[config] = Timing(named_of(config), reason=str(error))
+            return math.inf
+        if built and self._spills(built[0]):
+            self._leave_out(built[0])
             return math.inf
         return self._time(built[0]) if built else math.inf
 
