@@ -8,7 +8,7 @@ kernel lies in its manifest.  Everybody else sees a `Kernel`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec
 
 _SPANS_REMEMBERED = 1024
+# Of a path sentinel: position of the file; then offset, place, style.
+NUMBERS_PER_FILE_SPAN = 4
 
 
 class KernelSource(Protocol):
@@ -188,3 +190,13 @@ class _Refiled(LazyKernel):
 def spans_of(flat: tuple[int, ...]) -> tuple[Span, ...]:
     """Return the path sentinels that a manifest holds as three numbers each."""
     return tuple(Span(*flat[start : start + 3]) for start in range(0, len(flat), 3))
+
+
+@lru_cache(_SPANS_REMEMBERED)
+def spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
+    """Return position of a file -> its path sentinels; a manifest holds four numbers for each."""
+    grouped: dict[int, list[int]] = {}
+    for start in range(0, len(flat), NUMBERS_PER_FILE_SPAN):
+        position, *numbers = flat[start : start + NUMBERS_PER_FILE_SPAN]
+        grouped.setdefault(position, []).extend(numbers)
+    return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}
