@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 import msgspec
@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 from bundler.errors import FormatError, UnsafeName, UnsupportedVersion
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.names import GROUP_PREFIX, check_kernel_key
+from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 PREFIX = "@families"
@@ -37,7 +38,7 @@ _FAMILY = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _OURS_ALONE = (GROUP_PREFIX, "tmp.bundler.")
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class TreeFile(Summarized):
     """One file of a tree: its path below the tree's place, its size in bytes, and the digests of its chunks in order."""
 
@@ -46,7 +47,7 @@ class TreeFile(Summarized):
     chunks: tuple[str, ...]
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class TreeIndex(Summarized):
     """One tree of a server's cache.
 

@@ -338,11 +338,11 @@ class BundleStore:
             self._backend.touch(keys)
             others = bounds.of_keys([key for key in keys if key not in units], self._limits)
             found = self._backend.get_within(others | bounds.of_units([units[key] for key in keys if key in units]))
-        sound = set()
-        for key, value in found.items():
-            size = units[key].size if key in units else None
+        sound = {key for key, value in found.items() if store_layout.is_sealed(value)}
+        for key in found.keys() - sound:
+            check = partial(store_layout.check_seal, key=key, size=units[key].size if key in units else None)
             try:
-                checked(self._backend, self.name, key, value, partial(store_layout.check_seal, key=key, size=size))
+                checked(self._backend, self.name, key, found[key], check)
                 sound.add(key)
             except DigestMismatch:
                 sent.repaired += 1
