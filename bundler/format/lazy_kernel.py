@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bundler.format.digest import digest_text
 from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain
+from bundler.format.entry_rows import NUMBERS_PER_SPAN
 from bundler.format.sentinel import Span
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec
 
 _SPANS_REMEMBERED = 1024
-# Of a path sentinel: position of the file; then offset, place, style.
-NUMBERS_PER_FILE_SPAN = 4
+# A file of a kernel that has path sentinels: its position, and then what a span has.
+NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 
 
 class KernelSource(Protocol):
@@ -194,7 +195,7 @@ def spans_of(flat: tuple[int, ...]) -> tuple[Span, ...]:
 
 @lru_cache(_SPANS_REMEMBERED)
 def spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
-    """Return position of a file -> its path sentinels; a manifest holds four numbers for each."""
+    """Return the path sentinels of a kernel's files by position, from four numbers each: the position, and what a span has."""
     grouped: dict[int, list[int]] = {}
     for start in range(0, len(flat), NUMBERS_PER_FILE_SPAN):
         position, *numbers = flat[start : start + NUMBERS_PER_FILE_SPAN]
