@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from bundler.errors import ConfigError, NotFound, RecordingError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
 from bundler.format.entries import Target
-from bundler.toolchain.child_recording import check_interpreter, hidden_package_parent
+from bundler.toolchain.child_recording import hidden_package_parent
 from bundler.toolchain.target_devices import device_of
 
 NOTHING = (
@@ -40,6 +40,8 @@ NOTHING = (
 _PYTHON = re.compile(r"python[\d.]*t?|pypy[\d.]*")
 # Options of Python that are followed by a value.
 _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+_NEEDED = ("bundler", "msgpack", "msgspec", "torch", "triton", "zstandard")
+_FIND = "import importlib.util, sys; print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None), sep=', ')"
 _KINDS: dict[str, Kind] = {"-m": "module", "-c": "code"}
 # So many guesses are shown; --json has all.
 _SHOWN = 20
@@ -138,11 +140,9 @@ class _Program:
         """Run the program for a target; raises `RecordingError` when it left nothing."""
         own = os.path.join(folder, str(target).replace(":", "-"))
         os.mkdir(own)
-        order = Order(self.kind, self.name, str(target), own, properties, jobs)
+        order = Order(self.kind, self.name, str(target), own, properties, jobs, screen.quiet or screen.as_json)
         environment = {**os.environ, "PYTHONPATH": _path()}
-        reason = check_interpreter(self.python, environment)
-        if reason is not None:
-            raise ConfigError(f"cannot capture with {self.python}: {reason}", path=self.python)
+        _check_modules(self.python, environment)
         started = [self.python, *self.options, "-m", MODULE, order.to_text(), *self.arguments]
         done = subprocess.run(
             started, env=environment, stdout=sys.stderr.fileno() if screen.as_json else None, check=False
@@ -167,6 +167,19 @@ def _interpreter(command: Sequence[str]) -> tuple[str, list[str]]:
     if found is None:
         raise NotFound(f"cannot capture with {first}: no such program; check its name and PATH", path=first)
     return found, rest
+
+
+def _check_modules(python: str, environment: Mapping[str, str]) -> None:
+    """Raise when a Python lacks what a captured program and this package need."""
+    done = subprocess.run(
+        [python, "-c", _FIND, *_NEEDED], env=dict(environment), cwd=os.sep, capture_output=True, text=True, check=False
+    )
+    missing = done.stdout.strip()
+    if done.returncode or missing:
+        why = f"it lacks {missing}" if missing else "it does not start"
+        raise ConfigError(
+            f"cannot capture with {python}: {why}; install triton-bundler, torch and Triton there", path=python
+        )
 
 
 def _path() -> str:

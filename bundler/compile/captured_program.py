@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from bundler.compile.program_capture import Capture, capturing
 from bundler.errors import BundlerError, NotFound
+from bundler.format.summary import count
 
 Kind = Literal["script", "module", "code"]
 BUNDLE, REPORT = "captured.tbundle", "report.json"
@@ -38,6 +39,7 @@ class Order:
         directory: where bundle and report go.
         properties: of the GPU.
         jobs: how many compile at a time; None for one a core.
+        quiet: say nothing beside what the program says.
     """
 
     kind: Kind
@@ -46,6 +48,7 @@ class Order:
     directory: str
     properties: dict[str, str | int]
     jobs: int | None
+    quiet: bool = False
 
     def to_text(self) -> str:
         """Return it as one argument of a command."""
@@ -71,6 +74,9 @@ def capture_program(order: Order, arguments: Sequence[str]) -> int:
     """
     capture = capturing(order.target, properties=order.properties)
     status = _run(capture, order, arguments)
+    if not order.quiet:
+        sys.stdout.flush()
+        sys.stderr.write(f"compiling {count(capture.report.kernels, 'kernel')} for {order.target}\n")
     bundle = capture.build(order.jobs)
     with bundle:
         if bundle.kernels:

@@ -267,7 +267,8 @@ def _compiled(job: Job, cache_dir: str) -> CompileEvent:
         job.options,
         job.target,
         cache_dir,
-        helpers_first=job.helpers_first,
+        # Another job may have hashed helpers of this kernel before, in an order that leads to another key.
+        helpers_first=bool(job.helpers_first) if job.key else job.helpers_first,
     )
 
 

@@ -22,7 +22,6 @@ from typing import Any, Self
 
 from bundler.compile import bundle_build
 from bundler.compile.build_plan import Failure, Plan, jobs_of
-from bundler.compile.bundle_build import Watch
 from bundler.compile.compile_job import SourceRef
 from bundler.compile.forked_compiles import ForkedCompiles
 from bundler.errors import ConfigError
@@ -135,7 +134,7 @@ class Capture:
             self._crash,
         )  # fmt: skip
 
-    def build(self, workers: int | None = None, store: Store | None = None, watch: Watch | None = None) -> Bundle:
+    def build(self, workers: int | None = None, store: Store | None = None) -> Bundle:
         """Compile what was heard, each kernel in a forked child of this process; returns the bundle.
 
         What cannot be compiled is left out and in `report.failures`.  Called after the block.
@@ -143,7 +142,6 @@ class Capture:
         Args:
             workers: how many at a time; None for one a core.
             store: kernels that it holds are not compiled, and what is compiled is published there.
-            watch: told of each job's progress.
 
         Raises:
             ConfigError: the block is not over; or the number of workers.
@@ -153,7 +151,7 @@ class Capture:
             raise ConfigError("the program is still captured; call build() after the block of capturing()")
         count = workers or os.cpu_count() or 1
         here = ForkedCompiles(self._requests, count)
-        self._built = bundle_build.build(self._plan, workers, store, watch, here)
+        self._built = bundle_build.build(self._plan, workers, store, compile_here=here)
         return self._built.bundle
 
     def __enter__(self) -> Self:

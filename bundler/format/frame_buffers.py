@@ -60,8 +60,11 @@ class FrameBuffers:
 def _new_buffer(size: int) -> mmap.mmap:
     pages = -(-size // _HUGE_PAGE_BYTES)
     rounded = pages * _HUGE_PAGE_BYTES if size > _HUGE_PAGE_BYTES else size
-    # Private: a forked child must not write into the frames of its parent.
-    buffer = mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        # Private: a forked child must not write into the frames of its parent.
+        buffer = mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for a frame of {size} bytes: {error.strerror}") from error
     if pages > 1 and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             buffer.madvise(mmap.MADV_HUGEPAGE)

@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ from bundler.format.digest import sha256
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.integrations.inductor_kernels import GeneratedKernel, Told, stand_ins
+from bundler.integrations.inductor_multi_kernels import Dispatcher, multi_kernels_of
 from bundler.project import install
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
@@ -43,12 +44,26 @@ _WORKERS_IMPORTER = "bundler.integrations.inductor_generated:module_for_worker"
 WORKER_MODULES = 1024
 
 
+class GeneratedKernels(dict[str, GeneratedKernel]):
+    """What `load_generated` returns: kernels by name.
+
+    Attributes:
+        multi_kernels: dispatchers over these kernels, by name, called as the wrapper calls them.
+    """
+
+    multi_kernels: dict[str, Dispatcher]
+
+    def __init__(self, kernels: Mapping[str, GeneratedKernel] | None = None) -> None:
+        super().__init__(kernels or {})
+        self.multi_kernels = {}
+
+
 def load_generated(
     path: str | os.PathLike[str],
     *,
     options: TunerOptions | None = None,
     clock: Callable[[], Clock] | None = None,
-) -> dict[str, GeneratedKernel]:
+) -> GeneratedKernels:
     """Import Inductor's generated kernels with their heuristics bound to this runtime.
 
     A kernel module is imported: its code runs, so the file must be one that you trust as you trust your program.  A graph's
@@ -64,7 +79,8 @@ def load_generated(
         clock: makes what times a launch; None for the GPU's own.
 
     Returns:
-        The kernels by name: one of a kernel module, all of a wrapper, in its order.
+        The kernels by name: one of a kernel module, all of a wrapper, in its order; a dictionary whose `multi_kernels` are those of the
+        wrapper, which look their choice up in the tuner's records before they measure.
 
     Raises:
         FormatError: the file is neither, or no Python.
@@ -81,7 +97,7 @@ def load_generated(
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise FormatError(f"{name}: not a Python module: {error}", name=name) from error
     if _is_kernel_module(tree):
-        return _import(text, name, told)
+        return GeneratedKernels(_import(text, name, told))
     sources = _kernel_sources(tree)
     if not sources:
         raise FormatError(
@@ -89,9 +105,10 @@ def load_generated(
             "@triton_heuristics, or calls of async_compile.triton",
             name=name,
         )
-    found: dict[str, GeneratedKernel] = {}
+    found = GeneratedKernels()
     for kernel, source in sources.items():
         found |= _import(source, f"{name}:{kernel}", told)
+    found.multi_kernels = multi_kernels_of(tree, found, told, name)
     return found
 
 

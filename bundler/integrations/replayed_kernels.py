@@ -64,7 +64,8 @@ def replay(bundle_or_tag: Bundle | str | os.PathLike[str], modules: Sequence[str
 
     After it a first call of what was replayed makes no call of the compiler and fires no `jit_post_compile_hook`, which Triton fires for
     kernels on disk too; a tuned function benchmarks nothing where its result file was recorded (TRITON_CACHE_AUTOTUNING=1).  A kernel goes to
-    a function only where this process's Triton makes the kernel's own key for it.  Functions that are made later get theirs then.
+    a function only where this process's Triton makes the kernel's own key for it.  Functions that are made later get theirs when
+    their import ends, or at their first call.
     Imports Triton; safe beside launches of other threads.
 
     Args:

@@ -235,6 +235,16 @@ def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
     }
 
 
+def _uncompiled(heard: Heard) -> dict[str, Any]:
+    """Return what replaces `torch.compile`, which cannot trace tensors that are fake already."""
+
+    def compiled(model: Any = None, **_: Any) -> Any:
+        heard("torch.compile", "the code as it is, so what torch would generate is not captured")
+        return model if model is not None else lambda function: function
+
+    return {"compile": compiled}
+
+
 @contextlib.contextmanager
 def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTensorMode]:
     """Make every tensor of this thread fake while the block runs, and of autograd's threads that work for it.
@@ -263,6 +273,8 @@ def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTens
         changes.put_all(FakeTensor, _members(values, heard))
         changes.put_all(torch.Tensor, {"to": _moved, "cuda": _on_gpu, "cpu": _on_cpu, "new_tensor": _like})
         changes.put(torch.utils, "swap_tensors", swap_without_memo)
+        changes.put_all(torch, _uncompiled(heard))
+        changes.put(torch.nn.Module, "compile", lambda _self, *_, **__: None)
         if hasattr(fake_tensor, "init_gpu_context"):  # makes a real tensor on the GPU, so that autograd finds a stream
             changes.put(fake_tensor, "init_gpu_context", lambda _device: None)
         with mode:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bundler.errors import ConfigError
 from bundler.format.entries import Target
 from bundler.toolchain.declared_target import DeclaredDriver, triton_target
 from bundler.toolchain.target_devices import TargetDevice
@@ -90,10 +91,13 @@ def imitating_driver(target: Target, device: TargetDevice) -> Iterator[ImitatedD
 
     Raises:
         RecordingError: Triton is not installed.
+        ConfigError: an imitated driver is active already.
     """
     triton_target(target)
     config: Any = sys.modules["triton.runtime.driver"].driver
     before = config._active  # noqa: SLF001  # reading `active` would look for a GPU
+    if isinstance(before, ImitatedDriver):
+        raise ConfigError(f"this process captures for {before.get_current_target()} already; end that block first")
     driver = ImitatedDriver(target, device)
     config.set_active(driver)
     try:

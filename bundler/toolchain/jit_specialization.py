@@ -259,12 +259,12 @@ def _hashes(function: Any) -> tuple[str, str]:
 
 def hash_again(function: Any, *, helpers_first: bool) -> str:
     """Compute a JIT function's hash anew, as in a process that hashed all that it calls before, or nothing; returns the hash."""
-    for other in [] if helpers_first else _reachable(function):
+    # Whatever else this process hashed: of two helpers, the one that was hashed first decides about the hash of the other.
+    for other in _reachable(function):
         other.hash, other.used_global_vals = None, {}
     if helpers_first:
-        function.hash = None
         _ = function.cache_key  # hashes whatever it calls
-    function.hash, function.used_global_vals = None, {}
+        function.hash, function.used_global_vals = None, {}
     key: str = function.cache_key
     return key
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 from bundler.errors import BundlerError, RecordingError
 from bundler.format.entries import Target
 from bundler.project import install
-from bundler.toolchain import jit_specialization
+from bundler.toolchain import jit_specialization, targets
 from bundler.toolchain.imitated_driver import imitating_driver
 from bundler.toolchain.jit_specialization import CompileRequest, Specialized
 from bundler.toolchain.launch_capture import LaunchCapture, captured_launches
@@ -43,8 +43,8 @@ class ProgramImitation:
         guesses: (line, what depended on data, what was taken for it) -> how often.
 
     Raises:
-        RecordingError: torch or Triton is not installed.
-        ConfigError: a property has no such name or type.
+        RecordingError: at the start, when torch or Triton is not installed.
+        ConfigError: a property has no such name or type; at the start, when another program is captured in this process.
     """
 
     def __init__(
@@ -84,7 +84,10 @@ class ProgramImitation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        try:
+            self._stack.__exit__(kind, error, trace)
+        finally:
+            targets.forget_targets()
 
     def _requested(self, function: Any, request: CompileRequest) -> None:
         try:

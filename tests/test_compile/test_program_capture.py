@@ -225,6 +225,27 @@ def test_a_build_inside_the_block_is_refused(torch, kernels):
         capture.build()
 
 
+def test_a_capture_inside_another_is_refused(torch, kernels):
+    """The second block is a mistake, and the first one goes on."""
+    with bundler.capturing("cuda:90") as capture:
+        with pytest.raises(ConfigError, match="already"), bundler.capturing("cuda:80"):
+            pass
+        kernels.add_one[(8,)](torch.randn(64, device="cuda"), 64, BLOCK=64)
+    assert capture.report.kernels == 1
+
+
+def test_what_is_asked_of_a_kernel_is_guessed_and_told(torch, kernels):
+    """A program may compute a grid from the registers of its kernel, which was not compiled: it gets a guess, with the line."""
+    with bundler.capturing("cuda:90") as capture:
+        x = torch.randn(64, device="cuda")
+        kernel = kernels.add_one.warmup(x, 64, BLOCK=64, grid=(1,))
+        kernel._init_handles()
+        programs = max(1, 65536 // (kernel.n_regs * 128) - kernel.metadata.shared)
+        kernel[(programs, 1, 1)](x, 64)
+    assert [guess.what for guess in capture.report.guesses] == ["n_regs of add_one", "metadata of add_one"]
+    assert {Path(guess.file).name for guess in capture.report.guesses} == {Path(__file__).name}
+
+
 def test_bad_targets_and_properties_are_refused(torch):
     """A target or a property that does not exist is a mistake, told before anything runs."""
     with pytest.raises(ConfigError, match="not a target"):

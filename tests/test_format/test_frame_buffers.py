@@ -108,6 +108,12 @@ def test_a_system_that_has_no_huge_pages_is_fine(buffers, monkeypatch):
     assert len(buffers.take(8 << 20)) == 8 << 20
 
 
+def test_no_memory_is_a_memory_error(buffers):
+    """As it is when Python itself finds none; an error of the system would look like one of the file."""
+    with pytest.raises(MemoryError, match="no memory for a frame of"):
+        buffers.take(1 << 62)
+
+
 @pytest.fixture(scope="module")
 def wide(build):
     """The bytes of a bundle with more compressed frames than stay decoded, and their blobs."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch facts come out the same whether their sections are decoded one by one, and shared, or all at once."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,3 +98,37 @@ def test_an_array_that_declares_more_than_there_is_is_refused_before_room_is_mad
         assert data != WHOLE
         with pytest.raises(FormatError):
             LaunchFacts.from_bytes(data)
+
+
+def test_facts_like_the_last_ones_are_decoded_by_their_constants_alone(monkeypatch):
+    """What stands around the constants is taken from the last facts where it is the same, byte for byte, and nowhere else."""
+    others = [
+        facts(7),
+        facts("text"),
+        facts((1, 2)),
+        replace(facts(7), source_kind="ir"),
+        replace(facts(7), options=()),
+    ]
+    for first in (facts(1), facts("x"), *others):
+        for second in others:
+            assert LaunchFacts.from_bytes(first.to_bytes()) == first
+            assert LaunchFacts.from_bytes(second.to_bytes()) == second
+    split = []
+    LaunchFacts.from_bytes(facts(1).to_bytes())
+    monkeypatch.setattr(launch_spec.wire, "split", lambda *args: split.append(args))
+    assert LaunchFacts.from_bytes(facts(2).to_bytes()) == facts(2)
+    assert split == []
+    launch_spec._last_facts.clear()
+    assert LaunchFacts.from_bytes(facts(3).to_bytes()) == facts(3)
+    assert len(split) == 1
+
+
+def test_what_stands_between_known_parts_is_checked():
+    """Two members, half a member or an odd one where the constants should be: each a FormatError, also after facts that were right."""
+    assert LaunchFacts.from_bytes(WHOLE) is not None
+    ((before, after, _),) = launch_spec._last_facts
+    constants = WHOLE[len(before) : len(WHOLE) - len(after)]
+    for between in (b"", constants * 2, constants[:-1], b"\xc0", b"\x91\x92\x91\x01\x92\xa3int\xa1x", b"\xa1x"):
+        assert LaunchFacts.from_bytes(WHOLE) is not None
+        with pytest.raises(FormatError):
+            LaunchFacts.from_bytes(before + between + after)

@@ -192,3 +192,35 @@ def test_the_wheel_has_the_dispatcher():
     code = "from bundler.runtime.launch import compiled_dispatch; print(compiled_dispatch.dispatcher_type().__module__)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "bundler.runtime.launch._dispatch"
+
+
+@compiled_only
+def test_another_constant_is_launched_without_a_call_of_python(cuda, counted):
+    """The shape of the first call is enough: Python looks the constant up, and neither reads nor launches the call."""
+    kernel, seen = counted
+    kernel[(4,)](*ARGS, BLOCK=64, num_warps=4)
+    seen.clear()
+    kernel[(4,)](*ARGS, BLOCK=128, num_warps=4)
+    assert seen == []
+    kernel[(5,)](*ARGS, BLOCK=128, num_warps=4)
+    kernel[(4,)](*ARGS, BLOCK=64, num_warps=4)
+    assert seen == []
+    first, other, again, last = cuda.driver.launches
+    assert (first.plan, other.plan) == (last.plan, again.plan)
+    assert [dict(s.facts.constants)[(4,)].payload for s in kernel.specializations if s.key == other.plan.key] == [128]
+    assert (other.parameters, again.grid) == (first.parameters, (5, 1, 1))
+    with pytest.raises(NotFound):
+        kernel[(4,)](*ARGS, BLOCK=77, num_warps=4)
+    kernel[(4,)](*ARGS, BLOCK=128, num_warps=8)  # another option is another shape
+    assert cuda.driver.launches[-1].plan.key not in {first.plan.key, other.plan.key}
+
+
+@compiled_only
+def test_hooks_hear_of_a_launch_by_shape(cuda, counted):
+    """A call that is known by its shape alone goes to Python when there are hooks."""
+    kernel, _ = counted
+    kernel[(4,)](*ARGS, BLOCK=64)
+    heard = []
+    cuda.hooks.enter.append(lambda facts: heard.append(facts["key"]))
+    kernel[(4,)](*ARGS, BLOCK=128)
+    assert heard == [cuda.driver.launches[-1].plan.key]

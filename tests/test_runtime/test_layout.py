@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically, FormatError, LimitExceeded
+from bundler.lifecycle.elf import why_unusable
 from bundler.runtime import build_plan
+from bundler.runtime.launch import parameter_layout
 from bundler.runtime.launch.parameter_layout import MAX_BUFFER_BYTES, read_layout
 
 
@@ -167,3 +169,28 @@ def test_more_metadata_than_any_kernel_has_is_a_limit(monkeypatch, recorded):
     kernel = first(recorded, "add", "hip:gfx942")
     with pytest.raises(LimitExceeded):
         read_layout(recorded.bundle.read(kernel.binary), "add")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_the_extension_finds_the_section_that_python_finds(recorded, data):
+    """In a whole binary the same bytes; in a damaged one it leaves the answer to Python, or gives the one that Python gives."""
+    if parameter_layout._find_section is None:
+        pytest.skip("the extension was not built here")
+    kernel = first(recorded, data.draw(st.sampled_from(["add", "nested", "nothing"])), "cuda:90")
+    image = bytearray(recorded.bundle.read(kernel.binary))
+    wanted = b".nv.info." + kernel.launch.entry.encode()
+    assert parameter_layout._find_section(bytes(image), wanted) == parameter_layout._section_named(bytes(image), wanted)
+    assert parameter_layout._find_section(bytes(image), b".none") is None
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(
+            st.one_of(
+                st.integers(0, 63), st.integers(0, len(image) - 1), st.integers(len(image) - 2048, len(image) - 1)
+            )
+        )
+        image[at] = data.draw(st.integers(0, 255))
+    damaged = bytes(image[: data.draw(st.sampled_from([len(image), len(image) - 1, len(image) // 2, 63, 5, 0]))])
+    found = parameter_layout._find_section(damaged, wanted)
+    if found is not NotImplemented:
+        assert why_unusable(damaged) is None
+        assert found == parameter_layout._section_named(damaged, wanted)

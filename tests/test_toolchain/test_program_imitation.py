@@ -182,6 +182,29 @@ def test_autocast_casts(torch, imitate):
         assert layer(x).dtype == torch.float32
 
 
+@pytest.mark.toolchain
+def test_torch_compile_leaves_the_code_as_it_is(torch, imitate):
+    """`torch.compile`, of a function, as a decorator and of a module, gives the code itself, which is told."""
+    with imitate() as imitation:
+        function = torch.compile(lambda x: x + 1, mode="max-autotune")
+        assert function(torch.ones(3, device="cuda")).shape == (3,)
+        assert torch.compile(dynamic=True)(function) is function
+        module = torch.nn.Linear(3, 3).cuda()
+        module.compile()
+        assert module(torch.ones(3, device="cuda")).shape == (3,)
+    assert {what for _, what, _ in imitation.guesses} == {"torch.compile"}
+
+
+@pytest.mark.toolchain
+def test_what_was_real_before_can_be_used(torch, imitate):
+    """A module and a tensor made before the block are taken into it, and moved to its device."""
+    module, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with imitate():
+        assert module.cuda()(x.cuda()).device.type == "cuda"
+        assert (x + torch.ones(4)).shape == (2, 4)
+    assert x.tolist() == [[1.0] * 4] * 2
+
+
 def test_a_device_that_no_table_has_is_assumed():
     """A target without a device in the table gets one, and that is said; what a caller gives counts."""
     device, assumed = device_of(Target("cuda", "101"))

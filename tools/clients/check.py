@@ -50,7 +50,10 @@ def main() -> int:
     unknown = [name for name in options.clients if name not in CLIENTS]
     if unknown:
         parser.error(f"unknown client {', '.join(unknown)}; expected {', '.join(CLIENTS)}")
-    found = [check(name, target, options) for name in options.clients or CLIENTS for target in TARGETS]
+    pairs = [(name, target) for name in options.clients or CLIENTS for target in TARGETS]
+    if options.merge:
+        pairs = [pair for pair in pairs if _path(*pair, options).with_suffix(RESTORED).exists()]
+    found = [check(name, target, options) for name, target in pairs]
     result = {"rows": rows(found), "clients": found}
     print(json.dumps(result["rows"], indent=1))
     print(f"wrote {measurement.save('clients', result, options.results)}")
@@ -59,8 +62,7 @@ def main() -> int:
 
 def check(name: str, target: str, options: argparse.Namespace) -> dict[str, Any]:
     """Compile a client's kernels for a target, then restore them in another process; returns what came of it."""
-    folder = options.folder.absolute()
-    path = folder / "results" / f"{name}-{target.replace(':', '-')}.json"
+    path = _path(name, target, options)
     if not options.merge:
         _run(name, target, path, options)
     told: dict[str, Any] = json.loads(path.read_text())
@@ -71,6 +73,11 @@ def check(name: str, target: str, options: argparse.Namespace) -> dict[str, Any]
         flush=True,
     )
     return told
+
+
+def _path(name: str, target: str, options: argparse.Namespace) -> Path:
+    folder: Path = options.folder.absolute()
+    return folder / "results" / f"{name}-{target.replace(':', '-')}.json"
 
 
 def _run(name: str, target: str, path: Path, options: argparse.Namespace) -> None:

@@ -133,7 +133,7 @@ class AutotunedKernel:
     @property
     def hooks(self) -> Hooks:
         """What is called around each launch."""
-        return self._ready().hooks
+        return self.ready().hooks
 
     def forget(self) -> None:
         """Drop what was chosen and loaded; records on disk stay."""
@@ -148,7 +148,7 @@ class AutotunedKernel:
         if self._interpreted:
             self._interpret(grid, args, keywords)
             return
-        state = self._state or self._ready()
+        state = self._state or self.ready()
         choice = self._known(state, args, keywords)
         if choice is None:
             # An empty problem must not be tuned: measurements of nothing would decide for every size of this key.
@@ -174,14 +174,14 @@ class AutotunedKernel:
     @contextlib.contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:
         """Let this thread's calls launch on a stream while the block runs: torch's current one too, where torch uses the GPU."""
-        state = self._ready()
+        state = self.ready()
         # A driver asks torch for the current stream; where torch is not, the launch itself is told.
         with toolchain.torch_stream(stream, state.driver.device()), state.on_stream(stream):
             yield
 
     def launch(self, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
         """Launch a choice that was made for a call like this one; what the choice adds is no part of `keywords`."""
-        state = self._state or self._ready()
+        state = self._state or self.ready()
         self.best_config = choice.config  # for programs that read it after a call, as Triton's tuner has it
         if self.options.dump is not None:
             self.options.dump.add(self.__name__, args, keywords, choice.config.all_kwargs(), grid)
@@ -210,7 +210,7 @@ class AutotunedKernel:
             ConfigError: the config has to be found, and there is no grid to launch with.
             CannotLaunchStatically: only Triton can launch it.
         """
-        state = self._state or self._ready()
+        state = self._state or self.ready()
         choice = self._choice(state, grid, args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
@@ -226,7 +226,7 @@ class AutotunedKernel:
         Raises:
             CompileFailed: the kernel does not compile.
         """
-        state = self._ready()
+        state = self.ready()
         compiler = self._compiler(state, grid or (1,), args, keywords)
         found = compiler.build(self._pruned(args, keywords).configs)
         for candidate in found:
@@ -238,7 +238,7 @@ class AutotunedKernel:
         self, directory: str | os.PathLike[str], *args: Any, grid: grids.Grid | None = None, **keywords: Any
     ) -> Exported:
         """Write the chosen kernel's binary and how to launch it, for programs in other languages; see `export_kernel`."""
-        state = self._ready()
+        state = self.ready()
         choice = self._choice(state, grid, args, keywords)
         made = self._compile(state, choice.config, args, keywords)
         return export_kernel(made.kernel, made.image, made.bundle, choice.config, directory)
@@ -268,7 +268,8 @@ class AutotunedKernel:
             types = [value.dtype for value in args if hasattr(value, "dtype")]
         return (state.driver.device(), *values, *types)
 
-    def _ready(self) -> LaunchState:
+    def ready(self) -> LaunchState:
+        """Return what it launches with; the first call opens the driver and the bundle."""
         with self._lock:
             if self._state is None:
                 self._state = LaunchState.open(self.__name__, self.base, self.options, results=self._cache_results)

@@ -13,20 +13,20 @@ from typing import Any
 
 from bundler.errors import BundlerError, FormatError
 from bundler.format.bundle import Bundle
-from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of, record_id
+from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of
 from bundler.format.entries import Target
 from bundler.format.launch_spec import TuningRecord
 from bundler.lifecycle.triton_results import results_text, results_timings
-from bundler.lifecycle.tuning_directory import Hit, Miss, TuningFolder, explain, tuning_listeners, tunings_of
+from bundler.lifecycle.tuning_directory import Hit, Miss, tuning_listeners
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.tuning import tuning_winners
 from bundler.runtime.tuning.config_list import ListedConfigs, ignored_on, keywords_on
+from bundler.runtime.tuning.kept_records import find_record, keep_record
 from bundler.runtime.tuning.tuner import TuningOutcome
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
-from bundler.toolchain.directories import triton_cache_dir
 from bundler.user_warnings import warn
 
 _US_OF_S = 1e6
@@ -129,18 +129,9 @@ class ResultLookup:
         return found
 
     def _recorded(self, question: LookupQuestion) -> Choice | Miss:
-        reuse = self._options.reuse
-        if reuse == "none":
-            return Miss(f"{self._name}: records are switched off")
-        found = self._in_bundle(question.parts)
-        if isinstance(found, Miss) and reuse == "bundle":
-            return Miss(f"{found.reason}; records on disk are switched off")
+        found = find_record(self._name, question.parts, self._bundle, self._options)
         if isinstance(found, Miss):
-            # Asked for at each search: a program may change its cache directory while it runs.
-            here = TuningFolder(triton_cache_dir()).find(self._name, question.parts)
-            if isinstance(here, Miss):
-                return here if self._bundle is None else Miss(f"{found.reason}; on disk: {here.reason}")
-            found = here
+            return found
         try:
             # A record made of another tuner's result names options among the parameters.
             config = _for_kernel(tuning_winners.config_of(found.record.config), question.listed)
@@ -154,15 +145,6 @@ class ResultLookup:
         # The user's own object, where the config is one of the list: it may have attributes that a record does not hold.
         config = next((known for known in question.listed.configs if known == config), config)
         return Choice.of(config, "record", question.target, found=self._kernels_of(found))
-
-    def _in_bundle(self, parts: Parts) -> Hit | Miss:
-        if self._bundle is None:
-            return Miss(f"{self._name}: no bundle was given")
-        pairs, wanted = tunings_of(self._bundle), record_id(self._name, parts)
-        for record, measured in pairs:
-            if id_of(record) == wanted:
-                return Hit(record, measured, f"bundle {self._bundle.digest[:19]}")
-        return explain(self._name, parts, (record for record, _ in pairs))
 
     def _kernels_of(self, hit: Hit) -> list[Specialization]:
         """Return kernels of the bundle that may be launched: the record's winner, and others of the very same source."""
@@ -197,16 +179,11 @@ class ResultLookup:
         )
         spent = (round(outcome.compile_s * _US_OF_S), round(outcome.measure_s * _US_OF_S))
         measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
-        if self._options.record or self._options.reuse != "none":
-            tuning_listeners.tell(record, measured)
-        if not self._options.record:  # recordings were told above: the option is about files alone
-            return
-        try:
-            TuningFolder(triton_cache_dir()).put(record, measured)
-            if self._results:
+        if keep_record(record, measured, self._options) and self._results:
+            try:
                 self._write_results(outcome.timings, question)
-        except BundlerError as error:
-            warn(f"the winner for {self._name} is not kept for other processes: {error}")
+            except BundlerError as error:
+                warn(f"the times for {self._name} are not kept for Triton's tuner: {error}")
 
     def _write_results(self, timings: Sequence[Timing], question: LookupQuestion) -> None:
         by_config = {timing.config: timing for timing in timings}

@@ -7,13 +7,14 @@ import struct
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundler.errors import CannotLaunchStatically, DriverUnavailable
+from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
 from bundler.runtime.launch import launchers
 from bundler.runtime.launch.cuda import CudaDriver
 from bundler.runtime.launch.parameter_buffer import Packer
@@ -221,3 +222,36 @@ def test_tensors_of_torch(launcher):
             assert struct.unpack_from("<Q", launcher("pointer").pack(value)) == (address,)
     Own.data_ptr = lambda self: 0xE00000
     assert struct.unpack_from("<Q", launcher("pointer").pack(values[2])) == (0xE00000,)
+
+
+def test_kernels_of_one_kind_have_launchers_alike(fake, launcher_type, monkeypatch, plan, tensor):
+    """The second is a copy of the first for another function: it launches that, fails by itself, and outlives the first."""
+    monkeypatch.setattr(launchers, "compiled_type", lambda: launcher_type)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    driver = CudaDriver(fake.path, compiled=True)
+    shape = plan("pointer", "i32")
+    fake.expect(shape)
+    one, two = driver.load(shape, b"image", 0), driver.load(replace(shape, kernel="second"), b"image", 0)
+    one.function, two.function = 0xF1, 0xF2
+    made = []
+    compiled_launcher = launchers.compiled_launcher
+    monkeypatch.setattr(launchers, "compiled_launcher", lambda *args: made.append(args) or compiled_launcher(*args))
+    first, second = driver.launcher(one), driver.launcher(two)
+    assert len(made) == 1
+    for launch, function in ((first, 0xF1), (second, 0xF2), (first, 0xF1)):
+        launch(2, 1, 1, 0, tensor(64), 7)
+        assert (fake.last.function, bytes(fake.last.grid)) == (function, struct.pack("<III", 2, 1, 1))
+        assert fake.parameters(shape)[:12] == struct.pack("<Qi", 64, 7)
+    with pytest.raises(CannotLaunchStatically, match="second: argument 'a1'"):
+        second(2, 1, 1, 0, tensor(64), 2**40)
+    one.unload()
+    with pytest.raises(DriverError, match="its module was unloaded"):
+        first(2, 1, 1, 0, tensor(64), 7)
+    second(3, 1, 1, 0, tensor(64), 7)
+    assert fake.last.function == 0xF2
+    del first
+    gc.collect()
+    assert driver.launcher(two) is not None
+    other = driver.launcher(driver.load(replace(shape, block_threads=64), b"image", 0))
+    other(1, 1, 1, 0, tensor(64), 7)
+    assert fake.last.block[0] == 64
