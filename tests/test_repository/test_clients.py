@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundler.format.entries import Target
-from tools.clients import found_kernels, guesses, wheels
+from tools.clients import found_kernels, guesses, table, wheels
 
 # (client, folders of its package, how many of its kernels)
 SAMPLE = (("fla", ("modules", "ops/utils"), 85), ("liger", ("ops",), 50), ("conch", ("kernels",), 15))
@@ -75,6 +75,28 @@ def test_each_guess_is_another_one(found):
     kernel = found.kernels["client_of_tests.kernels:kernel"].kernel
     calls = list(map(repr, guesses.guesses(kernel)))
     assert len(calls) == len(set(calls)) > 4
+
+
+def test_results_of_earlier_runs_are_put_together(run_tool, tmp_path):
+    """`check --merge` runs nothing: it adds up what is there, fails where a target is missed, and the page shows it."""
+    again = {"restored": 3, "asked": 3, "hits": 3, "compiles": 0, "ptxas_calls": 1, "failed": {}}
+    told = {
+        "client": "fla", "version": "0.6.0", "target": "cuda:90", "root": "/x", "files": 2, "files_refused": {}, "helpers": 1, "found": 5,
+        "tried": 4, "compiled": 3, "keys": 3, "left_out": {}, "refused": {"m:k": "no /x/m.py or /usr/lib/site-packages/triton/x.py"}, "unfinished": {"m:l": "why"}, "captured": 0,
+    }  # fmt: skip
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "fla-cuda-90.json").write_text(json.dumps(told))
+    (tmp_path / "results" / "fla-cuda-90.restored").write_text(json.dumps(again))
+    (tmp_path / "results" / "liger-cuda-90.json").write_text(json.dumps(told))
+    done = run_tool("clients check", "--merge", "--folder", tmp_path, "--results", tmp_path)
+    assert done.returncode == 1, done.stderr
+    result = json.loads((tmp_path / "clients.json").read_text())
+    assert [(row["figure"], row["ok"]) for row in result["rows"]] == [
+        (3, False), (3, True), (1, False), (0, False), (0, True), (0, True),
+    ]  # fmt: skip
+    assert result["clients"][0]["refused"] == {"m:k": "no m.py or triton/x.py"}
+    assert "root" not in result["clients"][0]
+    assert "| fla 0.6.0 | cuda:90 | 5 | 4 | 3 | 1 | 1 | 3 | 3 | 1 |" in table.section(result)
 
 
 @pytest.fixture(scope="module")
