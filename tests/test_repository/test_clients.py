@@ -96,7 +96,7 @@ def test_results_of_earlier_runs_are_put_together(run_tool, tmp_path):
     ]  # fmt: skip
     assert result["clients"][0]["refused"] == {"m:k": "no m.py or triton/x.py"}
     assert "root" not in result["clients"][0]
-    assert "| fla 0.6.0 | cuda:90 | 5 | 4 | 3 | 1 | 1 | 3 | 3 | 1 |" in table.section(result)
+    assert "| fla 0.6.0 | cuda:90 | 5 | 4 | 3 | 3 | 1 | 1 | 3 | 3 | 1 |" in table.section(result)
 
 
 @pytest.fixture(scope="module")

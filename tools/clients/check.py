@@ -110,7 +110,7 @@ def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 {name: one["second_process"][name] for name in ("restored", "asked", "hits", "compiles", "ptxas_calls")}
             )
         lines += [
-            measurement.row(f"distinct kernels compiled for {target}", total["compiled"], "kernels", least=least),
+            measurement.row(f"distinct kernels compiled for {target}", total["keys"], "kernels", least=least),
             measurement.row(f"of these found in another process, {target}", total["hits"], "kernels", least=total["compiled"]),
             measurement.row(f"compiled there, {target}", total["compiles"] + total["ptxas_calls"], "kernels", most=0),
         ]  # fmt: skip

@@ -34,7 +34,7 @@ _WIDE = re.compile(
 _FLOATS = re.compile(r"(scale|eps|alpha|beta|temperature|softcap|soft_cap|cap$|prob|weight$|dropout|^p$|factor|theta|momentum|limit|^lr|gamma"
                      r"|threshold|smoothing|lower_bound|upper_bound|coef|clamp|cap_|log2e|ratio|sigma|epsilon|lambda|_lo$|_hi$)", re.IGNORECASE)  # fmt: skip
 _FLAGS = re.compile(r"(^|_)(USE|HAS|IS|ENABLE|APPLY|CAUSAL|STORE|SAVE|REVERSE|RETURN|WITH|DO|ALLOW|NEED|EVEN|FUSE|TRANS|VARLEN|INTERLEAVED"
-                    r"|SKIP|OUTPUT|ADD|COMPUTE|WRITE|LOAD)_|BIAS$|^CAUSAL$|^REVERSE$|GATED|INPLACE", re.IGNORECASE)  # fmt: skip
+                    r"|SKIP|OUTPUT|ADD|COMPUTE|WRITE|LOAD)_|BIAS$|^CAUSAL$|^REVERSE$|GATED|INPLACE|PDL$", re.IGNORECASE)  # fmt: skip
 _TYPES = re.compile(r"(dtype|_type$|^type_|_ty$)", re.IGNORECASE)
 _BLOCKS = re.compile(
     r"(BLOCK|TILE|^B[A-Z]{0,2}[0-9]?$|SIZE|CHUNK|_DIM|DIM$|^D[A-Z]?$|^[KV]$|PADDED|POW2|HEAD_?DIM|ROTARY)",

@@ -10,8 +10,9 @@ from tools.shared.measurement import shown, target
 SECTION = """`python -m tools.clients check`. Kernels of released wheels, compiled without a GPU by the compile service, bundled, restored to another
 path, and asked for by another process whose ptxas refuses, with the sources at another path too. A kernel is a distinct `@triton.jit` function that
 something launches; functions that only kernels call are not counted. Each is counted once for a target: one specialization, and of an
-autotuned kernel one configuration. What is refused is listed with Triton's reason in the result; *not finished* are kernels for which a guess of
-the arguments was wrong and others were not tried. For hip:gfx942 a sample is compiled. [clients.md](clients.md) says how arguments are guessed.
+autotuned kernel one configuration; copies in a wheel that have one key are one. What is refused is listed with Triton's reason in the result;
+*not finished* are kernels for which a guess of the arguments was wrong and others were not tried, listed with the reason too, as are files that
+cannot be imported. For hip:gfx942 a sample is compiled. [clients.md](clients.md) says how arguments are guessed.
 """
 _HEAD = (
     "client",
@@ -19,6 +20,7 @@ _HEAD = (
     "kernels",
     "tried",
     "compiled",
+    "distinct",
     "refused",
     "not finished",
     "restored",
@@ -39,7 +41,7 @@ def _clients(result: dict[str, Any]) -> str:
     for one in result["clients"]:
         again = one["second_process"]
         lines.append((
-            f"{one['client']} {one['version']}", one["target"], one["found"], one["tried"], one["compiled"], len(one["refused"]),
+            f"{one['client']} {one['version']}", one["target"], one["found"], one["tried"], one["compiled"], one["keys"], len(one["refused"]),
             len(one["unfinished"]), again["restored"], again["hits"], again["compiles"] + again["ptxas_calls"],
         ))  # fmt: skip
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
