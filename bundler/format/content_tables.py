@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,9 +43,8 @@ from bundler.format.entry_rows import (
     tuning_records,
     value_of,
 )
-from bundler.format.lazy_kernel import LazyKernel, spans_of
+from bundler.format.lazy_kernel import NUMBERS_PER_FILE_SPAN, LazyKernel, spans_by_position, spans_of
 from bundler.format.limits import Limits
-from bundler.format.sentinel import Span
 from bundler.format.summary import count
 
 if TYPE_CHECKING:
@@ -54,16 +53,12 @@ if TYPE_CHECKING:
 SCHEMA = 2
 # Stands for the name of the kernel, at the beginning of a file name, which cannot hold it.
 NAME = "*"
-# A file of a kernel that has path sentinels: its position, and then what a span has.
-_NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 # Real ones have some hundred bytes; what is here is decoded for each kernel, and again when its files are asked for.
 _REFERENCE_BYTES = 1 << 16
 _FILE_LIST_BYTES = 4 << 20
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
-# Metadata of one kind of kernel has its path at one of few offsets.
-_SPANS_REMEMBERED = 1024
 T = TypeVar("T")
 
 
@@ -223,7 +218,7 @@ class _Tables:
         """Return the files of a kernel at these positions."""
         references = _FILE_REFERENCES.decode(row.references)
         filenames, blobs = self._filenames(row.name, row.file_list), references.blobs
-        spans = _spans_by_position(references.spans) if references.spans else {}
+        spans = spans_by_position(references.spans) if references.spans else {}
         sizes, digests, width = self._sizes, self._blobs.digests, DIGEST_BYTES
         return [
             (filenames[at], digests[blobs[at] * width : (blobs[at] + 1) * width], sizes[blobs[at]], spans.get(at, ()))
@@ -385,20 +380,11 @@ def _with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
-    if len(flat) == _NUMBERS_PER_FILE_SPAN and 0 <= flat[0] < files:  # nearly every kernel has one
+    if len(flat) == NUMBERS_PER_FILE_SPAN and 0 <= flat[0] < files:  # nearly every kernel has one
         return
-    positions = flat[::_NUMBERS_PER_FILE_SPAN]
+    positions = flat[::NUMBERS_PER_FILE_SPAN]
     in_order = all(one <= two for one, two in pairwise(positions))
-    if len(flat) % _NUMBERS_PER_FILE_SPAN or positions[0] < 0 or positions[-1] >= files or not in_order:
+    if len(flat) % NUMBERS_PER_FILE_SPAN or positions[0] < 0 or positions[-1] >= files or not in_order:
         raise FormatError(
             f"{key}: {len(flat)} span numbers for {count(files, 'file')}, of files {positions!r:.80}", key=key
         )
-
-
-@functools.lru_cache(_SPANS_REMEMBERED)
-def _spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
-    grouped: dict[int, list[int]] = {}
-    for start in range(0, len(flat), _NUMBERS_PER_FILE_SPAN):
-        position, *numbers = flat[start : start + _NUMBERS_PER_FILE_SPAN]
-        grouped.setdefault(position, []).extend(numbers)
-    return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}

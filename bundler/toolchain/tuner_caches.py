@@ -94,6 +94,7 @@ class ResultFile(NamedTuple):
                 "it is of another source, other configurations, another target or another toolchain"
             )
         best = min(timings, key=lambda timing: timing[1])[0]
+        # The tuner's own object: what comes from a file must not decide what is called, and a hook is code.
         mine = next((config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None)
         if mine is None or mine.pre_hook is not None:
             raise ToolchainMismatch("the tuner has no such configuration, or one with a hook")
