@@ -267,6 +267,7 @@ def test_bad_targets_and_properties_are_refused(torch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
 @pytest.mark.parametrize(("library", "group"), [("liger_kernel", "liger"), ("fla", "fla")])
 def test_libraries_are_captured(torch, library, group, monkeypatch):
     """Each operator of the workload of tools runs under capture, forward and backward, and launches kernels."""
