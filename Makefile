@@ -40,7 +40,7 @@ test: test-quick ## build the wheel, install it in a new environment, test it th
 	$(call on-each-triton,release)
 
 test-slow: .venv-test/.ready ## the tests that take long: benchmarks, simulator, crash sample, torch, type checkers, fuzzing
-	$(call run-tests,slow)
+	$(call run-tests,slow,--holding slow)
 	$(call on-each-triton,later)
 
 .PHONY: test-quick
@@ -49,12 +49,12 @@ test-quick: .venv-test/.ready
 
 # -P keeps the checkout off the import path: what is tested is the wheel that was built and installed.
 pytest = BUNDLER_TEST_INSTALLED=1 $(1)/bin/python -P -m pytest
-# $(call run-tests,MARKS): first, side by side, what can bear that; then, one by one, what looks at a clock. Status 5 is "no test selected":
-# one of the two parts may well be empty, but not both.
+# $(call run-tests,MARKS,WHERE): first, side by side, what can bear that; then, one by one, what looks at a clock. Status 5 is "no test
+# selected": one of the two parts may well be empty, but not both. Only files that name the mark are imported, where there is one.
 define run-tests
 @ran=; \
-$(call pytest,.venv-test) -m "($(1)) and not serial" -n $(WORKERS) --dist loadfile $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
-$(call pytest,.venv-test) -m "($(1)) and serial" $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
+$(call pytest,.venv-test) -m "($(1)) and not serial" $(2) -n $(WORKERS) --dist loadfile $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
+$(call pytest,.venv-test) -m "($(1)) and serial" --holding serial $(ARGS) && ran=1 || [[ $$? == 5 ]]; \
 [[ -n $$ran ]] || { echo "make: $@ finds no test; is it one of test, or of test-slow?" >&2; exit 1; }
 endef
 
@@ -64,9 +64,9 @@ on-each-triton = $(if $(TRITONS),@$(MAKE) --no-print-directory --jobs=$(WORKERS)
 
 .PHONY: $(TRITONS:%=release-triton-%) $(TRITONS:%=later-triton-%)
 $(TRITONS:%=release-triton-%): release-triton-%: .venv-triton-%/.ready
-	@$(call pytest,.venv-triton-$*) -m "release and not slow" $(ARGS) $(or-none)
+	@$(call pytest,.venv-triton-$*) -m "release and not slow" --holding release $(ARGS) $(or-none)
 $(TRITONS:%=later-triton-%): later-triton-%: .venv-triton-%/.ready
-	@$(call pytest,.venv-triton-$*) -m "toolchain and (slow or not release)" $(ARGS) $(or-none)
+	@$(call pytest,.venv-triton-$*) -m "toolchain and (slow or not release)" --holding toolchain $(ARGS) $(or-none)
 
 lint: .venv-lint/.ready ## ruff, mypy --strict and the import contracts
 	.venv-lint/bin/ruff check

@@ -204,12 +204,16 @@ def _read(path: str, max_bytes: int) -> bytes:
 
 
 def _read_up_to(fd: int, max_bytes: int, chunk_bytes: int) -> bytes:
+    part = os.read(fd, min(max_bytes, chunk_bytes))
+    if len(part) == chunk_bytes - 1 <= max_bytes:
+        return part  # the whole file, as its size says, and no byte behind it
     parts: list[bytes] = []
     left = max_bytes
-    while left and (part := os.read(fd, min(left, chunk_bytes))):
+    while part:
         parts.append(part)
         left -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        part = os.read(fd, min(left, chunk_bytes)) if left else b""
+    return b"".join(parts)
 
 
 def _no_file(path: str, kind: str) -> str:

@@ -16,6 +16,7 @@ Nothing depends on locks: the first process that links to a name has it, which a
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -55,6 +56,7 @@ class LocalBackend(Backend):
 
     def __init__(self, root: str, permissions: file_steps.Permissions = file_steps.PRIVATE) -> None:
         self.root = os.path.abspath(root)
+        self._data = os.path.join(self.root, "data")
         self._permissions = permissions
         self._made: set[str] = set()
         self._full_until_s = 0.0
@@ -180,10 +182,10 @@ class LocalBackend(Backend):
                 self._trusted = file_steps.check_root(self.root, self._permissions)
 
     def _object(self, key: str) -> str:
-        *folders, last = check_key(key).split("/")
-        self._trust_root()
-        # Ten thousand names in one directory are slow on some file systems.
-        return os.path.join(self.root, "data", *folders, _SHARD + _short(last)[:2], last)
+        relative = _relative_path(key)
+        if not self._trusted:
+            self._trust_root()
+        return f"{self._data}/{relative}"
 
     def _generations(self, key: str) -> str:
         return os.path.join(self.root, "refs", *key.split("/"), _GENERATIONS)
@@ -299,6 +301,15 @@ def _walk(top: str, prefix: str) -> Iterator[tuple[str, str]]:
                 if is_key(key):
                     yield os.path.join(folder, name), key
             subfolders.clear()
+
+
+# Who reads what was there touches it before.
+@functools.lru_cache(maxsize=1024)
+def _relative_path(key: str) -> str:
+    """Return where the object of a key lies; raises `InvalidKey`."""
+    folder, slash, last = check_key(key).rpartition("/")
+    # Ten thousand names in one directory are slow on some file systems.
+    return f"{folder}{slash}{_SHARD}{_short(last)[:2]}/{last}"
 
 
 def _short(text: str) -> str:

@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
     from bundler.backends.counters import TierCounters
     from bundler.backends.tiers import WhenDown
+    from bundler.compile.compile_job import Compiled, Job
     from bundler.compile.declarations import prebuild
+    from bundler.compile.job_futures import CompileFuture
+    from bundler.compile.joined_futures import ScopeProgress
+    from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
+    from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters
     from bundler.config import Mode, Strict
     from bundler.errors import (
         AccessDenied,
@@ -75,13 +80,16 @@ if TYPE_CHECKING:
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.compiled_once import CompiledOnce, How, compile_once
     from bundler.lifecycle.directory_pack import pack
+    from bundler.lifecycle.family import Family
+    from bundler.lifecycle.family_pack import pack_family
     from bundler.lifecycle.lifecycle_reports import CheckReport, Reasons, RecordReport, RestoreReport
     from bundler.lifecycle.machine_store import Store, open_store
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
     from bundler.lifecycle.restoration import restore
     from bundler.lifecycle.restoration import restore as read_and_emit
     from bundler.lifecycle.restore_check import check
-    from bundler.lifecycle.restore_options import Only, Trust
+    from bundler.lifecycle.restore_options import Only, TreeOptions, Trust
+    from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import winners_only
     from bundler.runtime.configs import Config
     from bundler.runtime.grids import Grid
@@ -98,8 +106,11 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.autotune_decorator import autotune
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import Clock
+    from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
+    from bundler.runtime.tuning.occupancy import DeviceLimits
     from bundler.runtime.tuning.result_lookup import Choice
     from bundler.runtime.tuning.tuner_options import TunerOptions
     from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
@@ -110,124 +121,6 @@ if TYPE_CHECKING:
     from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
 
 __version__ = "0.1.0"
-
-_ERRORS = (
-    "AccessDenied", "BundlerError", "BundlerWarning", "CannotLaunchStatically", "CompileFailed", "CompileTimeout",
-    "ConfigError", "DigestMismatch", "DriverError", "DriverUnavailable", "EmptyBundle", "FormatError", "LimitExceeded",
-    "MergeConflict", "NoValidConfig", "NotFound", "RecordingError", "StoreFull", "StoreUnavailable",
-    "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedVersion",
-    "WorkerDied",
-)  # fmt: skip
-_HOMES = {
-    **dict.fromkeys(_ERRORS, "errors"),
-    "Argument": "format.launch_spec",
-    "Artifact": "format.entries",
-    "AutotunedKernel": "runtime.tuning.autotuned_kernel",
-    "BandwidthReport": "runtime.tuning.tuner_reports",
-    "BlobSource": "format.bundle",
-    "Bundle": "format.bundle",
-    "CheckReport": "lifecycle.lifecycle_reports",
-    "Choice": "runtime.tuning.result_lookup",
-    "Clock": "runtime.tuning.benchmark",
-    "CompileService": "compile.service",
-    "CompiledOnce": "lifecycle.compiled_once",
-    "Config": "runtime.configs",
-    "Content": "format.manifest",
-    "Counters": "integrations.session_counters",
-    "Descent": "runtime.tuning.descent",
-    "DeviceProperties": "runtime.launch.driver",
-    "Diff": "format.bundle_union",
-    "Difference": "integrations.key_comparison",
-    "Driver": "runtime.launch.driver",
-    "DryDriver": "runtime.launch.dry_driver",
-    "Explanation": "integrations.explanations",
-    "Exported": "runtime.tuning.kernel_export",
-    "FileLayout": "format.entries",
-    "FileRecords": "store.file_records",
-    "GeneratedKernel": "integrations.inductor_kernels",
-    "Grid": "runtime.grids",
-    "Handle": "runtime.launch.handle",
-    "Held": "store.store_reports",
-    "HelperLibrary": "format.entries",
-    "Hooks": "runtime.launch.launch_hooks",
-    "How": "lifecycle.compiled_once",
-    "Keep": "format.bundle",
-    "Kernel": "format.entries",
-    "KernelRecords": "store.kernel_records",
-    "Kernels": "runtime.launch.bundle_kernels",
-    "KeyParts": "format.keyparts",
-    "LaunchDump": "runtime.tuning.tuner_reports",
-    "LaunchFacts": "format.launch_spec",
-    "LaunchPlan": "runtime.launch.plan",
-    "LaunchSpec": "format.launch_spec",
-    "Launcher": "runtime.launch.driver",
-    "Limits": "format.limits",
-    "LookupTable": "runtime.tuning.tuning_winners",
-    "Mode": "config",
-    "Module": "runtime.launch.driver",
-    "Named": "format.launch_spec",
-    "Observed": "format.manifest",
-    "Only": "lifecycle.restore_options",
-    "Opaque": "format.entries",
-    "Parameter": "runtime.launch.plan",
-    "Path": "format.launch_spec",
-    "Piece": "runtime.launch.plan",
-    "PruneReport": "store.store_reports",
-    "PushMode": "store.bundle_store",
-    "PushReport": "store.store_reports",
-    "Reasons": "lifecycle.lifecycle_reports",
-    "RecordReport": "lifecycle.lifecycle_reports",
-    "Recording": "lifecycle.recorder",
-    "ReplayReport": "integrations.replayed_kernels",
-    "RestoreReport": "lifecycle.lifecycle_reports",
-    "Session": "integrations.sessions",
-    "Space": "runtime.tuning.descent",
-    "Span": "format.sentinel",
-    "Specialization": "runtime.launch.specialization_match",
-    "StaticKernel": "runtime.launch.static_kernel",
-    "Status": "integrations.explanations",
-    "Store": "lifecycle.machine_store",
-    "StoredFile": "format.entries",
-    "StoreStats": "store.store_reports",
-    "Strict": "config",
-    "TagInfo": "store.store_reports",
-    "Target": "format.entries",
-    "TensorMap": "runtime.launch.plan",
-    "TierCounters": "backends.counters",
-    "Toolchain": "format.entries",
-    "Trust": "lifecycle.restore_options",
-    "TunerOptions": "runtime.tuning.tuner_options",
-    "TuningFile": "format.entries",
-    "TuningRecord": "format.launch_spec",
-    "Value": "format.constant_values",
-    "VerifyReport": "store.store_reports",
-    "WhenDown": "backends.tiers",
-    "autotune": "runtime.tuning.autotune_decorator",
-    "begin_compile": "lifecycle.recorder",
-    "build_plan": "runtime.launch.plan_builder",
-    "can_launch": "runtime.launch.plan_builder",
-    "check": "lifecycle.restore_check",
-    "collect": "lifecycle.recorder",
-    "compile_once": "lifecycle.compiled_once",
-    "diff": "format.bundle_union",
-    "end_compile": "lifecycle.recorder",
-    "explain": "integrations.explanations",
-    "install": "integrations._process",
-    "load": "runtime.launch.bundle_kernels",
-    "merge": "format.bundle_union",
-    "open_driver": "runtime.launch.drivers",
-    "open_store": "lifecycle.machine_store",
-    "pack": "lifecycle.directory_pack",
-    "prebuild": "compile.declarations",
-    "read_and_emit": "lifecycle.restoration",
-    "recording": "lifecycle.recorder",
-    "register": "integrations._process",
-    "replay": "integrations.replayed_kernels",
-    "restore": "lifecycle.restoration",
-    "session": "integrations._process",
-    "winners_only": "lifecycle.tuning_directory",
-}
-
 __all__ = [
     "AccessDenied",
     "Argument",
@@ -239,18 +132,23 @@ __all__ = [
     "BundlerError",
     "BundlerWarning",
     "CannotLaunchStatically",
+    "Capture",
+    "CaptureReport",
     "CheckReport",
     "Choice",
     "Clock",
     "CompileFailed",
+    "CompileFuture",
     "CompileService",
     "CompileTimeout",
+    "Compiled",
     "CompiledOnce",
     "Config",
     "ConfigError",
     "Content",
     "Counters",
     "Descent",
+    "DeviceLimits",
     "DeviceProperties",
     "Diff",
     "Difference",
@@ -262,16 +160,21 @@ __all__ = [
     "EmptyBundle",
     "Explanation",
     "Exported",
+    "Family",
     "FileLayout",
     "FileRecords",
     "FormatError",
     "GeneratedKernel",
     "Grid",
+    "Guess",
     "Handle",
     "Held",
     "HelperLibrary",
+    "HeuristicKernel",
     "Hooks",
     "How",
+    "Job",
+    "JobTiming",
     "Keep",
     "Kernel",
     "KernelRecords",
@@ -297,6 +200,7 @@ __all__ = [
     "Parameter",
     "Path",
     "Piece",
+    "Progress",
     "PruneReport",
     "PushMode",
     "PushReport",
@@ -306,6 +210,8 @@ __all__ = [
     "RecordingError",
     "ReplayReport",
     "RestoreReport",
+    "ScopeProgress",
+    "ServiceCounters",
     "Session",
     "Space",
     "Span",
@@ -325,6 +231,8 @@ __all__ = [
     "TierCounters",
     "Toolchain",
     "ToolchainMismatch",
+    "TreeExplanation",
+    "TreeOptions",
     "TruncatedBundle",
     "Trust",
     "TunerOptions",
@@ -340,18 +248,22 @@ __all__ = [
     "begin_compile",
     "build_plan",
     "can_launch",
+    "capturing",
     "check",
     "collect",
     "compile_once",
     "diff",
     "end_compile",
     "explain",
+    "explain_trees",
+    "handles_on",
     "install",
     "load",
     "merge",
     "open_driver",
     "open_store",
     "pack",
+    "pack_family",
     "prebuild",
     "read_and_emit",
     "recording",
@@ -367,7 +279,9 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
+        from bundler.public_homes import HOMES
+
+        home = HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = importlib.import_module(f"{__name__}.{home}")

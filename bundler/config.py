@@ -135,6 +135,17 @@ def unknown_variables() -> dict[str, str | None]:
     return found
 
 
+def user_variables() -> tuple[str, ...]:
+    """Return the names of our variables that the user set, sorted."""
+    return tuple(
+        sorted(
+            name
+            for name, value in os.environ.items()
+            if value and name.startswith(PREFIX) and name not in (SPOOL_DIRECTORY, SPOOL_INNER, INNER)
+        )
+    )
+
+
 def unknown_words() -> str | None:
     """Return a sentence that names the unknown variables; None when there are none."""
     unknown = unknown_variables()
@@ -155,6 +166,11 @@ def strict_setting() -> Strict:
         return cast(Strict, _one_of("STRICT", "off", "warn", "error"))
     except ConfigError:
         return "off"
+
+
+def says_strict() -> bool:
+    """Whether the user said anything about strict mode."""
+    return _read("STRICT") is not None
 
 
 def replays() -> bool:

@@ -2,6 +2,7 @@
 """What the tests of every room share: the right package, a clean environment, no leaks, and kernels compiled once."""
 
 import ast
+import functools
 import gc
 import importlib.util
 import itertools
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -25,8 +27,14 @@ from bundler.toolchain import instances
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("cuda:90", "hip:gfx942")
+CORPUS = ROOT.parent / "shared" / "corpus"
+REAL_CACHES = ("inductor-transformer-h200", "triton-liger-h200")
 # Last, so that an installed bundler goes before that of the checkout: tests import tools.fuzz and others.
 sys.path.append(str(ROOT))
+# What programs that tests start run first; behind ROOT, so that it shadows nothing.
+CHILD_START = ROOT / "tests" / "child_start"
+sys.path.append(str(CHILD_START))
+_RUN_APART = ("serial", "slow", "release", "toolchain")
 _OURS_TO_KEEP = "BUNDLER_TEST_INSTALLED"
 _FOREIGN = ("TRITON_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "DISABLE_LLVM_OPT", "LLVM_IR_ENABLE_DUMP")
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
@@ -52,6 +60,35 @@ def pytest_configure(config):
         raise pytest.UsageError(
             f"{_OURS_TO_KEEP}=1, but bundler is imported from the checkout ({bundler.__file__}); run python -P -m pytest"
         )
+
+
+def pytest_addoption(parser):
+    """Add the option that spares `make` the import of files in which it has nothing to run."""
+    parser.addoption("--holding", metavar="MARK", choices=_RUN_APART, help="collect only files that name this mark")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out files without the mark that `--holding` names: importing all 190 of them takes longer than many a run."""
+    mark = config.getoption("--holding")
+    if mark is None or collection_path.suffix != ".py" or _names(collection_path, mark):
+        return None
+    named = {config.invocation_params.dir / argument.partition("::")[0] for argument in config.args}
+    return (
+        None if collection_path in named else True
+    )  # pytest says of a test in a file that was left out that it does not exist
+
+
+def pytest_collection_modifyitems(items):
+    """Refuse a test whose mark its own file does not name, since `--holding` would not find it."""
+    for item in items:
+        for mark in _RUN_APART:
+            if item.get_closest_marker(mark) is not None and not _names(item.path, mark):
+                raise pytest.UsageError(f"{item.nodeid} has the mark {mark}, but {item.path.name} does not name it")
+
+
+@functools.cache
+def _names(path, mark):
+    return f"mark.{mark}" in path.read_text(encoding="utf-8")
 
 
 def pytest_runtest_setup(item):
@@ -223,6 +260,15 @@ def made_once(request, tmp_path_factory):
     return make
 
 
+@pytest.fixture(autouse=True, scope="session")
+def triton_hashed_once(made_once):
+    """Let programs that tests start share what Triton computes of itself; `child_start/sitecustomize.py` says how."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUNDLER_TEST_TRITON_KEYS", str(made_once("triton-keys", lambda folder: None)))
+        patch.setenv("PYTHONPATH", str(CHILD_START), prepend=os.pathsep)
+        yield
+
+
 @pytest.fixture(scope="session")
 def compiled(made_once):
     """Compile the example kernels once a run, in a process of its own, with recording on."""
@@ -241,3 +287,28 @@ def _compile_examples(folder):
         capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def unpacked(made_once):
+    """Return a function that unpacks an archive of real caches, once a run, or skips where it is not; read only."""
+
+    def unpack(name):
+        archive = CORPUS / f"{name}.tar.xz"
+        if not archive.is_file():
+            pytest.skip(f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the checkout")
+
+        def fill(folder):
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+
+        (root,) = made_once(f"corpus-{name}", fill).iterdir()
+        return root
+
+    return unpack
+
+
+@pytest.fixture(scope="session", params=REAL_CACHES)
+def real_cache(request, unpacked):
+    """A cache directory as a compiler left it."""
+    return unpacked(request.param)

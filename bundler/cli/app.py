@@ -10,6 +10,7 @@ import click
 
 import bundler
 from bundler.cli.build import build
+from bundler.cli.capture_command import capture
 from bundler.cli.command import Commands, example, talk_options
 from bundler.cli.comparison import diff, merge
 from bundler.cli.demo import demo
@@ -35,12 +36,12 @@ from bundler.cli.tune import tune
 def app() -> None:
     """Pack compiled Triton kernels into one file, and put them back where the next process finds them.
 
-    Exit status: 0 fine, 1 a problem was found, 2 the command was used wrongly, 130 after Ctrl-C. The run command ends as the
-    program that it runs.
+    Exit status: 0 fine, 1 a problem was found, 2 the command was used wrongly, 130 after Ctrl-C. The run and capture commands
+    end as the program that they run.
     """
 
 
 for command in (
-    demo, run, build, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune, explain, doctor,
+    demo, run, build, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune, explain, doctor,
 ):  # fmt: skip
     app.add_command(command)

@@ -36,7 +36,8 @@ from bundler.toolchain import identity
 _NAMED = 3
 
 
-def _targets(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[Target, ...]:
+def parse_targets(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[Target, ...]:
+    """Read what `--target` was given, each once."""
     try:
         return tuple(dict.fromkeys(map(Target.parse, texts)))
     except ConfigError as error:
@@ -55,7 +56,7 @@ def _targets(_context: click.Context, _option: click.Parameter, texts: tuple[str
 @click.option("--spec", "spec", metavar="FILE", help="A build file in TOML that lists kernels.")
 @click.option("--from", "recorded", metavar="BUNDLE",
               help="Every kernel of a recorded bundle; MODULEs say where the sources are.")  # fmt: skip
-@click.option("--target", "targets", multiple=True, metavar="T", callback=_targets,
+@click.option("--target", "targets", multiple=True, metavar="T", callback=parse_targets,
               help="Compile for T, such as cuda:90 or hip:gfx942; repeat for several.")  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", help="The bundle to write.")
 @click.option(

@@ -7,6 +7,7 @@ It prints what `bundler.explain` finds; `app.py` lists it.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -17,29 +18,59 @@ from bundler.cli import wording
 from bundler.cli.command import FINE, example, reports
 from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option, warn_of_unknown_variables
 from bundler.cli.terminal import Screen
+from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
+from bundler.lifecycle.tree_comparison import counted, explain_trees
 from bundler.toolchain.inductor_caches import expected_compiler
 
 if TYPE_CHECKING:
     from bundler.integrations.explanations import Explanation, Run
+    from bundler.lifecycle.restore_options import TreeOptions
 
 _TAB = 4
 
 
 @click.command(
     short_help="Say why a kernel was compiled although others were recorded.",
-    epilog=example("explain --last", "explain --name 'matmul*'", "explain GYVP3J7R"),
+    epilog=example(
+        "explain --last",
+        "explain --name 'matmul*'",
+        "explain GYVP3J7R",
+        "explain --tree server.tbundle",
+        "explain --tree server.tbundle --tree vllm=~/.cache/vllm",
+    ),
 )
 @click.argument("key", required=False, metavar="[KEY]")
 @click.option("--last", is_flag=True, help="All that the latest process compiled, with its forks and what it started.")
 @click.option("--name", metavar="GLOB", help="Kernels of this name.")
+@click.option("--tree", "sources", multiple=True, metavar="BUNDLE|NAME=DIR",
+              help="Trees of servers' caches, beside this machine; given twice, those of the second beside those of the first.")  # fmt: skip
+@fact_option
+@family_file_option
 @stores_option("Where kernels were recorded. " + TIERS_HELP, from_environment)
 @reports
-def explain(screen: Screen, key: str | None, name: str | None, urls: tuple[str, ...], *, last: bool) -> int:
+def explain(
+    screen: Screen,
+    key: str | None,
+    name: str | None,
+    urls: tuple[str, ...],
+    sources: tuple[str, ...],
+    facts: tuple[str, ...],
+    family_files: tuple[str, ...],
+    *,
+    last: bool,
+) -> int:
     """Say what differs between a kernel that was compiled here and the nearest that was recorded before.
 
     Looks at the notes that the cache manager left on this host, and at the store. KEY is a kernel key or its beginning. Where the
     source differs, and both texts were used on this host, the difference is shown.
+
+    With --tree it says why a server finds nothing in a tree: what of its fingerprint differs here, and which of the factors that vLLM's
+    hash is made of differ between two.
     """
+    if sources:
+        if key is not None or name is not None or last or urls or len(sources) > len(("there", "here")):
+            raise click.UsageError("--tree is a question of its own, of one or two bundles or directories")
+        return _explain_trees(screen, sources, tree_options(facts, family_files))
     from bundler.integrations.explanations import explain as explain_kernels
     from bundler.integrations.explanations import explain_run, latest_run
 
@@ -68,6 +99,17 @@ def explain(screen: Screen, key: str | None, name: str | None, urls: tuple[str, 
         screen.done(f"{wording.count(len(found), 'kernel')}, of which {differing} had a recorded neighbor that differs")
     rows = [{**dataclasses.asdict(e), "sentence": e.sentence} for e in found]
     screen.finish({"kernels": rows, "graph_compiler": compiler, **({"run": _facts(run)} if run is not None else {})})
+    return FINE
+
+
+def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOptions) -> int:
+    found = explain_trees(*map(os.path.expanduser, sources), trees=options)
+    for one in found:
+        screen.line(wording.plain(one.sentence))
+        if one.unknown:
+            screen.line(f"  not known: {wording.plain(', '.join(one.unknown))}")
+    screen.done(counted(found))
+    screen.finish({"trees": [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]})
     return FINE
 
 

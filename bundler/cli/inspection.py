@@ -24,6 +24,7 @@ from bundler.cli.specializations import KernelSpecialization, SpecializationRow,
 from bundler.cli.store_upkeep import verify_store
 from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
 from bundler.cli.terminal import Column, Screen
+from bundler.cli.tree_choices import tree_facts, tree_lines
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import open_regular, os_errors
@@ -31,6 +32,7 @@ from bundler.format.container_layout import HEADER
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.metadata import parse_metadata
 from bundler.format.names import is_key_of
+from bundler.format.tree_index import is_tree_path
 
 KERNELS = (
     Column("name", folds=True),
@@ -114,6 +116,7 @@ def _facts(path: str, bundle: Bundle, kernels: list[Kernel], known: list[KernelS
         "tuning_files": [_file_facts(entry) for entry in bundle.tuning_files],
         "helpers": [{**_file_facts(entry), "machine": entry.machine} for entry in bundle.helpers],
         "opaque": [_file_facts(entry) for entry in bundle.opaque],
+        **tree_facts(bundle),
         "environments": [dict(pairs) for pairs in bundle.observed.environments],
     }
 
@@ -162,13 +165,14 @@ def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str
     if kernels:
         _show_kernels(screen, facts["kernels"], told(kernels, known))
         _show_one_or_hint(screen, facts["kernels"], known)
-    beside = [*facts["tuning_files"], *facts["helpers"], *facts["opaque"]] if whole else []
+    listed = [(kind, file) for kind, name in _BESIDE for file in facts[name] if whole]
+    beside = [(kind, file) for kind, file in listed if not is_tree_path(file["path"])]
     if beside:
-        rows = [
-            (kind, file["path"], wording.size(file["size_bytes"])) for kind, name in _BESIDE for file in facts[name]
-        ]
+        rows = [(kind, file["path"], wording.size(file["size_bytes"])) for kind, file in beside]
         screen.table((Column("beside them"), Column("path", folds=True), Column("size", True)), rows)
         screen.line()
+    for line in tree_lines(bundle) if whole else []:
+        screen.line(line)
     screen.done(
         wording.count(len(kernels), "kernel") + (f", {wording.count(len(beside), 'other file')}" if beside else "")
     )

@@ -15,22 +15,35 @@ import bundler
 from bundler.cli import wording
 from bundler.cli.command import FINE, example, keep_option, output_option, reports
 from bundler.cli.terminal import Column, Screen
+from bundler.cli.tree_choices import fact_option, family_file_option, named_family, tree_facts, tree_lines, tree_options
 from bundler.errors import AccessDenied, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
 from bundler.format.container_layout import ZSTD_LEVEL
-from bundler.format.entries import entry_artifacts
+from bundler.format.entries import Opaque, entry_artifacts
+from bundler.format.tree_index import is_tree_path
 from bundler.format.writer import HIGHEST_LEVEL
+from bundler.lifecycle.known_families import FAMILIES
 
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
 
 
 @click.command(
-    short_help="Make a bundle from a cache directory.", epilog=example("pack ~/.triton/cache -o model.tbundle")
+    short_help="Make a bundle from a cache directory.",
+    epilog=example(
+        "pack ~/.triton/cache -o model.tbundle",
+        "pack vllm -o server.tbundle",
+        "pack sglang --root /cache -o server.tbundle",
+    ),
 )
-@click.argument("directory")
+@click.argument("directory", metavar="DIRECTORY|FAMILY")
 @output_option
 @keep_option
+@click.option(
+    "--root", metavar="DIR", help="Where the cache of FAMILY is; without it, where the server looks here and now."
+)
+@fact_option
+@family_file_option
 @click.option(
     "--level",
     type=click.IntRange(1, HIGHEST_LEVEL),
@@ -39,13 +52,30 @@ CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True),
     help="How hard to compress, as zstd counts; 3 takes half of the time for 15 % more bytes.",
 )
 @reports
-def pack(screen: Screen, directory: str, output: str, keep: Keep, level: int) -> int:
-    """Make a bundle from a Triton or Inductor cache DIRECTORY.
+def pack(
+    screen: Screen,
+    directory: str,
+    output: str,
+    keep: Keep,
+    level: int,
+    root: str | None,
+    facts: tuple[str, ...],
+    family_files: tuple[str, ...],
+) -> int:
+    """Make a bundle from a Triton or Inductor cache DIRECTORY, or from the cache of a server or compiler: of the FAMILY vllm, sglang,
+    deep_gemm, tilelang, cute_dsl or flashinfer, or of one that a file declares.  A directory of such a name is written ./vllm.
 
     A cache directory does not hold argument types; record the compiles with `run` to have those too.
     """
+    family = named_family(directory, family_files)
+    if family is None and (root is not None or facts):
+        raise click.UsageError(f"--root and --fact are for families; {directory} is none: {', '.join(FAMILIES)}")
+    options = tree_options(facts, family_files)
     with screen.progress(f"reading {directory}"):
-        bundle = bundler.pack(directory, keep=keep)
+        if family is None:
+            bundle = bundler.pack(directory, keep=keep)
+        else:
+            bundle = bundler.pack_family(family, root, keep=keep, facts=options.facts)
     if bundle.is_empty:
         screen.reasons("left out", bundle.left_out)
     size = save(screen, bundle, output, level)
@@ -84,6 +114,7 @@ def contents(bundle: Bundle) -> dict[str, Any]:
     return {
         "digest": bundle.digest,
         "counts": counts(bundle),
+        **tree_facts(bundle),
         "targets": [
             {"target": target, "kernels": kernels, "launch_bytes": launch, "ir_bytes": rest}
             for target, kernels, launch, rest in _by_target(bundle)
@@ -121,13 +152,19 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
     beside = [
         f"{wording.count(len(entries), noun)} ({wording.size(sum(entry.artifact.size for entry in entries))})"
         for noun, entries in (
-            ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", bundle.opaque))
+            ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", _outside_trees(bundle)))
         if entries
     ]  # fmt: skip
     if bundle.tuning_records:
         beside.append(wording.count(len(bundle.tuning_records), "tuning record"))
     if beside:
         screen.line("beside them: " + ", ".join(beside))
+    for line in tree_lines(bundle):
+        screen.line(line)
+
+
+def _outside_trees(bundle: Bundle) -> list[Opaque]:
+    return [entry for entry in bundle.opaque if not is_tree_path(entry.path)]
 
 
 def _by_target(bundle: Bundle) -> list[tuple[str, int, int, int]]:

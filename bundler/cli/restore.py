@@ -19,7 +19,9 @@ from bundler.cli.command import FINE, PROBLEM, example, keep_option, reports
 from bundler.cli.pack import count_bytes, counts
 from bundler.cli.stores import STORE_VARIABLE, TIERS_HELP, existing_store, given_or_set, stores_option
 from bundler.cli.terminal import Screen
+from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.format.bundle import Bundle
+from bundler.format.tree_index import has_trees
 from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
 
 
@@ -56,6 +58,10 @@ from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
 )
 @click.option("--device", "devices", type=click.IntRange(0), multiple=True, metavar="N",
               help="For an Inductor bundle: the device to place kernels for; repeat for several.")  # fmt: skip
+@click.option("--root", "roots", multiple=True, metavar="NAME=DIR",
+              help="Where the cache of the server NAME is; without it, where the server looks here and now.")  # fmt: skip
+@fact_option
+@family_file_option
 @click.option("--rekey", is_flag=True,
               help="Also use kernels of another build of the same Triton release, under this machine's keys.")  # fmt: skip
 @click.option("--allow-empty", is_flag=True, help="A bundle with nothing in it is fine.")
@@ -68,14 +74,19 @@ def restore(
     check: bool,
     rekey: bool,
     devices: tuple[int, ...],
+    roots: tuple[str, ...],
+    facts: tuple[str, ...],
+    family_files: tuple[str, ...],
     **choices: Any,
 ) -> int:
-    """Put the kernels of BUNDLE, or of a bundle in a store, where Triton or Inductor will look for them.
+    """Put the kernels of BUNDLE, or of a bundle in a store, where Triton or Inductor will look for them, and with --trust code what
+    servers keep beside them, where it was made for what is here: versions, GPU, driver, ranks.
 
     Every byte is verified before it becomes visible. Exit status 1 when something of it is damaged and was skipped, or when
     nothing in the bundle can be used here.
     """
     choices["devices"] = devices or None
+    choices["trees"] = tree_options(facts, family_files, roots)
     if check and rekey:
         raise click.UsageError("--rekey writes kernels of its own; --check writes nothing: give one of them")
     with _source(bundle, tag, urls, read_only=check) as source:
@@ -117,7 +128,12 @@ def _restore(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
         report = bundler.restore(bar.watching(opened), **choices)
     _show_report(screen, report, opened)
     screen.finish({**source.told(), "usable": report.usable, **asdict(report)})
-    return PROBLEM if report.damaged or (opened.kernels and not report.usable) else FINE
+    nothing = (
+        (opened.kernels or has_trees(entry.path for entry in opened.opaque))
+        and not report.usable
+        and not report.companions
+    )
+    return PROBLEM if report.damaged or (opened.kernels and not report.usable) or nothing else FINE
 
 
 def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:

@@ -89,6 +89,7 @@ class Plan:
             place = module_import.find(module)
             # Without --target, the declarations say; they are read by importing the module once for that alone.
             chosen = targets or self._declared_targets(place)
+            # A list, not a generator: `any` would leave out the targets behind the first that declares something.
             found = [self._add_module(place, target) for target in chosen]
             if not any(found) and not self.failures:
                 raise _nothing_declared(module)
@@ -243,7 +244,7 @@ def _package(of: Any) -> str:
 
 def _all_declarations(kernel: Any) -> Iterator[Declaration]:
     """Yield what is declared of a kernel, also below an autotuner or heuristics."""
-    while kernel is not None:
+    while kernel is not None:  # down to the JIT function, which has parameters; its own `fn` is plain Python
         yield from declarations_of(kernel)
         kernel = getattr(kernel, "fn", None) if not hasattr(kernel, "params") else None
 
@@ -259,4 +260,5 @@ def _constant(module: ModuleType, value: Any) -> Any:
         return compile_call.decode_value(Value("dtype", value.name))
     if isinstance(value, FunctionConstant):
         return jit_specialization.jit_function(module_import.function_in(module, value.name))
+    # A named tuple stays what it is: a kernel reads its fields.
     return tuple(_constant(module, item) for item in value) if type(value) is tuple else value

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bundler.compile.build_plan import Failure, Plan
 from bundler.compile.compile_job import Compiled, Job
-from bundler.compile.service import CompileService
+from bundler.compile.service import CompileService, Once
 from bundler.compile.service_progress import Progress, ServiceCounters
 from bundler.compile.shared_compiles import SharedCompiles
 from bundler.errors import BundlerError
@@ -28,6 +28,8 @@ from bundler.store.kernel_records import KernelRecords
 from bundler.toolchain import identity
 
 Watch = Callable[[Progress], None]
+# Compiles a job into a cache directory.
+CompileHere = Callable[[Job, str], Compiled]
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,7 +72,11 @@ def missing(plan: Plan, records: KernelRecords) -> tuple[Job, ...]:
 
 
 def build(
-    plan: Plan, workers: int | None = None, store: Store | None = None, watch: Watch | None = None
+    plan: Plan,
+    workers: int | None = None,
+    store: Store | None = None,
+    watch: Watch | None = None,
+    compile_here: CompileHere | None = None,
 ) -> BuildResult:
     """Compile a plan's jobs, on all cores, into a bundle.
 
@@ -82,6 +88,7 @@ def build(
             what is built from IR gets a process of its own all the same.
         store: kernels that it holds are not compiled, and what is compiled is published there.
         watch: told of each job's progress.
+        compile_here: what compiles a job instead of a worker of the service; called in threads of the service.
 
     Raises:
         StoreUnavailable, AccessDenied: the store cannot be read.
@@ -105,7 +112,7 @@ def build(
     def compile_and_collect() -> tuple[list[Compiled | BundlerError], Bundle, list[Failure]]:
         with os_errors(folder, "make"):
             os.mkdir(folder, 0o700)
-        results = _compile(jobs, cache_dir, workers, shared, watch)
+        results = _compile(jobs, cache_dir, workers, _once(cache_dir, shared, compile_here), watch)
         return (results, *_collect(jobs, results, cache_dir))
 
     results, fresh, failures = cleaned_up(compile_and_collect, lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -126,15 +133,28 @@ def build(
     )
 
 
+def _once(cache_dir: str, shared: SharedCompiles | None, compile_here: CompileHere | None) -> Once | None:
+    """Return what the service wraps each compile in: the store around whoever compiles."""
+    if compile_here is None:
+        return shared
+
+    def compile_once_here(job: Job, _by_worker: Callable[[], Compiled]) -> Compiled:
+        if shared is None:
+            return compile_here(job, cache_dir)
+        return shared(job, lambda: compile_here(job, cache_dir))
+
+    return compile_once_here
+
+
 def _compile(
-    jobs: Sequence[Job], cache_dir: str, workers: int | None, shared: SharedCompiles | None, watch: Watch | None
+    jobs: Sequence[Job], cache_dir: str, workers: int | None, once: Once | None, watch: Watch | None
 ) -> list[Compiled | BundlerError]:
     if not jobs:
         return []
     # Some IR crashes the compiler and its process, so IR is never compiled in this one.
     isolate = workers is None or any(job.source.kind == "ir" for job in jobs)
     count = min(workers or os.cpu_count() or 1, len(jobs))
-    with CompileService(count, cache_dir=cache_dir, isolate=isolate, once=shared, on_progress=watch) as service:
+    with CompileService(count, cache_dir=cache_dir, isolate=isolate, once=once, on_progress=watch) as service:
         return service.compile_all(jobs)
 
 

@@ -65,7 +65,8 @@ class Context:
         with self._lock:
             if look:
                 self._refresh_environment()
-            source, stale = self._source(job.source.path)
+            # The path of a text is only its name.
+            source, stale = self._source(job.source.path if job.source.kind == "module" else "")
             parts = (job.digest, source, self._toolchain(job.target), self._fixed)
             slot = int(_digest(*parts)[:16], 16) % SLOTS
             return JobContext(self._last, _digest(*parts, self._environment), f"compile/{slot:03x}", stale)

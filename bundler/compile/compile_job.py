@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from bundler.compile import module_import
 from bundler.compile.source_modules import source_module
+from bundler.compile.worker_messages import resolve
 from bundler.errors import BundlerError, CompileFailed, FormatError
 from bundler.format import wire
 from bundler.format.constant_values import Value
@@ -49,8 +50,9 @@ class SourceRef:
         kind: `module`: a Python file, which compiling imports, so the maker of the job must trust it; `text`: the text of a Python
             module, which becomes a content-addressed file; `ir`: Triton's IR, which is never executed.
         function: qualified name of the JIT function in its module; for IR the name of the kernel.
-        module: the name that the file is imported by, dotted inside a package.
-        path: the file of a `module`.
+        module: the name that the file is imported by, dotted inside a package; of a `text` the importer, `module:function`, which gets
+            text and path and returns what has the function; empty for `source_module`.
+        path: the file of a `module`; of a `text` what tracebacks, and kernels of a Triton that keeps paths, call it.
         root: the directory that must be on `sys.path` for it.
         data: the text of a `text` or `ir` source.
     """
@@ -220,7 +222,20 @@ def perform(job: Job, cache_dir: str) -> Compiled:
             out under another key than the job says.
     """
     started = time.monotonic()
-    event = _compiled(job, cache_dir)
+    return finished(job, _compiled(job, cache_dir), started)
+
+
+def finished(job: Job, event: CompileEvent, started_s: float) -> Compiled:
+    """Return the result of a job whose compile is done.
+
+    Args:
+        job: the job.
+        event: what the compile gave.
+        started_s: when the job began, by the monotonic clock.
+
+    Raises:
+        CompileFailed: the kernel came out under another key than the job says.
+    """
     if job.key and event.key != job.key:
         raise CompileFailed(
             f"{job.name} for {job.target}: expected the key {job.key}, got {event.key}; its source changed since the build was "
@@ -231,7 +246,7 @@ def perform(job: Job, cache_dir: str) -> Compiled:
     return Compiled(
         event.key,
         event.directory,
-        time.monotonic() - started,
+        time.monotonic() - started_s,
         tuple((stage, spent * _MICROSECOND) for stage, spent in event.stage_times_us if not event.cache_hit),
         event.cache_hit,
         known.toolchain,
@@ -252,21 +267,25 @@ def _compiled(job: Job, cache_dir: str) -> CompileEvent:
         job.options,
         job.target,
         cache_dir,
-        helpers_first=job.helpers_first,
+        # Another job may have hashed helpers of this kernel before, in an order that leads to another key.
+        helpers_first=bool(job.helpers_first) if job.key else job.helpers_first,
     )
 
 
 def load_kernel(source: SourceRef, target: Target) -> Any:
     """Return the kernel that a source names, imported for a target; raises `CompileFailed`."""
     try:
-        if source.kind == "text":
+        module: Any
+        if source.kind == "text" and source.module:
+            module = resolve(source.module)(source.data.decode(), source.path)
+        elif source.kind == "text":
             module = source_module(source.data.decode()).load()
         else:
             module = module_import.load(module_import.ModulePlace(source.path, source.module, source.root), target)
         return module_import.function_in(module, source.function)
     except CompileFailed:
         raise
-    except (BundlerError, UnicodeDecodeError) as error:
+    except (BundlerError, UnicodeDecodeError, ImportError, AttributeError) as error:
         raise CompileFailed(f"{source.function}: {error}", name=source.function, reason=str(error)) from error
 
 

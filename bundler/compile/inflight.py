@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`InflightJob`: a job that is under way in a service, and the futures of those who wait for it; used by the service alone.
 
-`attempt` turns whatever a compile raises into an error of ours, `result_of` waits for a future, `timing` says where the time went.
+`attempt` turns whatever a compile raises into an error of ours, `result_of` waits for a future, `raised` raises an error that was returned,
+`timing` says where the time went.
 """
 
 from __future__ import annotations
@@ -60,6 +61,13 @@ def result_of(future: CompileFuture[Compiled]) -> Compiled | BundlerError:
         return error
     except CancelledError:
         return CompileFailed(f"{future.name}: cancelled", name=future.name, reason="cancelled", line=None, words="")
+
+
+def raised(outcome: Compiled | BundlerError) -> Compiled:
+    """Return a compiled kernel; raises why there is none."""
+    if isinstance(outcome, BundlerError):
+        raise outcome
+    return outcome
 
 
 def timing(inflight: InflightJob, result: Compiled | BundlerError, now_s: float) -> JobTiming:

@@ -11,18 +11,21 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from bundler.compile.compile_context import Context, JobContext
 from bundler.compile.compile_job import Compiled, Job
-from bundler.compile.inflight import InflightJob, attempt, result_of, timing
+from bundler.compile.inflight import InflightJob, attempt, raised, result_of, timing
 from bundler.compile.job_futures import CompileFuture
+from bundler.compile.joined_futures import JoinedFuture, ScopeProgress, resolve_scope
 from bundler.compile.pool_tasks import Task, TaskOutcome
+from bundler.compile.service_arguments import IDLE_S, QUEUE_LIMIT, TIMEOUT_S, check_limits, worker_count
 from bundler.compile.service_progress import JobTiming, Ledger, Progress, ServiceCounters
+from bundler.compile.source_jobs import source_job
 from bundler.compile.task_leases import shared_leases
 from bundler.compile.worker_messages import as_failure, resolve
 from bundler.compile.worker_pool import WorkerPool
@@ -32,15 +35,8 @@ from bundler.fork_safety import after_fork
 from bundler.toolchain.directories import triton_cache_dir
 
 PERFORM, PRELOAD = "bundler.compile.compile_worker:compile_job", "bundler.compile.compile_worker:import_triton"
-# Beyond this, compiles of one program wait for memory and disk, not for cores.
-MOST_WORKERS = 32
-# Triton and one kernel take more than this.
-LEAST_MEMORY_BYTES = 64 << 20
 # Results answered from memory, the least recently used dropped first.
 REMEMBERED = 10_000
-QUEUE_LIMIT = 10_000
-IDLE_S = 60.0
-TIMEOUT_S = 600.0
 
 Once = Callable[[Job, Callable[[], Compiled]], Compiled]
 
@@ -97,8 +93,8 @@ class CompileService:
         perform: str = PERFORM,
         preload: str = PRELOAD,
     ) -> None:
-        self.workers = _count(workers)
-        _check(timeout_s, memory_bytes, queue_limit, idle_s)
+        self.workers = worker_count(workers)
+        check_limits(timeout_s, memory_bytes, queue_limit, idle_s)
         self.cache_dir = os.path.abspath(triton_cache_dir() if cache_dir is None else cache_dir)
         self.in_process = self.workers == 1 and not isolate
         self._timeout_s, self._once, self._on_progress, self._perform = timeout_s, once, on_progress, perform
@@ -171,6 +167,46 @@ class CompileService:
         futures = [self._submit(job, look=number == 0) for number, job in enumerate(list(jobs))]
         wait(futures)
         return [result_of(future) for future in futures]
+
+    def source(
+        self, name: str, text: str, meta: Mapping[str, Any], *, finish: Callable[[Compiled], Any] | None = None
+    ) -> CompileFuture[Any]:
+        """Compile a kernel of a module that is given as text; only a worker imports the text, which is code.
+
+        Args:
+            name, text: of the kernel and its function; a Python module.
+            meta: `signature` (every parameter in order -> Triton's type) and `target`; perhaps `constants`, `attributes` (what an address or
+                number can be divided by, or Triton's own list), `options` of the compiler, `function` where its name is another.
+            finish: makes the future's result of what was compiled, once, in the thread that asks for it first; None for `Compiled`.
+
+        Returns:
+            A future as `submit` returns it.
+
+        Raises:
+            ConfigError: `meta` is not like that; and as `submit`.
+        """
+        compiled = self.submit(source_job(name, text, meta))
+        return compiled if finish is None else JoinedFuture(name, [compiled], lambda made: finish(raised(made[0])))
+
+    def wait(
+        self,
+        scope: MutableMapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        on_progress: Callable[[ScopeProgress], None] | None = None,
+    ) -> None:
+        """Wait for every future of a namespace, such as `globals()`, and put its result in its place; other values stay.
+
+        Args:
+            scope: names and values; futures of this or any other service.
+            timeout_s: how long to wait for all of them together; None for ever.
+            on_progress: called in this thread for each that is done.
+
+        Raises:
+            CompileFailed: of the first that failed, with the kernel's name; the others stay as they are, done or not.
+            CompileTimeout: names those that are not done.
+        """
+        resolve_scope(scope, timeout_s, on_progress)
 
     def warm_up(self, wait_s: float = 0.0) -> bool:
         """Start the workers now; returns whether they stood ready within so many seconds.
@@ -355,24 +391,3 @@ class CompileService:
 
 def _close_pool(pool: WorkerPool) -> None:
     pool.close(wait=False)
-
-
-def _count(workers: int | None) -> int:
-    if workers is None:
-        return min(
-            MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
-    if type(workers) is not int or workers < 1:
-        raise ConfigError(f"workers={workers!r}: expected a number of processes, at least 1", got=workers)
-    return workers
-
-
-def _check(timeout_s: float | None, memory_bytes: int | None, queue_limit: int, idle_s: float) -> None:
-    for name, value in (("timeout_s", timeout_s), ("queue_limit", queue_limit), ("idle_s", idle_s)):
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name}={value!r}: expected more than 0", got=value)
-    if memory_bytes is not None and memory_bytes < LEAST_MEMORY_BYTES:
-        raise ConfigError(
-            f"memory_bytes={memory_bytes}: expected at least {LEAST_MEMORY_BYTES}, which Triton alone takes",
-            got=memory_bytes,
-        )

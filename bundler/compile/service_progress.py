@@ -90,11 +90,6 @@ class JobTiming:
     total_s: float
     stages: tuple[tuple[str, float], ...] = ()
 
-    @property
-    def overhead_s(self) -> float:
-        """Seconds that were neither spent waiting for a worker nor in one: what the service itself costs."""
-        return max(0.0, self.total_s - self.queued_s - self.worker_s)
-
 
 class Ledger:
     """Counts what happens and calls the listener, in order; thread-safe.

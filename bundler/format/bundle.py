@@ -22,6 +22,7 @@ from bundler.format.digest import check_digest, digest_raw, digest_text
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile, check_documents
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
+from bundler.format.observations import observed_of
 from bundler.format.summary import count, short
 
 if TYPE_CHECKING:
@@ -39,10 +40,12 @@ class BlobSource(Protocol):
     Attributes:
         waits: whether `prefetch` mostly waits for another machine, so that it is worth a thread of its own.
         verified: whether the source has compared every blob that it returns with its digest; who reads need not do it again.
+        verifies_stored: whether, where it is `verified`, that goes for `stored_blobs` too.
     """
 
     waits: bool = False
     verified: bool = False
+    verifies_stored: bool = True
 
     @abstractmethod
     def read_blob(self, digest: bytes) -> bytes:
@@ -55,6 +58,10 @@ class BlobSource(Protocol):
     def view_blobs(self, digests: Sequence[bytes]) -> Sequence[bytes | memoryview]:
         """Return the bytes of several blobs, as `view_blob` does; raises what it raises for the first that is damaged."""
         return [self.view_blob(digest) for digest in digests]
+
+    def stored_blobs(self, digests: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+        """Return the bytes of several blobs, which the caller verifies, unless `verifies_stored`; raises as `view_blobs`."""
+        return self.view_blobs(digests)
 
     def verify(self, digests: Collection[bytes]) -> None:
         """Read these blobs and compare each with its digest; raises `DigestMismatch`, and as `read_blob`."""
@@ -174,7 +181,7 @@ class Bundle:
             self._encoded = self._content.encode()
         return self._encoded
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """`sha256:<64 hex>` of the content part of the manifest."""
         return content_digest(self._content_bytes)
@@ -373,12 +380,6 @@ class Bundle:
                 "this bundle was written by a newer version, with features that this one can read but not write; "
                 "copy the file, or upgrade triton-bundler"
             )
-
-
-def observed_of(observed: Observed, kernels: Iterable[Kernel]) -> Observed:
-    """Return the observations of these kernels alone."""
-    keys = {kernel.key for kernel in kernels}
-    return replace(observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys})
 
 
 def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:

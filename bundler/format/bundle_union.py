@@ -65,6 +65,9 @@ def merge(bundles: Iterable[Bundle]) -> Bundle:
     chosen: list[Entry] = []
     dropped = sum(bundle.variants_dropped for bundle in sources)
     for builds in found.values():
+        if all(_equal(builds[0][0], entry) for entry, _ in builds[1:]):  # as most are that a store has too
+            chosen.append(builds[0][0])
+            continue
         for other in builds[1:]:
             _check_same_identity(*builds[0], *other)
         winner, variants = _choose([entry for entry, _ in builds])
@@ -105,6 +108,19 @@ def _choose(builds: list[Entry]) -> tuple[Entry, int]:
     ordered = sorted(builds, key=_rank)
     complete = [one for one in ordered if not any(_files(one) < _files(other) for other in builds)]
     return _with_facts(complete, ordered), len({_files(entry) for entry in complete})
+
+
+def _equal(one: Entry, two: Entry) -> bool:
+    """Tell whether two entries of one name are equal; of lazy kernels nothing is kept for it."""
+    if not isinstance(one, Kernel) or not isinstance(two, Kernel):
+        return one == two
+    return (
+        (one.name, one.target, one.toolchain) == (two.name, two.target, two.toolchain)
+        and one.target.warp_size == two.target.warp_size
+        and [*one.files()] == [*two.files()]
+        and (one.facts_bytes, one.parts_bytes) == (two.facts_bytes, two.parts_bytes)
+        and one.spec == two.spec
+    )
 
 
 def _check_same_identity(one: Entry, bundle_one: Bundle, two: Entry, bundle_two: Bundle) -> None:

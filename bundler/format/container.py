@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+import itertools
+from array import array
+from collections.abc import Collection, Iterable, Sequence
 
 import zstandard
 
@@ -30,6 +32,7 @@ from bundler.format.container_layout import (
     dictionary,
 )
 from bundler.format.digest import check_digest, digest_text
+from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count, plural
@@ -38,6 +41,28 @@ from bundler.format.summary import count, plural
 CACHED_FRAMES = 3
 # Our writer's sections with a prefix are larger than that prefix, but for the last one.
 PREFIX_FACTOR = 4
+_NOWHERE = -1
+# Of a zstd frame (RFC 8878): a block begins with three bytes; one of this type has one byte, whatever its size says; a checksum ends it.
+_BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
+
+
+class _DecodedFrame:
+    """A decoded section.
+
+    Attributes:
+        number: which.
+        data: its bytes.
+        ends: where its blobs end; the first begins at the beginning.
+        places: raw digest of a blob -> its place among them.
+        used: when it was last looked at.
+    """
+
+    __slots__ = ("data", "ends", "number", "places", "used")
+
+    def __init__(self, number: int, data: memoryview, sizes: Iterable[int], digests: Iterable[bytes]) -> None:
+        self.number, self.data, self.used = number, data, 0
+        self.ends = [*itertools.accumulate(sizes), 0]  # so that the one before the first is 0
+        self.places = dict(zip(digests, itertools.count(), strict=False))
 
 
 class Container:
@@ -48,14 +73,18 @@ class Container:
     reads carry their own offset.
     """
 
+    # What a blob source says of itself (`BlobSource`): it reads a local file, and hashes each blob before it returns it.
     waits = False
     verified = True
+    verifies_stored = False
 
     def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
         self._source = source
         self._limits = limits
-        # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
-        self._frames: dict[int, bytes] = {}
+        # No lock: another thread could hold it at the moment of a fork.  This list is never changed, but replaced.
+        self._frames: list[_DecodedFrame] = []
+        self._uses = itertools.count(1)
+        self._buffers = FrameBuffers()
         table_offset, table = self._read_header()
         self.sections = self._read_table(table, table_offset)
         self.content_bytes = self._manifest(CONTENT)
@@ -66,12 +95,12 @@ class Container:
                 f"content: schema {self.content.schema} in a bundle of version {self._major}.x, expected {self._major}",
                 got=self.content.schema, expected=self._major,
             )  # fmt: skip
-        self._places_made: dict[bytes, tuple[int, int, int]] | None = None
-        self._check_places()
+        self._section_numbers = self._checked_places()
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
-        self._frames.clear()
+        self._frames = []
+        self._buffers.clear()
         self._source.close()
 
     def prefetch(self, digests: Collection[bytes]) -> None:
@@ -88,32 +117,37 @@ class Container:
             NotFound: the bundle has no such blob.
             DigestMismatch, FormatError: the stored bytes are damaged.
         """
-        place = self._places.get(digest)
-        if place is None:
-            raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
-        number, start, size = place
-        data = memoryview(self._frame(number))[start : start + size]
+        (data,) = self.stored_blobs((digest,))
         if hashlib.sha256(data).digest() != digest:
             check_digest(data, digest, "blob")
         return data
 
     def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
         """Return the verified bytes of several blobs, as `view_blob` does."""
-        # A restore reads hundreds of thousands: no call for each but the hash.
-        places, sha256 = self._places, hashlib.sha256
-        views: list[memoryview] = []
-        number, frame = -1, memoryview(b"")
-        for digest in digests:
-            place = places.get(digest)
-            if place is None:
-                raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
-            if place[0] != number:
-                number = place[0]
-                frame = memoryview(self._frame(number))
-            data = frame[place[1] : place[1] + place[2]]
+        views, sha256 = self.stored_blobs(digests), hashlib.sha256
+        for digest, data in zip(digests, views, strict=True):
             if sha256(data).digest() != digest:
+                # Hashes again and raises, with both digests in the message: only damaged bytes pay for that.
                 check_digest(data, digest, "blob")
-            views.append(data)
+        return views
+
+    def stored_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """Return the bytes of several blobs, which the caller compares with their digests.
+
+        Raises:
+            NotFound: the bundle has no such blob.
+            DigestMismatch, FormatError: the section that a blob lies in is damaged.
+        """
+        views: list[memoryview] = []
+        places: dict[bytes, int] = {}
+        data, ends = memoryview(b""), [0]
+        # A restore reads hundreds of thousands: nearly all lie in the frame of the one before.
+        for digest in digests:
+            if digest not in places:
+                frame = self._frame_of(digest)
+                data, ends, places = frame.data, frame.ends, frame.places
+            place = places[digest]
+            views.append(data[ends[place - 1] : ends[place]])
         return views
 
     def verify(self, digests: Collection[bytes]) -> None:
@@ -121,9 +155,7 @@ class Container:
         wanted = set(digests)
         for number, section in enumerate(self.sections):
             if section.kind in BLOB_SECTIONS:
-                self._frame(number)
-                for digest in wanted.intersection(self.content.blobs[blob][0] for blob in section.blobs):
-                    self.view_blob(digest)
+                self.view_blobs([*wanted.intersection(self._frame(number).places)])
             else:
                 self._stored(section)
 
@@ -141,6 +173,7 @@ class Container:
 
     def _read_header(self) -> tuple[int, bytes]:
         magic = self._source.read(0, len(MAGIC))
+        # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next read.
         if not magic or not MAGIC.startswith(magic):
             raise FormatError(
                 f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
@@ -179,6 +212,7 @@ class Container:
             kind, codec, offset, stored, raw, digest, blobs, prefix = wire.fields(
                 item, "section", int, int, int, int, int, bytes, list, list, open_ended=self.newer_minor
             )
+            # No digest covers bytes between sections, so there must be none.
             if offset != position:
                 raise FormatError(f"section {len(sections)} begins at {offset}, expected {position}: a hole or overlap")
             if not {*map(type, blobs), *map(type, prefix)} <= {int}:
@@ -194,6 +228,7 @@ class Container:
 
     def _check_section(self, section: Section, before: list[Section]) -> None:
         what = f"section {len(before)}"
+        # A megabyte more as stored: what does not compress grows a little.
         limit = self._limits.frame_bytes if section.kind in BLOB_SECTIONS else self._limits.manifest_bytes
         if section.raw_bytes > limit or section.stored_bytes > limit + MIB:
             raise LimitExceeded(f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit)
@@ -201,12 +236,14 @@ class Container:
             section.codec == STORED and section.raw_bytes != section.stored_bytes
         ):
             raise FormatError(f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}")
+        # A small section may well be all zeros; of a large one such growth is a bomb.
         large = section.raw_bytes > self._limits.ratio_applies_above_bytes
         if large and section.raw_bytes > self._limits.ratio * section.stored_bytes:
             raise LimitExceeded(
                 f"{what}: {section.stored_bytes} bytes would expand to {section.raw_bytes}, more than "
                 f"{self._limits.ratio} times", limit=self._limits.ratio,
             )  # fmt: skip
+        # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the most.
         earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
         if len(earlier) != len(section.prefix) or any(s.kind not in {LAUNCH, IR} or s.prefix for s in earlier):
             raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
@@ -230,72 +267,114 @@ class Container:
             raise FormatError(f"expected one section of kind {kind}, got {len(found)}")
         return self._decode(found[0])
 
-    @property
-    def _places(self) -> dict[bytes, tuple[int, int, int]]:
-        """Digest -> section, offset in its raw bytes and size, of every blob; made when the first blob is read."""
-        # Two threads may make it twice, which costs time, never correctness.
-        if self._places_made is None:
-            blobs, made = self.content.blobs, {}
-            for number, section in enumerate(self.sections):
-                offset = 0
-                for blob in section.blobs if section.kind in BLOB_SECTIONS else ():
-                    digest, size = blobs[blob]
-                    made[digest] = (number, offset, size)
-                    offset += size
-            self._places_made = made
-        return self._places_made
-
-    def _check_places(self) -> None:
-        """Check that the sections hold each blob once, and nothing else."""
+    def _checked_places(self) -> array[int]:
+        """Return which section each blob lies in; raises `FormatError` unless the sections hold each blob once, and nothing else."""
         sizes = self.content.blob_sizes
-        placed = bytearray(len(sizes))
+        known = len(sizes)
+        numbers = array("i", [_NOWHERE]) * known
         for number, section in enumerate(self.sections):
             if section.kind not in BLOB_SECTIONS:
                 continue
-            size = 0
             for blob in section.blobs:
-                if not 0 <= blob < len(sizes) or placed[blob]:
+                if not 0 <= blob < known or numbers[blob] != _NOWHERE:
                     raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
-                placed[blob] = 1
-                size += sizes[blob]
+                numbers[blob] = number
+            size = sum([sizes[blob] for blob in section.blobs])
             if size != section.raw_bytes:
                 raise FormatError(f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}")
-        lost = placed.count(0)
+        lost = numbers.count(_NOWHERE)
         if lost:
             raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
+        return numbers
 
-    def _frame(self, number: int) -> bytes:
+    def _frame_of(self, digest: bytes) -> _DecodedFrame:
+        """Return the frame that a blob lies in; raises `NotFound`."""
+        for frame in self._frames:
+            if digest in frame.places:
+                frame.used = next(self._uses)
+                return frame
+        blob = self.content.blob_number(digest)
+        if blob is None:
+            raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
+        return self._frame(self._section_numbers[blob])
+
+    def _frame(self, number: int) -> _DecodedFrame:
         # Two threads may decode the same frame, which costs time, never correctness.
-        data = self._frames.pop(number, None)
-        if data is None:
+        frame = next((frame for frame in self._frames if frame.number == number), None)
+        if frame is None:
             section = self.sections[number]
-            data = self._decode(section, b"".join(self._frame(p) for p in section.prefix if self.sections[p].raw_bytes))
-        self._frames[number] = data  # the youngest is last
-        if len(self._frames) > CACHED_FRAMES:
-            for oldest in list(self._frames)[:-CACHED_FRAMES]:
-                self._frames.pop(oldest, None)
-        return data
+            prefix = b"".join(self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes)
+            # Before the next one is decoded, so that its memory can be used again.
+            self._frames = self._youngest(CACHED_FRAMES - 1)
+            sizes = self.content.blob_sizes
+            frame = _DecodedFrame(
+                number, self._decode_blobs(section, prefix), [sizes[blob] for blob in section.blobs],
+                self.content.digests_of(section.blobs),
+            )  # fmt: skip
+            self._frames = [*self._youngest(CACHED_FRAMES - 1), frame]
+        frame.used = next(self._uses)
+        return frame
+
+    def _youngest(self, most: int) -> list[_DecodedFrame]:
+        return sorted(self._frames, key=lambda frame: frame.used)[-most:]
 
     def _stored(self, section: Section) -> bytes:
         data = self._read_exactly(section.offset, section.stored_bytes, "section")
         check_digest(data, section.sha256, f"section at offset {section.offset}")
         return data
 
-    def _decode(self, section: Section, prefix: bytes = b"") -> bytes:
+    def _decode(self, section: Section) -> bytes:
         data = self._stored(section)
         if section.codec == STORED:
             return data
         try:
-            frame = zstandard.get_frame_parameters(data)
-            # The decoder ignores max_output_size when a frame declares its size: compare before decoding.
-            self._limits.check("window_bytes", frame.window_size, "zstd window")
-            if frame.content_size != section.raw_bytes or not frame.has_checksum:
-                raise FormatError(
-                    f"section at offset {section.offset}: the frame declares {frame.content_size} bytes "
-                    f"(checksum: {frame.has_checksum}), the table {section.raw_bytes}"
-                )
-            decoder = zstandard.ZstdDecompressor(dict_data=dictionary(prefix) if prefix else None)
-            raw: bytes = decoder.decompress(data, max_output_size=section.raw_bytes, allow_extra_data=False)
+            self._check_frame(section, data)
+            raw: bytes = zstandard.ZstdDecompressor().decompress(
+                data, max_output_size=section.raw_bytes, allow_extra_data=False
+            )
         except zstandard.ZstdError as error:
-            raise FormatError(f"section at offset {section.offset}: {error}", offset=section.offset) from error
+            raise _undecodable(section, error) from error
         return raw
+
+    def _decode_blobs(self, section: Section, prefix: bytes) -> memoryview:
+        data = self._stored(section)
+        if section.codec == STORED:
+            return memoryview(data)
+        try:
+            self._check_frame(section, data)
+            room = self._buffers.take(section.raw_bytes)
+            decoder = zstandard.ZstdDecompressor(dict_data=dictionary(prefix) if prefix else None)
+            with decoder.stream_reader(data) as reader:
+                # Nothing follows; but the decoder compares the checksum when it is asked for more.
+                whole = reader.readinto(room) == section.raw_bytes and not reader.read(1)
+            if not whole or _frame_bytes(data) != len(data):
+                raise FormatError(
+                    f"section at offset {section.offset}: not one whole frame of {section.raw_bytes} bytes"
+                )
+        except zstandard.ZstdError as error:
+            raise _undecodable(section, error) from error
+        return room.toreadonly()
+
+    def _check_frame(self, section: Section, data: bytes) -> None:
+        """Check what a frame declares; the decoder makes room for it, whatever limit it is given."""
+        frame = zstandard.get_frame_parameters(data)
+        self._limits.check("window_bytes", frame.window_size, "zstd window")
+        if frame.content_size != section.raw_bytes or not frame.has_checksum:
+            raise FormatError(
+                f"section at offset {section.offset}: the frame declares {frame.content_size} bytes "
+                f"(checksum: {frame.has_checksum}), the table {section.raw_bytes}"
+            )
+
+
+def _undecodable(section: Section, error: zstandard.ZstdError) -> FormatError:
+    return FormatError(f"section at offset {section.offset}: {error}", offset=section.offset)
+
+
+def _frame_bytes(data: bytes) -> int:
+    """Return how long a zstd frame with a checksum is that begins with `data`; a decoder of streams says nothing of what follows it."""
+    position, last = zstandard.frame_header_size(data), 0
+    while not last and position < len(data):
+        block = int.from_bytes(data[position : position + _BLOCK_HEADER_BYTES], "little")
+        last, kind, size = block & 1, block >> 1 & 3, block >> 3
+        position += _BLOCK_HEADER_BYTES + (1 if kind == _REPEATED_BYTE else size)
+    return position + _CHECKSUM_BYTES

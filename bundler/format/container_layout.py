@@ -20,13 +20,13 @@ The launch set of all kernels is in frames of its own, so a reader that only lau
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import zstandard
 
 from bundler.format.digest import DIGEST_BYTES
 from bundler.format.limits import MIB
+from bundler.format.records import record
 
 MAGIC = b"\x89TBNDL\r\n"
 # The majors that are read and written, which are the schemas of the content in them, and the newest minor of each.
@@ -57,7 +57,7 @@ class ByteSource(Protocol):
         """Release the source; closing twice is fine."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Section:
     """One entry of the table of contents; `blobs` are indices into the content's blob table, in frame order."""
 

@@ -188,6 +188,10 @@ class _Rows:
         """Return a kernel's key parts, encoded."""
         return row.parts
 
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text; each kernel has its own document, so who asks looks there."""
+        return True
+
     def _kernel(self, row: KernelRow) -> Kernel:
         limits, files = self._limits, row.files
         if len(files) > limits.files_per_kernel:

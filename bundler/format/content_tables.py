@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,9 +43,8 @@ from bundler.format.entry_rows import (
     tuning_records,
     value_of,
 )
-from bundler.format.lazy_kernel import LazyKernel, spans_of
+from bundler.format.lazy_kernel import NUMBERS_PER_FILE_SPAN, LazyKernel, spans_by_position, spans_of
 from bundler.format.limits import Limits
-from bundler.format.sentinel import Span
 from bundler.format.summary import count
 
 if TYPE_CHECKING:
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 SCHEMA = 2
 # Stands for the name of the kernel, at the beginning of a file name, which cannot hold it.
 NAME = "*"
-# A file of a kernel that has path sentinels: its position, and then what a span has.
-_NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 # Real ones have some hundred bytes; what is here is decoded for each kernel, and again when its files are asked for.
 _REFERENCE_BYTES = 1 << 16
 _FILE_LIST_BYTES = 4 << 20
@@ -72,6 +69,13 @@ class KernelReferences(Struct, array_like=True, frozen=True, gc=False):
     spans: tuple[int, ...]
     facts: tuple[Count, ...] | None
     parts: tuple[Count, ...] | None
+
+
+class FileReferences(Struct, array_like=True, frozen=True, gc=False):
+    """The first two of them, for who wants no more: what follows is not decoded."""
+
+    blobs: tuple[Count, ...]
+    spans: tuple[int, ...]
 
 
 class KernelNumbers(Struct, array_like=True, frozen=True, gc=False):
@@ -124,6 +128,7 @@ class ContentTables(Struct, array_like=True, frozen=True, gc=False):
 
 _CONTENT = msgspec.msgpack.Decoder(ContentTables)
 _REFERENCES = msgspec.msgpack.Decoder(KernelReferences)
+_FILE_REFERENCES = msgspec.msgpack.Decoder(FileReferences)
 _NUMBERS = msgspec.msgpack.Decoder(tuple[int, ...])
 _SIZES = msgspec.msgpack.Decoder(tuple[Count, ...])
 _NAMES = msgspec.msgpack.Decoder(tuple[str, ...])
@@ -209,26 +214,25 @@ class _Tables:
         self._layouts.clear()
         return entries
 
-    def files(self, row: KernelNumbers, positions: Iterable[int]) -> Iterator[StoredFile]:
-        """Yield the files of a kernel at these positions."""
-        references = _REFERENCES.decode(row.references)
-        filenames = self._filenames(row.name, row.file_list)
-        spans = _spans_by_position(references.spans) if references.spans else {}
-        for position in positions:
-            blob = references.blobs[position]
-            yield filenames[position], self._digest(blob), self._sizes[blob], spans.get(position, ())
+    def files(self, row: KernelNumbers, positions: Iterable[int]) -> list[StoredFile]:
+        """Return the files of a kernel at these positions."""
+        references = _FILE_REFERENCES.decode(row.references)
+        filenames, blobs = self._filenames(row.name, row.file_list), references.blobs
+        spans = spans_by_position(references.spans) if references.spans else {}
+        sizes, digests, width = self._sizes, self._blobs.digests, DIGEST_BYTES
+        return [
+            (filenames[at], digests[blobs[at] * width : (blobs[at] + 1) * width], sizes[blobs[at]], spans.get(at, ()))
+            for at in positions
+        ]
 
     def file(self, row: KernelNumbers, position: int) -> tuple[str, bytes]:
         """Return name and raw digest of one file of a kernel."""
-        blob = _REFERENCES.decode(row.references).blobs[position]
-        return self._filenames(row.name, row.file_list)[position], self._digest(blob)
-
-    def _digest(self, blob: int) -> bytes:
-        return self._blobs.digests[blob * DIGEST_BYTES : (blob + 1) * DIGEST_BYTES]
+        blob = _FILE_REFERENCES.decode(row.references).blobs[position]
+        return self._filenames(row.name, row.file_list)[position], self._blobs.digest(blob)
 
     def sizes(self, row: KernelNumbers) -> list[int]:
         """Return the size of each file of a kernel."""
-        return [self._sizes[blob] for blob in _REFERENCES.decode(row.references).blobs]
+        return [self._sizes[blob] for blob in _FILE_REFERENCES.decode(row.references).blobs]
 
     def spec(self, row: KernelNumbers) -> LaunchSpec:
         """Return a kernel's launch spec; those of one row and name are one object."""
@@ -248,6 +252,10 @@ class _Tables:
     def parts(self, row: KernelNumbers) -> bytes | None:
         """Return a kernel's key parts, encoded."""
         return self._pieces.join(_REFERENCES.decode(row.references).parts)
+
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text that lies within one part."""
+        return self._pieces.any_holds(text)
 
     def _table(
         self, name: str, decoder: msgspec.msgpack.Decoder[tuple[T, ...]], limit: str = "array_items"
@@ -311,12 +319,13 @@ class _Tables:
 
     def _count(self, blobs: Sequence[int], what: str) -> list[int]:
         """Count blobs as used by an entry, and return their sizes."""
+        known, used = self._sizes, self._used_blobs
         try:
-            sizes = [self._sizes[blob] for blob in blobs]
+            sizes = [known[blob] for blob in blobs]
         except IndexError:
-            raise FormatError(f"{what}: blob {max(blobs)} of {len(self._sizes)}", name=what) from None
+            raise FormatError(f"{what}: blob {max(blobs)} of {len(known)}", name=what) from None
         for blob in blobs:
-            self._used_blobs[blob] = 1
+            used[blob] = 1
         self._restored_bytes += sum(sizes)
         return sizes
 
@@ -325,7 +334,7 @@ class _Tables:
         packed = bytes(row.spans)
         flat = () if packed == _NO_SPANS else self._spans(packed, what)
         filename = names.check_relative_path(row.path).rpartition("/")[2]
-        return Artifact(filename, digest_text(self._digest(row.blob)), size, spans_of(flat))
+        return Artifact(filename, digest_text(self._blobs.digest(row.blob)), size, spans_of(flat))
 
     def _spans(self, packed: bytes, what: str) -> tuple[int, ...]:
         if len(packed) > _REFERENCE_BYTES:
@@ -371,17 +380,11 @@ def _with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
-    positions = flat[::_NUMBERS_PER_FILE_SPAN]
+    if len(flat) == NUMBERS_PER_FILE_SPAN and 0 <= flat[0] < files:  # nearly every kernel has one
+        return
+    positions = flat[::NUMBERS_PER_FILE_SPAN]
     in_order = all(one <= two for one, two in pairwise(positions))
-    if len(flat) % _NUMBERS_PER_FILE_SPAN or positions[0] < 0 or positions[-1] >= files or not in_order:
+    if len(flat) % NUMBERS_PER_FILE_SPAN or positions[0] < 0 or positions[-1] >= files or not in_order:
         raise FormatError(
             f"{key}: {len(flat)} span numbers for {count(files, 'file')}, of files {positions!r:.80}", key=key
         )
-
-
-def _spans_by_position(flat: tuple[int, ...]) -> dict[int, tuple[Span, ...]]:
-    grouped: dict[int, list[int]] = {}
-    for start in range(0, len(flat), _NUMBERS_PER_FILE_SPAN):
-        position, *numbers = flat[start : start + _NUMBERS_PER_FILE_SPAN]
-        grouped.setdefault(position, []).extend(numbers)
-    return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}

@@ -8,9 +8,11 @@ runs: the number of a piece, and how many pieces follow each other from there.
 from __future__ import annotations
 
 import functools
+import operator
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -23,6 +25,8 @@ from bundler.format.limits import Limits
 MAX_CUT_BYTES = 1 << 16
 _SMALL_BYTES = 2048
 _RUNS_REMEMBERED = 4096
+# Of documents whose runs a writer knows.
+_REMEMBERED_BYTES = 4 << 20
 _RUNS_JOINED = 1024
 _MEMBERS = msgspec.msgpack.Decoder(list[Raw])
 
@@ -61,16 +65,27 @@ def _members(document: bytes) -> list[bytes]:
     if not document or wire.array_length(document) > len(document):
         return []
     try:
-        return [bytes(member) for member in _MEMBERS.decode(document)]
+        return [*map(bytes, _MEMBERS.decode(document))]
     except wire.MSGSPEC_ERRORS:
         return []
+
+
+class Numbers(dict[Any, int]):
+    """Numbers what it is asked for, in the order in which it is asked first."""
+
+    def __missing__(self, item: Any) -> int:
+        number = self[item] = len(self)
+        return number
 
 
 class PieceWriter:
     """Collects pieces; each occurs once in `table`."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
+        self._numbers = Numbers()
+        # Kernels that differ in nothing but their code have equal documents.
+        self._known: dict[bytes, list[int]] = {}
+        self._known_bytes = 0
 
     @property
     def table(self) -> list[bytes]:
@@ -81,9 +96,25 @@ class PieceWriter:
         """Take the pieces of a document and return its runs, two numbers each."""
         if document is None:
             return None
-        numbers = [self._numbers.setdefault(piece, len(self._numbers)) for piece in cut(document)]
-        begins = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
+        found = self._known.get(document)
+        if found is None:
+            found = self._runs(document)
+            self._remember(document, found)
+        return found
+
+    def _runs(self, document: bytes) -> list[int]:
+        numbers = [*map(self._numbers.__getitem__, cut(document))]
+        steps = map(operator.sub, numbers[1:], numbers)
+        begins = [0, *[at for at, step in enumerate(steps, 1) if step != 1]]
         return [*chain.from_iterable((numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)]))]
+
+    def _remember(self, document: bytes, runs: list[int]) -> None:
+        self._known_bytes += len(document)
+        if self._known_bytes > _REMEMBERED_BYTES:
+            # As when nothing was remembered yet: where documents repeat, they come again soon.
+            self._known.clear()
+            self._known_bytes = len(document)
+        self._known[document] = runs
 
 
 class Pieces:
@@ -101,6 +132,7 @@ class Pieces:
         # Many kernels have the same launch facts.
         self._sizes: dict[tuple[int, ...], int] = {}
         self._joined_runs: dict[tuple[int, int], bytes] = {}
+        self._held: dict[bytes, bool] = {}
 
     def check(self, runs: tuple[int, ...] | None, key: str) -> None:
         """Check the runs of the next document, which is one of this kernel.
@@ -144,6 +176,13 @@ class Pieces:
         self._sizes.clear()
         if self._seen != len(self._table) or len(set(self._table)) != len(self._table):
             raise FormatError("content: the pieces are not those of the kernels, each once")
+
+    def any_holds(self, text: bytes) -> bool:
+        """Tell whether one of the pieces holds a text; `cut` never cuts through a member of a member, such as a name."""
+        # Asked for each kernel of a restore, with the same text.
+        if text not in self._held:
+            self._held[text] = any(text in piece for piece in self._table)
+        return self._held[text]
 
     def join(self, runs: Sequence[int] | None) -> bytes | None:
         """Return the document that consists of these runs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.metadata import check_metadata_size
+from bundler.format.records import record
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
 
@@ -28,14 +29,14 @@ Keep = Literal["all", "launch"]
 #: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.
 StoredFile = tuple[str, bytes, int, tuple[Span, ...]]
 
-_TARGET = re.compile(r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})")
+_TARGET = r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})"
 _KEY_CHARACTERS = 12  # enough to recognise a kernel key
 # Every variant of a kernel has files of the same names.
 _LAYOUTS_REMEMBERED = 4096
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
-@dataclass(frozen=True, order=True)
+@record(frozen=True, order=True)
 class Target:
     """What a device binary runs on; `arch` is text, `90` for sm_90 and `gfx942` for an AMD chip."""
 
@@ -49,14 +50,14 @@ class Target:
     @staticmethod
     def parse(text: str) -> Target:
         """Read `cuda:90` or `hip:gfx942`; raises `ConfigError` for anything else."""
-        match = _TARGET.fullmatch(text)
+        match = re.fullmatch(_TARGET, text)
         if match is None:
             raise ConfigError(f"not a target: {text!r}; expected backend:arch, such as cuda:90 or hip:gfx942", got=text)
         # CDNA (gfx9) chips have wavefronts of 64 lanes; RDNA and NVIDIA have 32.
         return Target(match[1], match[2], 64 if match[2].startswith("gfx9") else 32)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Toolchain:
     """Who compiled: Triton's release, the sha256 of its binary (hex), and ptxas's version; None where unknown."""
 
@@ -65,7 +66,7 @@ class Toolchain:
     ptxas: str | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Artifact:
     """One file: its name, kind, the digest and size (bytes) of what is stored, and its path sentinels."""
 
@@ -106,7 +107,7 @@ class FileLayout(NamedTuple):
         return all(position == place for place, position in enumerate(self.order))
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Kernel:
     """All artifacts of one kernel key, from one compile.
 
@@ -294,7 +295,7 @@ def file_layout(filenames: tuple[str, ...]) -> FileLayout:
     return FileLayout(order, launch, binaries[0], metadata[0], "so" in kinds)
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class TuningFile(Summarized):
     """A tuner's result file: Triton's `KEY/*.autotune.json`, or Inductor's `xx/*.best_config`."""
 
@@ -307,7 +308,7 @@ class TuningFile(Summarized):
         return names.is_kernel_key(self.path.partition("/")[0])
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class HelperLibrary(Summarized):
     """A shared library that Triton built with the C compiler: `KEY/cuda_utils….so`, launchers.  Executable code."""
 
@@ -316,7 +317,7 @@ class HelperLibrary(Summarized):
     machine: str
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class Opaque(Summarized):
     """A file of Inductor's cache that torch executes or unpickles, by its path relative to that cache."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -170,8 +171,8 @@ class LaunchSpec:
 
     def to_wire(self) -> list[Any]:
         """Return the positional form; the facts are a field of the kernel's own record."""
-        values = [getattr(self, field.name) for field in fields(self) if field.name != "facts"]
-        return [_optional(value) if isinstance(value, Value) else value for value in values]
+        *values, descriptors = _SPEC_VALUES(self)
+        return [*values, descriptors.to_wire()]
 
     @staticmethod
     def from_wire(data: Any, facts: LaunchFacts | None, *, open_ended: bool = False) -> LaunchSpec:
@@ -179,6 +180,7 @@ class LaunchSpec:
         return _spec_from_wire(data, facts, open_ended=open_ended)
 
 
+_SPEC_VALUES = attrgetter(*[field.name for field in fields(LaunchSpec) if field.name != "facts"])
 _REQUIRED = object()
 _METADATA_FIELDS: tuple[tuple[str, str, Any], ...] = (
     ("entry", "name", _REQUIRED),

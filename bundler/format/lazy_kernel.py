@@ -8,25 +8,28 @@ kernel lies in its manifest.  Everybody else sees a `Kernel`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bundler.format.digest import digest_text
 from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain
+from bundler.format.entry_rows import NUMBERS_PER_SPAN
 from bundler.format.sentinel import Span
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec
 
 _SPANS_REMEMBERED = 1024
+# A file of a kernel that has path sentinels: its position, and then what a span has.
+NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 
 
 class KernelSource(Protocol):
     """A decoded manifest, of which each kernel is a row."""
 
-    def files(self, row: Any, positions: Iterable[int]) -> Iterator[StoredFile]:
-        """Yield the files of a kernel at these positions."""
+    def files(self, row: Any, positions: Iterable[int]) -> Iterable[StoredFile]:
+        """Return the files of a kernel at these positions."""
 
     def file(self, row: Any, position: int) -> tuple[str, bytes]:
         """Return name and raw digest of one file of a kernel."""
@@ -45,6 +48,9 @@ class KernelSource(Protocol):
 
     def parts(self, row: Any) -> bytes | None:
         """Return a kernel's key parts, encoded."""
+
+    def any_parts_hold(self, text: bytes) -> bool:
+        """Tell whether the key parts of any kernel may hold a text that lies within one part; False is certain."""
 
 
 class _Lazy:
@@ -150,7 +156,7 @@ class LazyKernel(Kernel):
 
     def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
-        return self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order)
+        return iter(self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order))
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; no other file is looked at."""
@@ -166,6 +172,12 @@ class LazyKernel(Kernel):
         return other
 
 
+def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
+    """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is certain, and decodes nothing."""
+    source: KernelSource | None = vars(kernel).get("_source")
+    return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
+
+
 class _Refiled(LazyKernel):
     """A lazy kernel with files of its own."""
 
@@ -179,3 +191,13 @@ class _Refiled(LazyKernel):
 def spans_of(flat: tuple[int, ...]) -> tuple[Span, ...]:
     """Return the path sentinels that a manifest holds as three numbers each."""
     return tuple(Span(*flat[start : start + 3]) for start in range(0, len(flat), 3))
+
+
+@lru_cache(_SPANS_REMEMBERED)
+def spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
+    """Return the path sentinels of a kernel's files by position, from four numbers each: the position, and what a span has."""
+    grouped: dict[int, list[int]] = {}
+    for start in range(0, len(flat), NUMBERS_PER_FILE_SPAN):
+        position, *numbers = flat[start : start + NUMBERS_PER_FILE_SPAN]
+        grouped.setdefault(position, []).extend(numbers)
+    return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}

@@ -7,16 +7,15 @@ keep to them; users pass their own to `Bundle.load` and to `open_store`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bundler.errors import LimitExceeded
+from bundler.format.records import record
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Limits:
     """Upper bounds; the defaults are far above what real caches hold.  Sizes are in bytes."""
 

@@ -6,14 +6,15 @@ How it is written lies in `content_rows`, and what was seen of it, which the dig
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bundler.errors import FormatError
-from bundler.format import content_rows, content_tables, names, table_encoder, wire
+from bundler.format import content_tables, names, wire
 from bundler.format.blob_table import BlobTable
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
@@ -29,6 +30,7 @@ from bundler.format.entry_rows import Entries, schema_of
 from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
+from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 if TYPE_CHECKING:
@@ -37,11 +39,11 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Content", "Observation", "Observed", "content_digest", "merge_observed"]
 
 SCHEMA = content_tables.SCHEMA
-_ENCODERS = {content_rows.SCHEMA: content_rows.encode_rows, SCHEMA: table_encoder.encode_tables}
-_DECODERS = {content_rows.SCHEMA: content_rows.decode_rows, SCHEMA: content_tables.decode_tables}
+# Of `content_rows`, which who reads a bundle of today does not import.
+ROWS_SCHEMA = 1
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class Content(Summarized):
     """Everything that decides what a bundle is, in canonical order.
 
@@ -111,21 +113,43 @@ class Content(Summarized):
         table = self.blobs
         return table.sizes if isinstance(table, BlobTable) else [size for _, size in table]
 
+    def digests_of(self, numbers: Sequence[int]) -> list[bytes]:
+        """Return the raw digests of the blobs with these numbers."""
+        table = self.blobs
+        return table.digests_of(numbers) if isinstance(table, BlobTable) else [table[n][0] for n in numbers]
+
+    def blob_number(self, digest: bytes) -> int | None:
+        """Return the number of a blob by raw digest, None when there is no such blob."""
+        table = self.blobs
+        raw = table.digest if isinstance(table, BlobTable) else lambda number: table[number][0]
+        number = bisect_left(range(len(table)), digest, key=raw)
+        return number if number < len(table) and raw(number) == digest else None
+
     def encode(self) -> bytes:
         """Return the canonical bytes, whose sha256 is the bundle's digest."""
-        return _ENCODERS[self.schema](
-            Entries(self.kernels, self.tuning_files, self.helpers, self.opaque, self.tuning_records, self.blobs)
-        )
+        entries = Entries(self.kernels, self.tuning_files, self.helpers, self.opaque, self.tuning_records, self.blobs)
+        # Imported here: a restore writes no manifest.
+        if self.schema == ROWS_SCHEMA:
+            from bundler.format.content_rows import encode_rows
+
+            return encode_rows(entries)
+        from bundler.format.table_encoder import encode_tables
+
+        return encode_tables(entries)
 
     @staticmethod
     def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Content:
         """Read canonical bytes of either schema; raises `FormatError`, `LimitExceeded` or `UnsafeName` for anything unsound."""
         limits.check("manifest_bytes", len(data), "manifest")
         schema = schema_of(data, "content", limits)
-        if schema not in _DECODERS:
-            known = " or ".join(map(str, _DECODERS))
+        if schema == ROWS_SCHEMA:
+            from bundler.format.content_rows import decode_rows as decode
+        elif schema == SCHEMA:
+            decode = content_tables.decode_tables
+        else:
+            known = f"{ROWS_SCHEMA} or {SCHEMA}"
             raise FormatError(f"content: schema {schema}, expected {known}", got=schema, expected=known)
-        entries = _DECODERS[schema](data, limits, open_ended=newer_minor)
+        entries = decode(data, limits, open_ended=newer_minor)
         content = Content(*entries[:-1], schema=schema)
         content.check_unique()
         # What the property would find out again, from every file.

@@ -7,7 +7,6 @@ kernel is the one that it is said to be; a restore asks it for every kernel.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -83,6 +82,8 @@ def _parsed(data: bytes) -> Any:
     try:
         return _ANYTHING.decode(data)
     except (ValueError, msgspec.MsgspecError):
+        import json
+
         # Python reads some that msgspec does not, such as NaN; what Triton can read is sound.  Decoded first: json.loads would take
         # UTF-16 as well, which Triton does not read.
         return json.loads(data.decode("utf-8"))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,17 +17,17 @@ from bundler.errors import FormatError
 from bundler.format import wire
 from bundler.format.entry_rows import Count, schema_of
 from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 if TYPE_CHECKING:
     from bundler.format.candidate_timings import Tuning
+    from bundler.format.entries import Kernel
 
 SCHEMA = 1
-# A tuning lies inside two arrays: observed, tunings.
-_ARRAYS_AROUND_TUNING = 2
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Observation:
     """What was seen of one kernel.
 
@@ -42,7 +42,7 @@ class Observation:
     times_us: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, repr=False)
+@record(frozen=True, repr=False)
 class Observed(Summarized):
     """Facts about the recording that are no part of what the bundle is.
 
@@ -180,3 +180,9 @@ def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning,
     if len({tuning.record for tuning in tunings}) != len(tunings):
         raise FormatError("observed: two tunings of one record")
     return tunings
+
+
+def observed_of(observed: Observed, kernels: Iterable[Kernel]) -> Observed:
+    """Return the observations of these kernels alone."""
+    keys = {kernel.key for kernel in kernels}
+    return replace(observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys})

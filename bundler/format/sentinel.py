@@ -13,15 +13,14 @@ path was written (ASCII escapes, as `json.dumps` writes; plain UTF-8; escaped sl
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
 
 from bundler.errors import FormatError
+from bundler.format.records import record
 from bundler.format.summary import count
 
 CACHE_DIR = 0
@@ -33,20 +32,19 @@ STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH = 0, 1, 2
 _STYLES = (STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH, STYLE_UTF8 | STYLE_ESCAPED_SLASH)
 
 # A quote never occurs in JSON outside a string, so in a valid document these are exactly its strings.
-_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
-_UNIT = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
-)  # one character of the decoded value
+_STRING = rb'(?s:"((?:[^"\\]|\\.)*)")'
+# One character of the decoded value.
+_UNIT = r"(?s:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.)"
 # Letters of every script; the last range is how Python shows a byte that is not UTF-8.
 _NAME_CHARACTER = r"[\w.@~+/\ud800-\udfff-]"
-_PATH_BEGINS = re.compile(r"(?<!" + _NAME_CHARACTER + r")/")
+_PATH_BEGINS = r"(?<!" + _NAME_CHARACTER + r")/"
 _TRITON_INSIDE = "/triton/backends/"
 # A restore writes the same few paths into every kernel.
 _PATHS_REMEMBERED = 64
 _DECODER = msgspec.json.Decoder()
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Span:
     """One placeholder: byte offset in the stored file, which place it stands for, and how it was written."""
 
@@ -131,7 +129,7 @@ def triton_dirs(data: bytes) -> set[str]:
 
 def _triton_dir_in(text: str) -> str | None:
     end = text.rfind(_TRITON_INSIDE)
-    begins = _PATH_BEGINS.search(text) if end >= 0 else None
+    begins = re.search(_PATH_BEGINS, text) if end >= 0 else None
     if begins is None or begins.start() > end:
         return None
     return text[begins.start() : end + len("/triton")]
@@ -146,7 +144,7 @@ def json_strings(data: bytes) -> Iterator[str]:
 def _tokens(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield offset and bytes, between the quotes, of each string that could hold a path."""
     if b"\\" in data:
-        yield from ((t.start(1), t[1]) for t in _STRING.finditer(data) if b"/" in t[1] or b"\\" in t[1])
+        yield from ((t.start(1), t[1]) for t in re.finditer(_STRING, data) if b"/" in t[1] or b"\\" in t[1])
         return
     parts = data.split(b'"')
     for number in [number for number in range(1, len(parts), 2) if b"/" in parts[number]]:  # few do
@@ -154,7 +152,11 @@ def _tokens(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _decoded(raw: bytes) -> str:
-    value: str = json.loads(b'"%s"' % raw) if b"\\" in raw else raw.decode("utf-8")
+    if b"\\" not in raw:
+        return raw.decode("utf-8")
+    import json
+
+    value: str = json.loads(b'"%s"' % raw)
     return value
 
 
@@ -173,6 +175,8 @@ def _is_json(data: bytes) -> bool:
         _DECODER.decode(data)
         return True
     # Python reads some documents that msgspec does not.
+    import json
+
     try:
         # Decoded first: json.loads would also take bytes in UTF-16, where offsets mean something else.
         json.loads(data.decode("utf-8"))
@@ -187,7 +191,7 @@ def _matches(data: bytes, matcher: re.Pattern[str]) -> Iterator[tuple[int, int, 
         found = list(matcher.finditer(_decoded(raw)))
         if not found:
             continue
-        units = _UNIT.findall(raw.decode("utf-8"))
+        units = re.findall(_UNIT, raw.decode("utf-8"))
         for match in found:
             start = offset + len("".join(units[: match.start()]).encode())
             text = "".join(units[match.start() : match.end()])
@@ -204,10 +208,19 @@ def _style_of(path: str, raw: str) -> int:
 
 @lru_cache(_PATHS_REMEMBERED)
 def _write(path: str, style: int) -> bytes:
-    text = json.dumps(path, ensure_ascii=not style & STYLE_UTF8)[1:-1]
+    text = json_text(path, ensure_ascii=not style & STYLE_UTF8)
     if style & STYLE_ESCAPED_SLASH:
         text = text.replace("/", "\\/")
     try:
         return text.encode()
     except UnicodeEncodeError:  # a path with bytes that are not UTF-8 can only be written escaped
-        return json.dumps(path)[1:-1].encode()
+        return json_text(path).encode()
+
+
+def json_text(text: str, *, ensure_ascii: bool = True) -> str:
+    """Return a text as `json.dumps` writes it, without the quotes."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return text
+    import json  # most paths need none of it
+
+    return json.dumps(text, ensure_ascii=ensure_ascii)[1:-1]

@@ -21,6 +21,7 @@ _PLURALS = {
     "device binary": "device binaries",
     "is": "are",
     "was": "were",
+    "launch": "launches",
     "process": "processes",
     "incomplete bundle, tag or record": "incomplete bundles, tags or records",
 }

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Raw
@@ -13,24 +15,17 @@ from msgspec import Raw
 from bundler.format import wire
 from bundler.format.content_tables import NAME, SCHEMA
 from bundler.format.digest import digest_raw
-from bundler.format.document_pieces import PieceWriter
-from bundler.format.entries import HelperLibrary, Kernel, Opaque, TuningFile, entry_kind
+from bundler.format.document_pieces import Numbers, PieceWriter
+from bundler.format.entries import HelperLibrary, Kernel, Opaque, StoredFile, TuningFile, entry_kind
 from bundler.format.entry_rows import Entries, check_path
 from bundler.format.sentinel import Span
 
 
-class _Numbers(dict[Any, int]):
-    """Numbers what it is asked for, in the order in which it is asked first."""
-
-    def __missing__(self, item: Any) -> int:
-        number = self[item] = len(self)
-        return number
-
-
 def encode_tables(entries: Entries) -> bytes:
     """Return the canonical bytes of entries that are in canonical order; raises `FormatError` for what cannot be stored."""
-    index = {raw: position for position, (raw, _) in enumerate(entries.blobs)}
-    kernel_names, targets, toolchains, specs, file_lists = (_Numbers() for _ in range(5))
+    blobs = [*entries.blobs]
+    index = {raw: position for position, (raw, _) in enumerate(blobs)}
+    kernel_names, targets, toolchains, specs, file_lists = (Numbers() for _ in range(5))
     pieces = PieceWriter()
 
     def kernel(k: Kernel) -> Raw:
@@ -41,9 +36,8 @@ def encode_tables(entries: Entries) -> bytes:
             targets[k.target.backend, k.target.arch, k.target.warp_size],
             toolchains[k.toolchain.release, k.toolchain.binary, k.toolchain.ptxas],
             specs[_packed_spec(k)],
-            file_lists[tuple([_without_name(name, k.name) for name, *_ in files])],
-            [[index[raw] for _, raw, *_ in files],
-             [n for position, (*_, spans) in enumerate(files) for span in spans for n in (position, *_flat(span))],
+            file_lists[_without_name(tuple([name for name, *_ in files]), k.name)],
+            [[index[raw] for _, raw, _, _ in files], _file_spans(files),
              pieces.runs(k.facts_bytes), pieces.runs(k.parts_bytes)],
         ]  # fmt: skip
         # Encoded at once: a hundred thousand nested lists keep the garbage collector busy for many seconds.
@@ -58,7 +52,7 @@ def encode_tables(entries: Entries) -> bytes:
     rows = [kernel(k) for k in entries.kernels]
     return wire.encode(
         [
-            SCHEMA, b"".join(raw for raw, _ in entries.blobs), [size for _, size in entries.blobs], list(kernel_names),
+            SCHEMA, b"".join([raw for raw, _ in blobs]), [size for _, size in blobs], list(kernel_names),
             list(targets), list(toolchains), list(map(Raw, specs)), list(file_lists), pieces.table,
             rows, list(map(placed, entries.tuning_files)), [placed(e, e.machine) for e in entries.helpers],
             list(map(placed, entries.opaque)), [record.to_wire() for record in entries.tuning_records],
@@ -71,8 +65,19 @@ def _packed_spec(kernel: Kernel) -> bytes:
     return wire.encode([None if entry == kernel.name else entry, *rest])
 
 
-def _without_name(filename: str, name: str) -> str:
-    return NAME + filename[len(name) :] if name and filename.startswith(name) else filename
+@functools.lru_cache(maxsize=4096)
+def _without_name(filenames: tuple[str, ...], name: str) -> tuple[str, ...]:
+    return tuple([NAME + each[len(name) :] if name and each.startswith(name) else each for each in filenames])
+
+
+def _file_spans(files: Iterable[StoredFile]) -> list[int]:
+    """Return the path sentinels of all files, each after the position of its file."""
+    return [
+        number
+        for position, (_, _, _, spans) in enumerate(files)
+        for span in spans
+        for number in (position, *_flat(span))
+    ]
 
 
 def _flat(span: Span) -> tuple[int, int, int]:

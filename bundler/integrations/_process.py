@@ -21,6 +21,7 @@ from bundler.config import (
     Settings,
     Strict,
     registered_bundles,
+    says_strict,
     settings,
     strict_setting,
     unknown_words,
@@ -147,7 +148,7 @@ def session(
     tag: str | None = None,
     *,
     push: PushMode | None = "merge",
-    strict: Strict = "off",
+    strict: Strict | None = None,
     replay: bool | None = None,
 ) -> Session:
     """Return a session for a whole job, to use in a `with` statement: fetch the tag, look up, record, publish, give it to the tag.
@@ -156,7 +157,7 @@ def session(
         store: as for `install`.
         tag: as for `install`; a first run, without such a tag, is fine.
         push: how the tag is given what was used, as for `Store.push`; None only reads.
-        strict: as for `install`.
+        strict: as for `install`; None is `off` and, once the tag was replayed, `warn`.
         replay: hand what the tag names to the JIT functions of this process at the start, as `bundler.replay`, so that no first call
             asks the compiler; None does what TRITON_BUNDLER_REPLAY says.
 
@@ -168,7 +169,35 @@ def session(
     if push is not None:
         _check(push, PUSH_MODES, "push")
     mode: Mode = "read" if push is None else "readwrite"
-    return _install(store, Options(tag=tag, mode=mode, push=push, strict=strict), replay=replay)
+    serving: Strict | None = "warn" if strict is None else None
+    options = Options(tag=tag, mode=mode, push=push, strict=strict or "off", serving=serving)
+    return _install(store, options, replay=replay)
+
+
+def install_from_environment() -> None:
+    """Let Triton's compiles go through the session that environment variables ask for, here and in processes that start from now on.
+
+    The session begins with the first kernel, or with `begin_from_environment`.  Plug-ins of servers call it, who may be loaded in each of a
+    server's processes, and before those fork: no store is opened and no device touched.
+    """
+    from bundler.integrations.manager_install import activity_of_environment
+
+    manager_environment.add(activity_of_environment(keeper_source))
+
+
+def begin_from_environment() -> None:
+    """Begin the session that is in force, unless it has: its tag is fetched, and replayed where it says so."""
+    _process.engine()
+
+
+def publish_from_environment() -> None:
+    """Publish what the session in force has made so far, and give it to its tag; it goes on."""
+    engine = _process.engine()
+    from bundler.integrations.sessions import LAST_FLUSH_S
+
+    engine.publisher.flush(LAST_FLUSH_S)
+    with engine.troubles.excused(f"tag {engine.options.tag} was not pushed"):
+        engine.push_tag()
 
 
 def register(path: str | os.PathLike[str]) -> None:
@@ -263,7 +292,7 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
         problem = error
     options = Options(
         tag=chosen.tag, mode=chosen.mode, strict=chosen.strict, trust=chosen.trust, keep=chosen.keep, local=chosen.local,
-        replay=chosen.replay, launcher=chosen.launcher,
+        replay=chosen.replay, serving=None if says_strict() else "warn", launcher=chosen.launcher,
     )  # fmt: skip
     for path in registered_bundles():
         registered.add(path)

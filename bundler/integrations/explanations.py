@@ -128,6 +128,7 @@ def _of_kernels(key: str | None, name: str | None, store: Store | None) -> tuple
 def _of_misses(
     wanted: Sequence[NotedMiss], misses: list[NotedMiss], kernels: dict[str, Kernel]
 ) -> tuple[Explanation, ...]:
+    # Misses come with the latest first, and of equal keys a dictionary keeps the last.
     latest = {miss.event.key: miss for miss in reversed(wanted)}
     local = _local()
     return tuple(
@@ -194,13 +195,14 @@ def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
         try:
             with store.pull(tag, read_only=True) as bundle:
                 yield from Shelf(bundle, "tag").bundle.kernels
-        except NotFound:
+        except NotFound:  # the first run of a tag, which is set at its end
             return
 
 
 def _is(kernel: Kernel | SpooledEvent, key: str | None, name: str | None) -> bool:
     if key is not None:
         return kernel.key.startswith(key)
+    # Not `fnmatch`, which takes capitals as the operating system takes them in file names.
     return fnmatch.fnmatchcase(kernel.name, name or "")
 
 
@@ -209,6 +211,7 @@ def _explained(miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, Kern
     asked, event = asked_of(miss.event), miss.event
     if asked is None:
         return Explanation(event.key, event.name, "unknown")
+    # What was compiled since this process began may be in the store by now, but was not there for it to find.
     later = {other.event.key for other in misses if other.at_ns >= miss.process_began_ns}
     earlier = {other.event.key for other in misses if other.at_ns < miss.process_began_ns}
     before = [kernel for kernel in kernels.values() if kernel.key not in later - earlier]

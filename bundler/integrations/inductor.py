@@ -22,7 +22,7 @@ from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Opaque, Toolchain, TuningFile
 from bundler.format.manifest import Observation
 from bundler.format.summary import plural
-from bundler.integrations.inductor_generated import load_generated
+from bundler.integrations.inductor_generated import compile_generated, load_generated
 from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
 from bundler.lifecycle.directory_pack import pack, single_files
 from bundler.lifecycle.lifecycle_reports import RestoreReport
@@ -34,7 +34,7 @@ from bundler.toolchain import directories, identity, inductor_caches, inductor_h
 from bundler.toolchain.inductor_graphs import Rewritten, rewrite
 from bundler.user_warnings import warn
 
-__all__ = ["load", "load_generated", "save"]
+__all__ = ["compile_generated", "load", "load_generated", "save"]
 
 _NO_TORCH = f"torch cannot be imported; install it in this environment: {install('torch')}"
 # What rewriting an entry of an unknown shape can raise.

@@ -1,35 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """`load_generated`: Inductor's generated kernel modules on this runtime.  Provisional: it follows torch's private format.
 
-Users call it as `bundler.integrations.inductor.load_generated`.
+Users call it, and `compile_generated`, which compiles all kernels in workers, as functions of `bundler.integrations.inductor`.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from bundler.compile.compile_job import SourceRef
+from bundler.compile.compile_worker import import_triton
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.service import CompileService
 from bundler.compile.source_modules import module_of_text
 from bundler.errors import CompileFailed, ConfigError, FormatError
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.digest import sha256
+from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.integrations.inductor_kernels import GeneratedKernel, Told, stand_ins
+from bundler.integrations.inductor_multi_kernels import Dispatcher, multi_kernels_of
 from bundler.project import install
 from bundler.runtime.tuning.benchmark import Clock
+from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
 
 _PACKAGE = "torch._inductor.runtime"
 _HEURISTICS = f"{_PACKAGE}.triton_heuristics"
 _HELPERS = f"{_PACKAGE}.triton_helpers"
 _MODULE_PREFIX = "bundler_generated_"
+_WORKERS_IMPORTER = "bundler.integrations.inductor_generated:module_for_worker"
+# A worker compiles kernels of so many modules without importing one twice.
+WORKER_MODULES = 1024
+
+
+class GeneratedKernels(dict[str, GeneratedKernel]):
+    """What `load_generated` returns: kernels by name.
+
+    Attributes:
+        multi_kernels: dispatchers over these kernels, by name, called as the wrapper calls them.
+    """
+
+    multi_kernels: dict[str, Dispatcher]
+
+    def __init__(self, kernels: Mapping[str, GeneratedKernel] | None = None) -> None:
+        super().__init__(kernels or {})
+        self.multi_kernels = {}
 
 
 def load_generated(
@@ -37,7 +63,7 @@ def load_generated(
     *,
     options: TunerOptions | None = None,
     clock: Callable[[], Clock] | None = None,
-) -> dict[str, GeneratedKernel]:
+) -> GeneratedKernels:
     """Import Inductor's generated kernels with their heuristics bound to this runtime.
 
     A kernel module is imported: its code runs, so the file must be one that you trust as you trust your program.  A graph's
@@ -53,7 +79,8 @@ def load_generated(
         clock: makes what times a launch; None for the GPU's own.
 
     Returns:
-        The kernels by name: one of a kernel module, all of a wrapper, in its order.
+        The kernels by name: one of a kernel module, all of a wrapper, in its order; a dictionary whose `multi_kernels` are those of the
+        wrapper, which look their choice up in the tuner's records before they measure.
 
     Raises:
         FormatError: the file is neither, or no Python.
@@ -70,7 +97,7 @@ def load_generated(
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise FormatError(f"{name}: not a Python module: {error}", name=name) from error
     if _is_kernel_module(tree):
-        return _import(text, name, told)
+        return GeneratedKernels(_import(text, name, told))
     sources = _kernel_sources(tree)
     if not sources:
         raise FormatError(
@@ -78,10 +105,51 @@ def load_generated(
             "@triton_heuristics, or calls of async_compile.triton",
             name=name,
         )
-    found: dict[str, GeneratedKernel] = {}
+    found = GeneratedKernels()
     for kernel, source in sources.items():
         found |= _import(source, f"{name}:{kernel}", told)
+    found.multi_kernels = multi_kernels_of(tree, found, told, name)
     return found
+
+
+def compile_generated(
+    path: str | os.PathLike[str],
+    service: CompileService,
+    *,
+    options: TunerOptions | None = None,
+    clock: Callable[[], Clock] | None = None,
+    target: Target | None = None,
+) -> dict[str, CompileFuture[HeuristicKernel]]:
+    """Load Inductor's generated kernels, and compile every candidate of each in the workers of a service, all at once.
+
+    Args:
+        path, options, clock: as for `load_generated`.
+        service: where to compile; made with `preload="bundler.integrations.inductor_generated:import_helpers"`, its workers share one
+            import of torch.
+        target: what for; None takes the target that the kernels were generated for.
+
+    Returns:
+        A future for each kernel, by name; `service.wait` puts the kernels in their place.
+
+    Raises:
+        As `load_generated`; `ConfigError` for a kernel whose target is neither CUDA nor HIP.
+    """
+    found = load_generated(path, options=options, clock=clock)
+    return {name: kernel.compile_in(service, target=target) for name, kernel in found.items()}
+
+
+def import_helpers() -> None:
+    """Import what generated kernels need, in the process that forks workers: Triton, and torch's helper functions."""
+    import_triton()
+    importlib.import_module(_HELPERS)
+
+
+@functools.lru_cache(maxsize=WORKER_MODULES)
+def module_for_worker(text: str, path: str) -> ModuleType:
+    """Return a module with the kernels of a generated module, in a process that compiles them; jobs name this function."""
+    module = ModuleType(_MODULE_PREFIX + "worker")
+    vars(module).update(_import(text, path, Told()))
+    return module
 
 
 def _is_kernel_module(tree: ast.Module) -> bool:
@@ -112,6 +180,7 @@ def _kernel_sources(tree: ast.Module) -> dict[str, str]:
 def _import(text: str, path: str, told: Told) -> dict[str, GeneratedKernel]:
     """Run one kernel module and return its kernels."""
     module, loader = module_of_text(_MODULE_PREFIX + sha256(text.encode()).hex()[:32], path, text)
+    told = replace(told, text=SourceRef("text", "", _WORKERS_IMPORTER, path, data=text.encode()))
     with _bound(told):
         try:
             loader.exec_module(module)

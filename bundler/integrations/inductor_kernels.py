@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from bundler.compile.compile_job import SourceRef
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
 from bundler.integrations import inductor_metadata as metadata
@@ -26,14 +29,19 @@ from bundler.runtime.heuristics.persistent_rules import persistent_reduction_con
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_configs
 from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
-from bundler.runtime.tuning.benchmark import Clock
+from bundler.runtime.tuning.benchmark import Clock, GivenClock
 from bundler.runtime.tuning.heuristic_kernel import Candidates, HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.runtime.tuning.tuner_reports import BandwidthReport
+from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.compile_call import compile_function
 from bundler.toolchain.encoding import encode_value
 from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.imagined_arguments import Spec
 
 Meta = Mapping[str, Any]
+# Inductor's own, where it measures with the profiler.
+PROFILER_WARMUP_MS, PROFILER_REP_MS = 10, 40
 
 
 class GeneratedKernel(HeuristicKernel):
@@ -76,16 +84,43 @@ class GeneratedKernel(HeuristicKernel):
             os.fspath(cache_dir),
         )
 
+    def compile_in(
+        self, service: CompileService, arguments: Mapping[str, Spec] | None = None, target: Target | None = None
+    ) -> CompileFuture[HeuristicKernel]:
+        """Compile every candidate in the workers of a service; arguments and target are those of the metadata unless they are given."""
+        known = metadata.arguments_of(self.triton_meta, self.parameters, self.constants)
+        chosen = target or metadata.target_of(self.triton_meta)
+        return super().compile_in(service, known if arguments is None else arguments, chosen)
+
 
 Decorator = Callable[[Any], GeneratedKernel]
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the user told the tuner of generated kernels; the kernels' own metadata adds to it."""
+    """What the user told the tuner of generated kernels, and where a worker finds them; the kernels' own metadata adds to it."""
 
     options: TunerOptions = field(default_factory=TunerOptions)
     clock: Callable[[], Clock] | None = None
+    text: SourceRef | None = None
+    reports: dict[tuple[str | None, str | None], BandwidthReport] = field(default_factory=dict)
+
+    def report(self, inductor_meta: Meta) -> BandwidthReport | None:
+        """Return the user's report, or the one that torch was told to write; kernels that are loaded together share it."""
+        wanted = metadata.bandwidth_of(inductor_meta)
+        if self.options.bandwidth is not None or wanted is None:
+            return self.options.bandwidth
+        if wanted not in self.reports:
+            path, pattern = wanted
+            self.reports[wanted] = BandwidthReport(path, pattern=pattern, lines=True)
+        return self.reports[wanted]
+
+    def clock_for(self, inductor_meta: Meta) -> Callable[[], Clock] | None:
+        """Return what makes the user's clock, or the one that torch was told to measure bandwidth with; None for the GPU's own."""
+        profiled = inductor_meta.get("profile_bandwidth_with_do_bench_using_profiling")
+        if self.clock is not None or not (inductor_meta.get("profile_bandwidth") and profiled):
+            return self.clock
+        return lambda: GivenClock(toolchain.profiler_benchmark(PROFILER_WARMUP_MS, PROFILER_REP_MS))
 
 
 def _decorator(
@@ -122,8 +157,12 @@ def _decorator(
             constants=triton_meta.get("constants"),
             extra_arguments=tuple(inductor_meta.get("extra_launcher_args", ())),
             compile_options=metadata.compile_options_of(triton_meta, inductor_meta),
-            options=metadata.tuner_options_of(inductor_meta, told.options, custom=custom),
-            clock=told.clock,
+            options=replace(
+                metadata.tuner_options_of(inductor_meta, told.options, custom=custom),
+                bandwidth=told.report(inductor_meta),
+            ),
+            clock=told.clock_for(inductor_meta),
+            source=None if told.text is None else replace(told.text, function=fn.__name__),
         )
         kernel.triton_meta, kernel.inductor_meta = triton_meta, inductor_meta
         return kernel
@@ -229,10 +268,10 @@ def _user_autotune(
     inductor_meta: Meta | None = None,
     custom_kernel: bool = False,
 ) -> Decorator:
-    def choose(setting: Setting) -> Sequence[Config]:
-        return user_configs(configs, setting.policy)
-
-    return _decorator(told, "user_autotune", choose, {}, triton_meta, inductor_meta, custom=custom_kernel)
+    chosen = user_configs(configs)
+    return _decorator(
+        told, "user_autotune", lambda _setting: chosen, {}, triton_meta, inductor_meta, custom=custom_kernel
+    )
 
 
 def _foreach(

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from bundler.runtime.heuristics.facts import (
 )
 from bundler.runtime.tuning.descent import Descent
 from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain.imagined_arguments import NONE, Spec
 
 # The same wish under the name that each release of torch gave it.
 _ONE_ELEMENT = {"ONE_ELEMENT_PER_THREAD", "ELEMENTS_PER_WARP_32"}
@@ -132,19 +133,71 @@ def compile_options_of(triton_meta: Meta, inductor_meta: Meta) -> dict[str, Any]
 
 
 def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -> TunerOptions:
-    """Return what the user told the tuner, with what torch was told where the user said nothing."""
-    get, descent = inductor_meta.get, told.descent
+    """Return what the user told the tuner, with what torch was told where the user said nothing.
+
+    Raises:
+        ConfigError: torch was told to keep binaries (`store_cubin`), and the user did not say where.
+    """
+    get, descent, reuse = inductor_meta.get, told.descent, told.reuse
     if descent is None and get("coordinate_descent_tuning"):
         radius = get("coordinate_descent_search_radius") or 1
         descent = Descent(radius, all_directions=bool(get("coordinate_descent_check_all_directions")))
+    local = not get("force_disable_caches") and bool(get("autotune_local_cache", True))
+    if get("force_disable_caches"):
+        reuse = "none"
+    elif not local and reuse == "all":
+        reuse = "bundle"
+    if get("store_cubin") and told.export is None:
+        raise ConfigError(
+            f"{get('kernel_name', 'a kernel')}: was generated with store_cubin, and nobody said where to; give "
+            "TunerOptions(export=DIRECTORY)",
+            name="store_cubin",
+        )
     return replace(
         told,
         descent=descent,
-        custom=custom,
+        reuse=reuse,
+        record=told.record and local,
+        custom=custom if told.custom is None else told.custom,
         spill_threshold=get("spill_threshold") if told.spill_threshold is None else told.spill_threshold,
         rescale=told.rescale and bool(get("dynamic_scale_rblock", True)),
         stage_to_host=told.stage_to_host and bool(get("optimize_mem", True)),
+        gigabytes=get("kernel_num_gb") if told.gigabytes is None else told.gigabytes,
     )
+
+
+def bandwidth_of(inductor_meta: Meta) -> tuple[str | None, str | None] | None:
+    """Return (file, pattern of names) of the report that torch was told to write; None where it was told nothing."""
+    if not inductor_meta.get("profile_bandwidth"):
+        return None
+    # An empty text is torch's way to say "all kernels" and "no file".
+    return inductor_meta.get("profile_bandwidth_output") or None, inductor_meta.get("profile_bandwidth_regex") or None
+
+
+def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) -> dict[str, Spec]:
+    """Return the arguments of the calls that a kernel was generated for: name -> spec, without those that are constants.
+
+    Raises:
+        ConfigError: the metadata is for a Triton before 3.3, or an argument cannot be described.
+    """
+    attributes = (triton_meta.get("configs") or [{}])[0]
+    if not isinstance(attributes, Mapping):
+        raise ConfigError("a generated kernel's metadata is for a Triton before 3.3; have torch generate it anew")
+    fixed, hip = triton_meta.get("constants") or {}, device_of(triton_meta).is_hip
+    found: dict[str, Spec] = {}
+    for number, name in enumerate(parameters):
+        kind = triton_meta["signature"].get(name)
+        if kind is None or name in constants:
+            continue
+        if kind == "constexpr":
+            # torch makes a constant of None and of 1, as the JIT does when it gets them.
+            if name in fixed and fixed[name] in {None, 1}:
+                found[name] = NONE if fixed[name] is None else "i32:1"
+            continue
+        known = {item[0] for item in attributes.get((number,), ())}
+        aligned = ":16" if "tt.divisibility" in known and kind[0] in "*iu" else ""
+        found[name] = f"{kind}{aligned}{':large' if hip and kind[0] == '*' and 'tt.pointer_range' not in known else ''}"
+    return found
 
 
 def dynamic_sizes(triton_meta: Meta) -> int:

@@ -108,9 +108,9 @@ class Engine(Keeper):
     def _replay(self, roots: Iterable[str]) -> None:
         from bundler.integrations.replayed_kernels import replay_restored
 
-        tag = self._shelves.tag
-        if tag is not None:
+        if (tag := self._shelves.tag) is not None:
             self.replayed, complaint = replay_restored(tag.bundle, roots)
+            self.guard.arm(self.options.serving or self.options.strict)
             if complaint:
                 self.troubles.mentioned(complaint)
 
@@ -154,7 +154,7 @@ class Engine(Keeper):
         self.tally.add("misses")
         try:
             self._strictly(call)
-        except BaseException:
+        except BaseException:  # in strict mode no compile follows, so others must not wait for one
             self.abandoned(call)
             raise
         return None

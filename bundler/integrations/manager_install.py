@@ -40,6 +40,11 @@ def activity_of_bundle(path: str, source: KeeperSource) -> Active:
     return Active(bundle=path, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
 
 
+def activity_of_environment(source: KeeperSource) -> Active:
+    """Return what makes Triton use the session that the user's variables ask for, here and in children; `source` as for `activity_of`."""
+    return Active(session={}, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
+
+
 def _for_children(urls: tuple[str, ...], options: Options) -> Mapping[str, str]:
     """Return what makes a child process look where we look.  Tags are the parent's: it fetches and pushes for all."""
     chosen = {"STORE": " ".join(urls), "MODE": options.mode, "TRUST": options.trust, "STRICT": options.strict,

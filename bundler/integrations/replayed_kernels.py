@@ -4,7 +4,7 @@
 ::
 
     bundle or tag ──restore──▶ Triton's directory ──▶ device_caches: functions     ──▶ first calls ask no compiler, fire no hook of it
-                                                └───▶ tuner_caches:  result files  ──▶ first calls benchmark nothing
+                                                └───▶ tuner_caches:  result files, tuning records  ──▶ first calls benchmark nothing
 
 Users call `replay`; a session that was told `replay=True`, or that TRITON_BUNDLER_REPLAY is 1, calls `replay_restored` for its tag.
 """
@@ -25,6 +25,7 @@ from bundler.format.summary import Summarized, count
 from bundler.user_warnings import show
 
 if TYPE_CHECKING:
+    from bundler.integrations.replayed_tunings import RecordedWinner
     from bundler.lifecycle.lifecycle_reports import Reasons
     from bundler.toolchain.device_caches import Outcome, Verdict
 
@@ -43,8 +44,8 @@ class ReplayReport(Summarized):
         not_found: (key, reason) of kernels whose function is not here; they are handed over when it is made.
         changed: (key, reason) of kernels whose function is here with another source, and which part of it differs.
         skipped: (key, reason) of kernels that are for another target, or whose files or facts cannot be used.
-        tuned: paths of result files whose winner is in the cache of a tuner now.
-        not_tuned: (path, reason) of other result files; those of a tuner that is made later may still be used.
+        tuned: paths of result files, and names of tuning records, whose winner is in the cache of a tuner now.
+        not_tuned: (path or name, reason) of the others; those of a tuner that is made later may still be used.
         milliseconds: wall time, with that of the restore.
     """
 
@@ -63,7 +64,8 @@ def replay(bundle_or_tag: Bundle | str | os.PathLike[str], modules: Sequence[str
 
     After it a first call of what was replayed makes no call of the compiler and fires no `jit_post_compile_hook`, which Triton fires for
     kernels on disk too; a tuned function benchmarks nothing where its result file was recorded (TRITON_CACHE_AUTOTUNING=1).  A kernel goes to
-    a function only where this process's Triton makes the kernel's own key for it.  Functions that are made later get theirs then.
+    a function only where this process's Triton makes the kernel's own key for it.  Functions that are made later get theirs when
+    their import ends, or at their first call.
     Imports Triton; safe beside launches of other threads.
 
     Args:
@@ -123,7 +125,7 @@ def replay_restored(
         told = device_caches.offer((Offered(kernel, places, allowed) for kernel in bundle.kernels), threads)
     files = [entry.path for entry in bundle.tuning_files if entry.in_triton_cache]
     # After the kernels, whose functions then have the hash that result files were named by.
-    tuned = tuner_caches.offer(ResultFile(path, places, allowed) for path in files)
+    tuned = tuner_caches.offer([*(ResultFile(path, places, allowed) for path in files), *_records(bundle, allowed)])
     report = ReplayReport(
         replayed=tuple(sorted(key for key, one in told.items() if one.outcome == "replayed")),
         later=_reasons(told, names, "later"),
@@ -135,6 +137,14 @@ def replay_restored(
         milliseconds=(time.monotonic() - began) * 1e3,
     )
     return report, _complaint(report, _reasons(told, names, "changed", "skipped"))
+
+
+def _records(bundle: Bundle, modules: tuple[str, ...] | None) -> list[RecordedWinner]:
+    if not bundle.tuning_records:  # what records are compared by takes a while to import
+        return []
+    from bundler.integrations.replayed_tunings import RecordedWinner
+
+    return [RecordedWinner(record, modules) for record in bundle.tuning_records]
 
 
 def _reasons(told: Mapping[str, Verdict], names: Mapping[str, str], *outcomes: Outcome) -> Reasons:

@@ -20,6 +20,7 @@ class Options(NamedTuple):
         mode: look up (`read`), publish (`write`), or both.
         push: how the tag is given what was used; None for not at all.
         strict, trust, keep: as the settings of these names.
+        serving: what a compile is once the tag was replayed; None for what `strict` says.
         local: our own directory; None for the usual place.
         launcher: who gives Triton the launchers that it would have a C compiler build.
         replay: whether the tag's kernels are put into Triton's in-memory caches at the start.
@@ -34,6 +35,7 @@ class Options(NamedTuple):
     local: str | None = None
     replay: bool = False
     launcher: Launcher = "bundler"
+    serving: Strict | None = None
 
     @property
     def reads(self) -> bool:

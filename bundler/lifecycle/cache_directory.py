@@ -18,53 +18,45 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
-import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from bundler.errors import BundlerError, FormatError
 from bundler.format import names
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
-from bundler.format.limits import DEFAULT_LIMITS
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.sentinel import json_text
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
-from bundler.lifecycle.kernel_writer import OCCUPIED, Buffer, NewKernel, remove_tree, write_file, write_kernels
+from bundler.lifecycle.kernel_writer import (
+    DAMAGED,
+    NO_BINARY,
+    OCCUPIED,
+    NewKernel,
+    remove_tree,
+    write_file,
+    write_kernels,
+)
+from bundler.lifecycle.ready_kernel import ReadyKernel
 
 Outcome = Literal["restored", "present", "repaired"]
-Files = Mapping[str, Buffer]
 
 TEMPORARY_PREFIX = "tmp.bundler."
 ASIDE_PREFIX = "tmp.bundler.old."
 # Long enough that no living restore or reader still uses what it left.
 STALE_AFTER_S = 24 * 3600
 ATTEMPTS = 4
+# Kernels of one name have files of the same names.
+_GROUP_FILES_REMEMBERED = 1024
+# No name of a file holds it.
+_DIRECTORY = "\0"
 
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
 _log = logging.getLogger("bundler.lifecycle")
-
-
-class ReadyKernel(NamedTuple):
-    """A kernel that only has to be written.
-
-    Attributes:
-        key: its kernel key, the name of the directory.
-        files: name -> bytes of every file but the group file, in Triton's order; already verified.
-        stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
-        rewritten: names of the files that hold a path of this machine.
-    """
-
-    key: str
-    files: Files
-    stored_metadata: bytes
-    rewritten: tuple[str, ...] = ()
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files but the group file."""
-        return sum(map(len, self.files.values()))
 
 
 class CacheDirectory:
@@ -84,7 +76,7 @@ class CacheDirectory:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._prefix = os.path.join(self.path, "")
-        self._json_prefix = json.dumps(self._prefix)[1:-1]
+        self._json_prefix = json_text(self._prefix)
         # Numbers of temporary directories.  Two processes begin at different random numbers, also on hosts that share the
         # directory and use one process id; threads of one process share the counter, so each gets another number.
         self._numbers = itertools.count(int.from_bytes(os.urandom(8)) >> 1)
@@ -96,7 +88,7 @@ class CacheDirectory:
             self._sweep()
 
     def publish(self, kernel: ReadyKernel) -> Outcome:
-        """Put a kernel in place."""
+        """Put a kernel, of which each file was verified, in place."""
         if self.has(kernel):
             return "present"
         batch = KernelBatch(self, [kernel])
@@ -104,19 +96,33 @@ class CacheDirectory:
         def write() -> Outcome:
             batch.write(threads=1)
             ((_, outcome),) = batch.settled()
+            if isinstance(outcome, BundlerError):
+                raise outcome
             return outcome
 
         return cleaned_up(write, batch.clear)
 
+    def listed(self, key: str) -> bool:
+        """Tell whether something had the kernel's name when the directory was listed."""
+        return key in self._present
+
     def has(self, kernel: ReadyKernel) -> bool:
-        """Tell whether the kernel was there when the directory was listed, and is."""
-        return kernel.key in self._present and self._usable(kernel)
+        """Tell whether the kernel, of which each file was verified, was there when the directory was listed, and is."""
+        return self.listed(kernel.key) and self._usable(kernel)
 
     def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
         """Return what has to be written for a kernel, under a name of its own."""
-        metadata_name = next(name for name in kernel.files if name.endswith(".json"))
-        group = (names.GROUP_PREFIX + metadata_name, self._group_file(kernel.key, kernel.files))
-        return f"{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}", kernel.key, (*kernel.files.items(), group)
+        key, digests = kernel.key, kernel.digests
+        group, text = _group_file(tuple(kernel.files))
+        files = [
+            (name, data, digests[name]) if name in digests else (name, data) for name, data in kernel.files.items()
+        ]
+        # Key and names are of characters that JSON leaves alone, so only our path needs it.
+        written = text.replace(_DIRECTORY, self._json_prefix + key).encode()
+        temporary = f"{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}"
+        if kernel.binary is None:
+            return temporary, key, (*files, (group, written))
+        return temporary, key, (*files, (group, written)), [*kernel.files].index(kernel.binary)
 
     def write(self, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
         """Write kernels; returns what `write_kernels` says of each.  Any thread may call it."""
@@ -177,11 +183,6 @@ class CacheDirectory:
                 return False if _holds(target, data) else None
         return True
 
-    def _group_file(self, key: str, files: Iterable[str]) -> bytes:
-        # As json.dumps writes it; key and names are of characters that JSON leaves alone, so only our path needs it.
-        members = ", ".join([f'"{name}": "{self._json_prefix}{key}/{name}"' for name in files])
-        return f'{{"child_paths": {{{members}}}}}'.encode()
-
     def _rename(self, temporary: str, key: str) -> bool:
         try:
             os.rename(temporary, self._prefix + key)
@@ -226,6 +227,14 @@ class CacheDirectory:
                     _remove(path)
 
 
+@functools.lru_cache(_GROUP_FILES_REMEMBERED)
+def _group_file(filenames: tuple[str, ...]) -> tuple[str, str]:
+    """Return name and text of the group file of these files, as json.dumps writes it; `_DIRECTORY` stands for where they lie."""
+    name = next(name for name in filenames if name.endswith(".json"))
+    members = ", ".join([f'"{name}": "{_DIRECTORY}/{name}"' for name in filenames])
+    return names.GROUP_PREFIX + name, f'{{"child_paths": {{{members}}}}}'
+
+
 class KernelBatch:
     """Kernels that are written into one cache directory together.
 
@@ -242,8 +251,8 @@ class KernelBatch:
         """Write them; trouble with the file system shows when they are settled."""
         self._codes = self._directory.write(self._new, threads)
 
-    def settled(self) -> Iterator[tuple[ReadyKernel, Outcome]]:
-        """Yield what became of each kernel that is in place now, then raise what the first of the others met.
+    def settled(self) -> Iterator[tuple[ReadyKernel, Outcome | BundlerError]]:
+        """Yield what became of each kernel that is in place now or was refused, then raise what the first of the others met.
 
         Nothing became of any of them when they were not written to the end.
         """
@@ -267,9 +276,11 @@ class KernelBatch:
         if failure is not None:
             raise failure
 
-    def _outcome(self, kernel: ReadyKernel, temporary: str, code: int) -> Outcome:
+    def _outcome(self, kernel: ReadyKernel, temporary: str, code: int) -> Outcome | BundlerError:
         if code == 0:
             return "restored"
+        if code in {DAMAGED, NO_BINARY}:
+            return kernel.why_refused()
         if -code in OCCUPIED:
             return self._directory.replace(temporary, kernel)
         raise OSError(abs(code), os.strerror(abs(code)))
@@ -348,7 +359,7 @@ def _unlink(path: str) -> None:
 
 def _holds(path: str, data: bytes) -> bool:
     try:
-        return read_file(*os.path.split(path), DEFAULT_LIMITS) == data
+        return read_file(*os.path.split(path), Limits(file_bytes=len(data))) == data
     except OSError:
         return False
 

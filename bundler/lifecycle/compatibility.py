@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
+from bundler.format.lazy_kernel import parts_may_hold
 from bundler.toolchain import identity, ptxas, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
@@ -77,7 +78,7 @@ class Machine:
 
     def _why_not_location(self, kernel: Kernel) -> str | None:
         # Names are stored as they are, and of most kernels' keys the location is no part: those need not be decoded.
-        if _LOCATION not in (kernel.parts_bytes or b""):
+        if not parts_may_hold(kernel, _LOCATION):
             return None
         from bundler.toolchain import keytext  # hardly a kernel's key has that part
 

@@ -2,7 +2,7 @@
 """Makes a bundle from a Triton or Inductor cache directory that somebody else filled.
 
 Users and the command `pack` call `pack`; so does `bundler.integrations.inductor`, for the directories of this process.  A recording finds
-files that belong to no kernel with `single_files` and `tuning_results` (`collection.py`).
+files that belong to no kernel with `single_files` and `tuning_results` (`collection.py`); `family_pack.py` takes kernels with `pack_kernels`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def pack(directory: str | os.PathLike[str], *, keep: Keep = "all") -> Bundle:
                 path=root,
             )
         if not devices:
-            kernels = join([_pack_kernels(root, keep, Observation(layouts=("triton",)))])
+            kernels = join([pack_kernels(root, keep, Observation(layouts=("triton",)))])
             return with_tunings(kernels, TuningFolder(root).records())
         builders = [
-            _pack_kernels(os.path.join(root, KERNEL_SUBDIRECTORY, str(device)), keep,
+            pack_kernels(os.path.join(root, KERNEL_SUBDIRECTORY, str(device)), keep,
                           Observation((device,), ("inductor",)))
             for device in devices
         ]  # fmt: skip
@@ -67,7 +67,8 @@ def _devices(root: str) -> list[int]:
     return sorted(int(name) for name in os.listdir(folder) if name.isdecimal() and str(int(name)) == name)
 
 
-def _pack_kernels(root: str, keep: str, observation: Observation) -> Builder:
+def pack_kernels(root: str, keep: str, observation: Observation) -> Builder:
+    """Take the kernels of one Triton cache directory, and the files in it that belong to none."""
     builder = Builder(root, keep)
     keys = []
     for name in sorted(os.listdir(root)):

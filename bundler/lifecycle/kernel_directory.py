@@ -9,7 +9,6 @@ whether Triton could read the result.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import stat
@@ -36,12 +35,13 @@ _SHOWN_CHARACTERS = 200
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # How each text names source files: (directory, file) or (path).  Each begins with its literal, and looks behind that
 # afterwards: the other way round the search takes ten times as long, and it goes over every text there is.
+# Compiled when first used: a restore reads no texts.
 _SOURCES = {
-    "ttir": re.compile(rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)'),
-    "ttgir": re.compile(rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)'),
-    "llir": re.compile(rb'!DIFile\(filename: "(?P<file>[^"]+)", directory: "(?P<folder>[^"]*)"'),
-    "ptx": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"'),
-    "amdgcn": re.compile(rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"'),
+    "ttir": rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)',
+    "ttgir": rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)',
+    "llir": rb'!DIFile\(filename: "(?P<file>[^"]+)", directory: "(?P<folder>[^"]*)"',
+    "ptx": rb'\.file(?<=\s\.file)\s+\d+\s+"([^"]+)"',
+    "amdgcn": rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"',
 }
 # How each of them begins, which the patterns look behind for what stands before it.
 _BEGINNINGS = {"ttir": b'loc("', "ttgir": b'loc("', "llir": b"!DIFile(", "ptx": b".file", "amdgcn": b".file"}
@@ -253,6 +253,8 @@ def read_file(directory: str, name: str, limits: Limits, seen: dict[str, Stamp] 
 def _children(data: bytes | Rejected) -> dict[str, str] | None:
     if isinstance(data, Rejected):
         return None
+    import json  # a restore reads none
+
     try:
         paths = json.loads(data)["child_paths"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -305,13 +307,19 @@ def why_unreadable(key: str, binary: tuple[str, bytes | memoryview], metadata: t
         key: the kernel key.
         binary, metadata: name and bytes of the two files that a hit needs.
     """
-    head = read_head(metadata[1])
-    if head is not None and _is_hash_of(key, head.hash):
-        expected = names.BINARY_KIND_OF_BACKEND.get(head.target.backend)
-        if (expected is None or binary[0].endswith(f".{expected}")) and elf.why_unusable(binary[1]) is None:
-            return None
+    if is_readable_head(key, binary[0], metadata[1]) and elf.why_unusable(binary[1]) is None:
+        return None
     checked = check_kernel_files(key, {binary[0]: bytes(binary[1]), metadata[0]: metadata[1]})
     return checked.reason if isinstance(checked, Rejected) else None
+
+
+def is_readable_head(key: str, binary_name: str, metadata: bytes) -> bool:
+    """Tell whether Triton could surely read a kernel of this metadata, if its binary is whole; False says nothing."""
+    head = read_head(metadata)
+    if head is None or not _is_hash_of(key, head.hash):
+        return False
+    expected = names.BINARY_KIND_OF_BACKEND.get(head.target.backend)
+    return expected is None or binary_name.endswith(f".{expected}")
 
 
 def _is_hash_of(key: str, text: str) -> bool:
@@ -348,11 +356,11 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
 
 
 def _named_sources(kind: str, data: bytes) -> set[bytes]:
-    pattern = _SOURCES.get(kind)
     # Names are at the end of some texts, and plain bytes are found quicker than patterns.
-    start = -1 if pattern is None else data.find(_BEGINNINGS[kind])
-    if pattern is None or start < 0:
+    start = data.find(_BEGINNINGS[kind]) if kind in _BEGINNINGS else -1
+    if start < 0:
         return set()
+    pattern = re.compile(_SOURCES[kind])
     if "folder" in pattern.groupindex:
         return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data, start))
     return _plain(set(pattern.findall(data, start)))

@@ -16,9 +16,10 @@ from bundler.format.bundle import BlobSource, Keep
 from bundler.format.digest import check_digest
 from bundler.format.entries import Kernel, StoredFile
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
-from bundler.lifecycle.cache_directory import CacheDirectory, Files, Outcome, ReadyKernel
-from bundler.lifecycle.kernel_directory import Rejected, why_unreadable
+from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
+from bundler.lifecycle.kernel_directory import Rejected, is_readable_head, why_unreadable
 from bundler.lifecycle.kernel_writer import Buffer
+from bundler.lifecycle.ready_kernel import Files, ReadyKernel
 from bundler.lifecycle.restore_options import Trust
 
 _BINARY_ENDINGS = tuple(f".{kind}" for kind in sorted(names.BINARY_KINDS))
@@ -51,23 +52,28 @@ class WantedKernel(NamedTuple):
 
 
 class StoredKernel:
-    """A kernel with its verified bytes, as the bundle stores them: paths are sentinels.
+    """A kernel with its bytes, as the bundle stores them: paths are sentinels.
 
     Attributes:
         kernel: which.
         files: name -> bytes, in Triton's order.
         with_paths: names of those that hold a path.
         metadata: the metadata as the bundle stores it.
+        digests: name -> raw digest of the files that were not verified yet.
     """
 
     # A restore makes one of these for each kernel of a bundle.
-    __slots__ = ("_binary_name", "_checked", "_metadata_name", "_spans", "files", "kernel", "metadata", "with_paths")
+    __slots__ = (
+        "_binary_name", "_checked", "_metadata_name", "_spans", "_written_checked", "digests", "files", "kernel", "metadata",
+        "with_paths",
+    )  # fmt: skip
 
-    def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer]) -> None:
+    def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer], *, verified: bool) -> None:
         self.kernel = wanted.kernel
         self.files: dict[str, Buffer] = {}
+        self.digests: dict[str, bytes] = {}
         self._spans: dict[str, Sequence[sentinel.Span]] = {}
-        for (name, _, _, spans), data in zip(wanted.files, blobs, strict=True):
+        for (name, digest, _, spans), data in zip(wanted.files, blobs, strict=True):
             self.files[name] = data
             if spans:
                 self._spans[name] = spans
@@ -75,9 +81,15 @@ class StoredKernel:
                 self._metadata_name = name
             elif name.endswith(_BINARY_ENDINGS):
                 self._binary_name = name
+            if verified:
+                continue
+            if spans or name.endswith(".json"):  # what is parsed here, or changed
+                check_digest(data, digest, name)
+            else:
+                self.digests[name] = digest
         self.with_paths = tuple(self._spans)
         self.metadata = bytes(self.files[self._metadata_name])
-        self._checked = False
+        self._checked = self._written_checked = False
 
     @classmethod
     def read(cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False) -> StoredKernel:
@@ -96,8 +108,21 @@ class StoredKernel:
         if not source.verified:
             for (name, digest, _, _), data in zip(wanted.files, blobs, strict=True):
                 check_digest(data, digest, name)
-        kernel = cls(wanted, blobs)
+        kernel = cls(wanted, blobs, verified=True)
         kernel._checked = checked
+        return kernel
+
+    @classmethod
+    def read_unverified(cls, source: BlobSource, wanted: WantedKernel) -> StoredKernel:
+        """Read a kernel's files and verify those alone that are parsed here; who writes it checks the others.
+
+        Raises:
+            DigestMismatch, FormatError, NotFound: they are damaged, or not there.
+        """
+        # What comes from a store was compared as its unit was opened; nothing is hashed twice.
+        verified = source.verified and source.verifies_stored
+        kernel = cls(wanted, source.stored_blobs(wanted.digests), verified=verified)
+        kernel._written_checked = True
         return kernel
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
@@ -109,6 +134,7 @@ class StoredKernel:
 
         Raises:
             FormatError: Triton could not read it there.
+            DigestMismatch: it is damaged.
         """
         files: Files = self.files
         if self.with_paths:
@@ -117,7 +143,8 @@ class StoredKernel:
             for name, spans in self._spans.items():
                 files[name] = localize(spans, bytes(files[name]), directory, triton_dir)
         self._check(files)
-        return ReadyKernel(self.kernel.key, files, self.metadata, self.with_paths)
+        binary = self._binary_name if self._written_checked else None
+        return ReadyKernel(self.kernel.key, files, self.metadata, self.with_paths, self.digests, binary)
 
     def _check(self, files: Files) -> None:
         """Raise `FormatError` when Triton could not read these files, which differ in paths alone from those for other directories."""
@@ -125,13 +152,16 @@ class StoredKernel:
         if len(metadata) > METADATA_BYTES:  # with other paths it has another size
             check_metadata_size(len(metadata), self._metadata_name)
         # Once for all directories: paths decide nothing that is checked here.
-        if not self._checked:
-            reason = why_unreadable(
-                self.kernel.key, (self._binary_name, files[self._binary_name]), (self._metadata_name, metadata)
-            )
+        if self._checked:
+            return
+        key, binary = self.kernel.key, self._binary_name
+        if not (self._written_checked and is_readable_head(key, binary, metadata)):
+            # What is parsed now is verified first.
+            ReadyKernel(key, files, self.metadata, digests=self.digests).verified()
+            reason = why_unreadable(key, (binary, files[binary]), (self._metadata_name, metadata))
             if reason is not None:
-                raise FormatError(reason, key=self.kernel.key)
-            self._checked = True
+                raise FormatError(reason, key=key)
+        self._checked = True
 
 
 def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
@@ -214,4 +244,5 @@ def place_kernel(
     if outcome == "present":
         # What lies there may be another build with other files, so the caller looks which.
         return Placed(outcome, 0, None)
-    return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})
+    size = sum(map(len, ready.files.values()))
+    return Placed(outcome, size, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})

@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import os
 from collections.abc import Callable
 
 from bundler.format.bundle_file import cleaned_up
+from bundler.format.digest import DIGEST_BYTES, sha256
+from bundler.lifecycle.elf import why_unusable
 
 Buffer = bytes | memoryview
-# Name of the temporary directory, name of the kernel's, (name, bytes) of each file in it.
-NewKernel = tuple[str, str, tuple[tuple[str, Buffer], ...]]
+# Name and bytes; and the raw digest that the bytes must have, unless it was compared before.
+NewFile = tuple[str, Buffer] | tuple[str, Buffer, bytes]
+# Name of the temporary directory, name of the kernel's, and the files in it; and which of these is the device binary, unless that was
+# looked at before.
+NewKernel = tuple[str, str, tuple[NewFile, ...]] | tuple[str, str, tuple[NewFile, ...], int]
 WriteKernels = Callable[[str, tuple[NewKernel, ...], int], list[int]]
+
+# The codes of a kernel of which a file does not have its digest, and of one whose device binary is not a whole ELF file; no error number
+# of a system is that large.
+DAMAGED = 1 << 16
+NO_BINARY = DAMAGED + 1
 
 # What stands in the place of a kernel; after any other error the next kernel would meet the same one.
 OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
@@ -33,11 +44,14 @@ def compiled_writer() -> WriteKernels | None:
     except ImportError:
         return None
     found: WriteKernels = extension.write_kernels
-    return found
+    return found if extension.COMPARES_DIGESTS else functools.partial(_compare_first, found)
 
 
 def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
     """Write kernels, each into a temporary directory beside its place, which is then renamed once.
+
+    Before that, the bytes of each file that comes with a digest are compared with it, and then the headers of a device binary with its
+    length.
 
     Args:
         root: the directory.
@@ -46,27 +60,58 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> li
 
     Returns:
         A code for each kernel: 0, it is in place.  A positive error number: it could not be written, and nothing of it is left;
-        `ECANCELED` when it was not begun, because another one had failed.  A negative one: the rename failed with that number, and
-        the temporary directory is there, whole.
+        `ECANCELED` when it was not begun, because another one had failed; `DAMAGED` when a file does not have its digest and
+        `NO_BINARY` when the binary is none, which stop no other kernel.  A negative one: the rename failed with that number, and the
+        temporary directory is there, whole.
     """
     return (compiled_writer() or write_in_python)(root, kernels, threads)
 
 
 def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: int) -> list[int]:
     """Do what `write_kernels` says."""
-    for temporary, key, files in kernels:
-        for name in (temporary, key, *(name for name, _ in files)):
-            if name in {"", ".", ".."} or "/" in name or "\0" in name:
-                raise ValueError(f"not the name of a file: {name!r}")
+    for kernel in kernels:
+        _check_form(kernel)
     codes = [errno.ECANCELED] * len(kernels)
-    for number, (temporary, key, files) in enumerate(kernels):
-        codes[number] = _write_kernel(os.path.join(root, temporary), os.path.join(root, key), files)
-        if codes[number] and -codes[number] not in OCCUPIED:
+    for number, kernel in enumerate(kernels):
+        temporary, key, files, *_ = kernel
+        codes[number] = _why_unsound(kernel) or _write_kernel(
+            os.path.join(root, temporary), os.path.join(root, key), files
+        )
+        if codes[number] not in {0, DAMAGED, NO_BINARY} and -codes[number] not in OCCUPIED:
             break
     return codes
 
 
-def _write_kernel(temporary: str, target: str, files: tuple[tuple[str, Buffer], ...]) -> int:
+def _check_form(kernel: NewKernel) -> None:
+    temporary, key, files, *binary = kernel
+    for name in (temporary, key, *(file[0] for file in files)):
+        if name in {"", ".", ".."} or "/" in name or "\0" in name:
+            raise ValueError(f"not the name of a file: {name!r}")
+    if any(len(digest) != DIGEST_BYTES for _, _, *digests in files for digest in digests):
+        raise ValueError("not a SHA-256 digest")
+    if any(not 0 <= number < len(files) for number in binary):
+        raise ValueError("the binary is none of the files")
+
+
+def _compare_first(write: WriteKernels, root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+    """Do what `write_kernels` says with a writer that compares no digests."""
+    for kernel in kernels:
+        _check_form(kernel)
+    unsound = [_why_unsound(kernel) for kernel in kernels]
+    plain = [(temporary, key, tuple([file[:2] for file in files])) for temporary, key, files, *_ in kernels]
+    codes = iter(write(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads))
+    return [why or next(codes) for why in unsound]
+
+
+def _why_unsound(kernel: NewKernel) -> int:
+    """Return `DAMAGED`, `NO_BINARY` or 0."""
+    _, _, files, *binary = kernel
+    if any(sha256(file[1]) != file[2] for file in files if len(file) > 2):  # noqa: PLR2004  # it has a digest
+        return DAMAGED
+    return NO_BINARY if any(why_unusable(files[number][1]) is not None for number in binary) else 0
+
+
+def _write_kernel(temporary: str, target: str, files: tuple[NewFile, ...]) -> int:
     ours = True
 
     def write_and_rename() -> int:
@@ -94,11 +139,11 @@ def _write_kernel(temporary: str, target: str, files: tuple[tuple[str, Buffer], 
     return cleaned_up(write_and_rename, clear)
 
 
-def _write_files(temporary: str, files: tuple[tuple[str, Buffer], ...]) -> None:
+def _write_files(temporary: str, files: tuple[NewFile, ...]) -> None:
     folder = os.open(temporary, _READ_DIRECTORY)
     try:
-        for name, data in files:
-            write_file(name, data, folder)
+        for file in files:
+            write_file(file[0], file[1], folder)
     finally:
         os.close(folder)
 

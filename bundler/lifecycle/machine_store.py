@@ -17,7 +17,7 @@ from bundler.format.bundle import Keep
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore_with
-from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
+from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_records import KernelRecords
@@ -71,13 +71,14 @@ class Store(BundleStore):
         trust: Trust | None = None,
         rekey: bool = False,
         allow_empty: bool = False,
+        trees: TreeOptions | None = None,
     ) -> RestoreReport:
         """Pull a bundle and restore it; only what this machine can use is fetched.
 
         Args:
             tag_or_digest: which bundle.
             missing_ok: when there is no such tag or bundle, as on a first run, return an empty report.
-            cache_dir, keep, devices, only, rekey, allow_empty: as for `bundler.restore`.
+            cache_dir, keep, devices, only, rekey, allow_empty, trees: as for `bundler.restore`.
             trust: as for `bundler.restore`; None for what the store was opened with.
 
         Returns:
@@ -89,7 +90,9 @@ class Store(BundleStore):
             EmptyBundle: there is nothing in the bundle.
             StoreUnavailable, AccessDenied, StoreFull, DigestMismatch, FormatError, ConfigError: as `pull` and `restore`.
         """
-        options = RestoreOptions(cache_dir, keep, devices, only, trust or self.trust, rekey, allow_empty)
+        options = RestoreOptions(
+            cache_dir, keep, devices, only, trust or self.trust, rekey, allow_empty, trees or TreeOptions()
+        )
         try:
             bundle = self.pull(tag_or_digest)
         except NotFound:

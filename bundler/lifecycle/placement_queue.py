@@ -11,20 +11,24 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from bundler.errors import BundlerError
+from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.limits import MIB
 from bundler.lifecycle import kernel_writer
-from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome, ReadyKernel
+from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome
+from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.threaded_call import ThreadedCall, processors
 
-# Enough to keep several threads busy, and few enough that little waits in memory.
+# Enough to keep several threads busy, and few enough that little waits in memory: what waits keeps its decoded frames there too.
 KERNELS_PER_BATCH = 64
-BYTES_PER_BATCH = 8 * MIB
+BYTES_PER_BATCH = 4 * MIB
+# Hashing and writing take three times as long as reading and checking, which one thread does.
+MOST_WRITERS = 8
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
 
-Placed = Callable[[ReadyKernel, Outcome], None]
+# What became of a kernel; one that is damaged is not placed, and the error says why.
+Placed = Callable[[ReadyKernel, Outcome | BundlerError], None]
 
 
 class PlacementQueue:
@@ -50,9 +54,16 @@ class PlacementQueue:
             AccessDenied, StoreFull, NotFound, BundlerError: a kernel that was added before could not be written; so does `finish`.
         """
         # A restore into a full cache ends here for each kernel, and starts no thread.
-        if directory.has(kernel):
-            self._placed(kernel, "present")
-            return
+        if directory.listed(kernel.key):
+            try:
+                # Before its bytes are compared with those that are there.
+                kernel = kernel.verified()
+            except (DigestMismatch, FormatError) as error:
+                self._placed(kernel, error)
+                return
+            if directory.has(kernel):
+                self._placed(kernel, "present")
+                return
         self._waiting.setdefault(directory.path, (directory, []))[1].append(kernel)
         self._count += 1
         self._bytes += kernel.size_bytes
@@ -112,7 +123,7 @@ class _BatchesUnderWay:
 
     def _write(self) -> None:
         for batch in self._batches:
-            batch.write(processors())
+            batch.write(processors(MOST_WRITERS))
 
 
 def _tell(batch: KernelBatch, placed: Placed) -> None:

@@ -17,11 +17,12 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary
 from bundler.lifecycle import rekeyed_kernels as rekeying
-from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, ReadyKernel
+from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
-from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
+from bundler.lifecycle.ready_kernel import ReadyKernel
+from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.toolchain import directories
@@ -36,6 +37,7 @@ def restore(
     trust: Trust = "kernels",
     rekey: bool = False,
     allow_empty: bool = False,
+    trees: TreeOptions | None = None,
 ) -> RestoreReport:
     """Put the kernels of a bundle where Triton or Inductor will look for them.
 
@@ -55,6 +57,8 @@ def restore(
             under the key that this machine's Triton will ask for, with its hash in the metadata; only where each other part of
             the key is equal.  Imports Triton.
         allow_empty: a bundle with nothing in it is fine, and gives an empty report.
+        trees: where trees of servers' caches go, and what they are compared with.  They are files that servers execute or unpickle, so
+            they need trust="code", and each goes where its fingerprint agrees with what is known here; their kernels are kernels.
 
     Returns:
         What was done, and what was left out and why.
@@ -71,7 +75,9 @@ def restore(
     Warns:
         BundlerWarning: nothing in the bundle can be used here, with the reason.
     """
-    return restore_with(bundle, RestoreOptions(cache_dir, keep, devices, only, trust, rekey, allow_empty))
+    return restore_with(
+        bundle, RestoreOptions(cache_dir, keep, devices, only, trust, rekey, allow_empty, trees or TreeOptions())
+    )
 
 
 def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions) -> RestoreReport:
@@ -100,8 +106,11 @@ class _Tally:
         # Also by itself: most of what a report calls skipped is whole, and of no use on this machine.
         self.damaged.append(name)
 
-    def placed(self, kernel: ReadyKernel, outcome: Outcome) -> None:
+    def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
         key = kernel.key
+        if isinstance(outcome, BundlerError):
+            self.spoiled(key, outcome)
+            return
         self.outcomes[key] = _worst(self.outcomes[key], outcome) if key in self.outcomes else outcome
         if outcome != "present":
             # One file more than the bundle has: Triton's group file.
@@ -138,6 +147,7 @@ class Restoration(RestorePlan):
         try:
             self._kernels()
             self._companions()
+            self._trees()
             if self.bundle.tuning_records:
                 from bundler.lifecycle.tuning_directory import place_tunings  # few bundles have any
 
@@ -189,7 +199,8 @@ class Restoration(RestorePlan):
     def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
         roots = self._roots(wanted.kernel)
         try:
-            stored = StoredKernel.read(self.bundle.blobs, wanted)
+            # Most digests are compared where the kernel is written, before anybody sees it.
+            stored = StoredKernel.read_unverified(self.bundle.blobs, wanted)
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
             ready = [stored.ready_for(root, self.triton_dir) for root in roots]
         except (DigestMismatch, FormatError, NotFound) as error:
@@ -211,13 +222,30 @@ class Restoration(RestorePlan):
                 for path in self._paths(entry):
                     self._publish_file(root, path, data, rewritten=bool(entry.artifact.spans))
 
-    def _publish_file(self, root: str, path: str, data: bytes, *, rewritten: bool) -> None:
+    def _trees(self) -> None:
+        if self.trees is None:
+            return
+        for placed in self.trees.wanted:
+            for path, file in self.trees.files(placed):
+                name = f"{placed.tree.family}:{path}"
+                try:
+                    data = self.trees.read(placed.tree, file)
+                except (DigestMismatch, FormatError, NotFound) as error:
+                    self.tally.spoiled(name, error)
+                    continue
+                # An image may hold the tree already, where nothing can be written.
+                if look_for_file(placed.root, path, data) is False:
+                    self.tally.companions.append(name)
+                else:
+                    self._publish_file(placed.root, path, data, rewritten=False, name=name)
+
+    def _publish_file(self, root: str, path: str, data: bytes, *, rewritten: bool, name: str | None = None) -> None:
         written = self._place(root).publish_file(path, data)
         if written is None:
             # A program may be using the file that is there, so a restore never replaces it.
-            self.tally.skipped.append((path, f"another file is there already, in {root}"))
+            self.tally.skipped.append((name or path, f"another file is there already, in {root}"))
             return
-        self.tally.companions.append(path)
+        self.tally.companions.append(name or path)
         if written:
             self.tally.wrote(1, len(data))
             self.tally.rewritten |= {path} if rewritten else set()
@@ -240,7 +268,7 @@ class Restoration(RestorePlan):
         return self.places[root]
 
     def _report(self, started: float) -> RestoreReport:
-        tally = self.tally
+        tally, trees = self.tally, self.trees
 
         def keys(outcome: Outcome) -> tuple[str, ...]:
             return tuple(sorted(key for key, got in tally.outcomes.items() if got == outcome))
@@ -249,9 +277,9 @@ class Restoration(RestorePlan):
             restored=keys("restored"),
             present=keys("present"),
             repaired=keys("repaired"),
-            skipped=tuple(sorted({*self.unusable, *tally.skipped})),
-            damaged=tuple(sorted(set(tally.damaged))),
-            unchecked=tuple(sorted(self.machine.unchecked)),
+            skipped=tuple(sorted({*self.unusable, *tally.skipped, *(trees.unusable if trees else ())})),
+            damaged=tuple(sorted({*tally.damaged, *(trees.damaged if trees else ())})),
+            unchecked=tuple(sorted({*self.machine.unchecked, *(trees.unchecked if trees else ())})),
             # A file that goes to several directories is named once.
             companions=tuple(sorted(set(tally.companions))),
             rewritten=tuple(sorted(tally.rewritten)),

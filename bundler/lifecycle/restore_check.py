@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
@@ -13,8 +14,11 @@ from bundler.format.entries import Kernel
 from bundler.lifecycle.cache_directory import look, look_for_file, same_launch
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 from bundler.lifecycle.lifecycle_reports import CheckReport
-from bundler.lifecycle.restore_options import Only, RestoreOptions, Trust
+from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.tree_plan import TreePlan
 
 _UNREADABLE = (DigestMismatch, FormatError, NotFound)
 
@@ -27,13 +31,14 @@ def check(
     only: Only = "usable",
     trust: Trust = "kernels",
     allow_empty: bool = False,
+    trees: TreeOptions | None = None,
 ) -> CheckReport:
     """Say what of a bundle is missing where Triton or Inductor will look, and write nothing.
 
     What counts as there is what `restore` would leave alone: a complete build of the kernel, ours or another.
 
     Args:
-        bundle, cache_dir, keep, devices, only, trust, allow_empty: as for `restore`.
+        bundle, cache_dir, keep, devices, only, trust, allow_empty, trees: as for `restore`.
 
     Raises:
         ConfigError, FormatError, DigestMismatch, NotFound, EmptyBundle, ToolchainMismatch: as `restore`.  Of a bundle whose kernels are
@@ -42,7 +47,7 @@ def check(
     Warns:
         BundlerWarning: nothing in the bundle can be used here, with the reason.
     """
-    options = RestoreOptions(cache_dir, keep, devices, only, trust)
+    options = RestoreOptions(cache_dir, keep, devices, only, trust, trees=trees or TreeOptions())
     with opened(bundle) as source:
         if not allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
@@ -61,13 +66,21 @@ class _Check(RestorePlan):
             names.add(entry.path)
             directories |= {*self._companion_roots(entry)}
             missing += self._missing_companion(entry)
+        unchecked = set(self.machine.unchecked)
+        if self.trees is not None:
+            for name, root, reason in self._tree_files(self.trees):
+                names.add(name)
+                directories.add(root)
+                missing += [(name, reason)] if reason else []
+            self.unusable += self.trees.unusable
+            unchecked |= self.trees.unchecked
         if self.bundle.kernels and not wanted:
             self._warn_of_nothing(self.unusable)
         return CheckReport(
             missing=tuple(sorted(set(missing))),
             present=tuple(sorted(names - {name for name, _ in (*missing, *self.unusable)})),
             skipped=tuple(sorted(set(self.unusable))),
-            unchecked=tuple(sorted(self.machine.unchecked)),
+            unchecked=tuple(sorted(unchecked)),
             directories=tuple(sorted(directories)),
         )
 
@@ -90,6 +103,20 @@ class _Check(RestorePlan):
         if found.files[found.metadata_name] == ours or same_launch(root, found, stored):
             return None
         return f"broken in {root}: its metadata differs from this kernel's"
+
+    def _tree_files(self, trees: TreePlan) -> Iterator[tuple[str, str, str]]:
+        """Yield name, root, and why it is missing, of each file of the trees; an empty reason for one that is there."""
+        for placed in trees.wanted:
+            for path, file in trees.files(placed):
+                name = f"{placed.tree.family}:{path}"
+                try:
+                    absent = look_for_file(placed.root, path, trees.read(placed.tree, file))
+                except _UNREADABLE as error:
+                    yield name, placed.root, f"cannot be compared: {error.message}"
+                    continue
+                if absent is None:
+                    self.unusable.append((name, f"another file is there already, in {placed.root}"))
+                yield name, placed.root, f"not in {placed.root}" if absent else ""
 
     def _missing_companion(self, entry: Companion) -> list[tuple[str, str]]:
         missing = []

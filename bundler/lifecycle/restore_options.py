@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RestoreOptions`: what a caller of `bundler.restore`, `bundler.check` or `Store.restore` chose, as one checked value.
+"""`RestoreOptions`: what a caller of `bundler.restore`, `bundler.check` or `Store.restore` chose, as one checked value; `TreeOptions` is part of it.
 
 Those three make it of their arguments; `bundler/lifecycle/restore_plan.py` and what builds on it read it.
 """
@@ -7,12 +7,16 @@ Those three make it of their arguments; `bundler/lifecycle/restore_plan.py` and 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal
 
 from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format.bundle import Keep
+from bundler.format.records import record
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.family import Family
 
 Only = Literal["usable", "all"]
 Trust = Literal["kernels", "code"]
@@ -20,7 +24,33 @@ Trust = Literal["kernels", "code"]
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
+class TreeOptions:
+    """How the trees of servers' caches in a bundle are restored, those that `pack_family` took.
+
+    Attributes:
+        roots: family -> the directory to restore it to; one that is not here goes where its declaration says.
+        facts: parts of a fingerprint by name, in place of what this machine says: `{"ranks": "4x1"}` for four ranks.
+        families: declarations beside those that we know.
+
+    Raises:
+        ConfigError: a root or a fact is empty.
+    """
+
+    roots: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    families: Sequence[Family] = ()
+
+    def __post_init__(self) -> None:
+        for name, root in self.roots.items():
+            if not os.fspath(root):
+                raise ConfigError(f"roots[{name!r}]={root!r}: expected a directory", got=root)
+        for name, value in self.facts.items():
+            if not value:
+                raise ConfigError(f"facts[{name!r}]={value!r}: expected a text that is not empty", got=value)
+
+
+@record(frozen=True)
 class RestoreOptions:
     """The choices of one restore or check; `bundler.restore` says what each means.
 
@@ -36,6 +66,7 @@ class RestoreOptions:
     trust: Trust = "kernels"
     rekey: bool = False
     allow_empty: bool = False
+    trees: TreeOptions = field(default_factory=TreeOptions)
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bundler.format import names
 from bundler.format.bundle import Bundle
@@ -18,11 +18,15 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
+from bundler.format.tree_index import has_trees, is_tree_path
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
 from bundler.toolchain import directories, identity
 from bundler.user_warnings import warn
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.tree_plan import TreePlan
 
 T = TypeVar("T")
 Companion = TuningFile | HelperLibrary | Opaque
@@ -71,7 +75,15 @@ class RestorePlan:
         self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
+        self.trees = self._plan_of_trees() if has_trees(entry.path for entry in bundle.opaque) else None
+        # What is restored into one directory needs no look at what was seen of each kernel.
+        self._only_root = None if self.base is None or self.inductor else [self.base]
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
+
+    def _plan_of_trees(self) -> TreePlan:
+        from bundler.lifecycle.tree_plan import TreePlan  # few bundles have any
+
+        return TreePlan(self.bundle, self.options)
 
     def _wanted_kernels(self) -> list[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
@@ -97,7 +109,8 @@ class RestorePlan:
 
     def _wanted_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; the rest are in `unusable` then, with the reason."""
-        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *self.bundle.opaque]
+        opaque = (entry for entry in self.bundle.opaque if not is_tree_path(entry.path))
+        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *opaque]
         for entry in companions:
             reason = self._why_not(entry)
             if reason is None:
@@ -112,6 +125,7 @@ class RestorePlan:
 
     def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]]) -> None:
         keys = {kernel.key for kernel in self.bundle.kernels}
+        # One reason stands for all: the least, which is the same one in each run.
         reason = min(reason for name, reason in skipped if name in keys)
         warn(f"nothing in this bundle can be used here: {reason}")
 
@@ -140,7 +154,12 @@ class RestorePlan:
 
     def _roots(self, kernel: Kernel) -> list[str]:
         """Cache directories that this kernel goes to."""
+        if self.trees is not None and kernel.key in self.trees.kernel_roots:
+            return self.trees.kernel_roots[kernel.key]
+        if self._only_root is not None:
+            return self._only_root
         seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
+        # Thousands of kernels were seen in few places: the directories are worked out once for each of these.
         places = (seen.devices, seen.layouts)
         if places not in self._known_roots:
             self._known_roots[places] = self._roots_of(seen)
@@ -154,6 +173,7 @@ class RestorePlan:
                         else [])  # fmt: skip
 
     def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
+        # A kernel of which no device is known goes where the bundle's others go, and without these to the first device.
         seen = _existing(seen) or _existing(self.bundle.observed.devices) or (0,)
         chosen = self.options.devices if self.options.devices is not None else seen
         if self.base is None:
@@ -161,7 +181,10 @@ class RestorePlan:
         return [os.path.join(self.base, "triton", str(device)) for device in dict.fromkeys(chosen)]
 
     def _companion_roots(self, entry: Companion) -> list[str]:
-        in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(entry.path.partition("/")[0])
+        folder = entry.path.partition("/")[0]
+        in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(folder)
+        if in_triton and self.trees is not None and folder in self.trees.kernel_roots:
+            return self.trees.kernel_roots[folder]
         if not in_triton:
             return [self.base or directories.inductor_cache_dir()]
         if self.inductor:
@@ -187,7 +210,7 @@ def opened(bundle: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
 def is_inductor(bundle: Bundle) -> bool:
     """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
     return (
-        bool(bundle.opaque)
+        any(not is_tree_path(entry.path) for entry in bundle.opaque)
         or any("inductor" in seen.layouts for seen in bundle.observed.kernels.values())
         or any(not entry.in_triton_cache for entry in bundle.tuning_files)
     )

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
+    from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.occupancy import DeviceLimits
     from bundler.runtime.tuning.tuner_options import TunerOptions
     from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
     from bundler.runtime.tuning.tuning_winners import LookupTable
@@ -33,6 +35,7 @@ _HOMES = {
     "BandwidthReport": "tuning.tuner_reports",
     "Config": "configs",
     "Descent": "tuning.descent",
+    "DeviceLimits": "tuning.occupancy",
     "DeviceProperties": "launch.driver",
     "Driver": "launch.driver",
     "DryDriver": "launch.dry_driver",
@@ -49,6 +52,7 @@ _HOMES = {
     "TunerOptions": "tuning.tuner_options",
     "build_plan": "launch.plan_builder",
     "can_launch": "launch.plan_builder",
+    "handles_on": "tuning.compiled_handles",
     "load": "launch.bundle_kernels",
     "open_driver": "launch.drivers",
 }
@@ -58,6 +62,7 @@ __all__ = [
     "BandwidthReport",
     "Config",
     "Descent",
+    "DeviceLimits",
     "DeviceProperties",
     "Driver",
     "DryDriver",
@@ -74,6 +79,7 @@ __all__ = [
     "TunerOptions",
     "build_plan",
     "can_launch",
+    "handles_on",
     "load",
     "open_driver",
 ]

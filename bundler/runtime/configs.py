@@ -6,7 +6,7 @@ Rules and users make them; the tuner compiles, measures and records them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -120,6 +120,11 @@ class Config:
     def without_kwargs(self, *names: str) -> Config:
         """Return this config without some parameters; names it does not have are no error."""
         return replace(self, kwargs={name: value for name, value in self.kwargs.items() if name not in names})
+
+    def for_parameters(self, parameters: Collection[str]) -> Config:
+        """Return this config for a function with these parameters: other names among `kwargs` are compiler options, as for Triton."""
+        apart = {name: value for name, value in self.kwargs.items() if name not in parameters}
+        return replace(self.without_kwargs(*apart), options={**self.options, **apart}) if apart else self
 
     # -------------------------------------------------------------------------------------------------- Triton's object
 

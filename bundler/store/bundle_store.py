@@ -40,6 +40,7 @@ from bundler.store.prune_choice import GRACE_S, PruneRequest
 from bundler.store.references import References
 from bundler.store.store_layout import Hint
 from bundler.store.store_reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+from bundler.store.stored_manifests import read_manifest, seen_too
 
 PushMode = Literal["merge", "replace", "create"]
 MODES = ("merge", "replace", "create")
@@ -238,6 +239,9 @@ class BundleStore:
                 return bundle
             raise MergeConflict(f"{self.name}: tag {tag} is set already; use mode='merge' or 'replace'", tag=tag)
         try:
+            if store_layout.digest_of_manifest(current) == bundle.digest:
+                # Merged with itself a bundle stays what it is: nothing is decoded.
+                return seen_too(bundle, read_manifest(self._backend, self.name, current, self._limits), self._limits)
             held = self._open(current, hints)
         except (NotFound, DigestMismatch) as error:
             with store_errors(self.name):
@@ -332,13 +336,13 @@ class BundleStore:
                 return self._backend.claim(keys)
             # Touched before they are read: a prune that runs meanwhile then removes none of them.
             self._backend.touch(keys)
-            known = [units[key] for key in keys if key in units]
-            found = self._backend.get_within(bounds.of_keys(keys, self._limits) | bounds.of_units(known))
-        sound = set()
-        for key, value in found.items():
-            size = units[key].size if key in units else None
+            others = bounds.of_keys([key for key in keys if key not in units], self._limits)
+            found = self._backend.get_within(others | bounds.of_units([units[key] for key in keys if key in units]))
+        sound = {key for key, value in found.items() if store_layout.is_sealed(value)}
+        for key in found.keys() - sound:
+            check = partial(store_layout.check_seal, key=key, size=units[key].size if key in units else None)
             try:
-                checked(self._backend, self.name, key, value, partial(store_layout.check_seal, key=key, size=size))
+                checked(self._backend, self.name, key, found[key], check)
                 sound.add(key)
             except DigestMismatch:
                 sent.repaired += 1
@@ -352,18 +356,12 @@ class BundleStore:
         return frozenset(sound)
 
     def _open(self, manifest: str, hints: Sequence[Hint], *, read_only: bool = False) -> Bundle:
-        with store_errors(self.name):
-            value = self._backend.get_within(bounds.of_keys([manifest], self._limits)).get(manifest)
-        if value is None:
-            digest = store_layout.digest_of_manifest(manifest)
-            raise NotFound(f"{self.name}: the manifest of {digest} is missing; push the bundle again", digest=digest)
-        decode = partial(store_layout.decode_manifest, key=manifest, limits=self._limits)
-        removable = () if read_only else (DigestMismatch,)
-        content_bytes, observed_bytes = checked(self._backend, self.name, manifest, value, decode, removable)
+        backend = self._backend
+        content_bytes, observed_bytes = read_manifest(backend, self.name, manifest, self._limits, read_only=read_only)
         content = Content.decode(content_bytes, self._limits)
         observed = Observed.decode(observed_bytes, self._limits)
         units = store_layout.units_of(content)
-        blobs = StoreBlobs(self._backend, self.name, units, self._limits, hints=hints, read_only=read_only)
+        blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only)
         if not read_only:
             self._keep_alive([manifest, *map(_key_of, hints), *blobs.keys])
         return Bundle(content, observed, blobs, content_bytes=content_bytes)

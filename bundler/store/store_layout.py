@@ -20,11 +20,11 @@ Every module of this room reads and writes objects and refs through it.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -32,9 +32,9 @@ import zstandard
 
 from bundler.backends.port import Unread
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
-from bundler.format import names, wire
+from bundler.format import wire
 from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
-from bundler.format.entries import HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.entries import FileLayout, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -50,6 +50,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(?:/[A-Za-z0-9_][A-Za-z0-9._
 _MANIFEST = re.compile(MANIFESTS + r"/[0-9a-f]{64}/[0-9a-f]{16}")
 _ALONE, _WITH_DICTIONARY = b"TBV1", b"TBD1"
 _HEAD_BYTES = len(_ALONE) + DIGEST_BYTES
+_LEAST_BYTES = {_ALONE: _HEAD_BYTES, _WITH_DICTIONARY: _HEAD_BYTES + DIGEST_BYTES}
 _FRAME_BYTES = 1024
 #: A family of units, and the digest of a dictionary that was good for it lately.
 Hint = tuple[str, bytes]
@@ -60,28 +61,39 @@ RECORDS = f"{MAJOR}/k"
 # A record is of one kernel, and has some KB.
 RECORD_BYTES = MIB
 
+# Of one thread; a bundle of one target has units of two families, each with a dictionary.
+_DECOMPRESSORS = 4
 _of_thread = threading.local()
 
 
-@dataclass(frozen=True)
 class Unit:
-    """Blobs that are stored as one value: raw digests and sizes, in order.
+    """Blobs that are stored as one value; two of the same blobs are equal.
 
-    `family` names the units that it resembles, which one dictionary may serve; empty for a file that resembles none.
+    Args:
+        blobs: raw digests and sizes, in order.
+        family: names the units that it resembles, which one dictionary may serve; empty for a file that resembles none.
+
+    Attributes:
+        key: its key, from the digests alone.
+        size: bytes, uncompressed.
     """
 
-    blobs: tuple[tuple[bytes, int], ...]
-    family: str = field(default="", compare=False)
+    __slots__ = ("blobs", "family", "key", "size")
 
-    @cached_property
-    def key(self) -> str:
-        """The key, from the digests alone."""
-        return f"{UNITS}/{sha256(b''.join(digest for digest, _ in self.blobs)).hex()}"
+    # By hand: a push and a pull make two for each kernel, and ask each for its key and its size.
+    def __init__(self, blobs: tuple[tuple[bytes, int], ...], family: str = "") -> None:
+        self.blobs, self.family = blobs, family
+        self.key = f"{UNITS}/{hashlib.sha256(b''.join([digest for digest, _ in blobs])).hexdigest()}"
+        self.size = sum([size for _, size in blobs])
 
-    @property
-    def size(self) -> int:
-        """Bytes, uncompressed."""
-        return sum(size for _, size in self.blobs)
+    def __eq__(self, other: object) -> bool:
+        return self.blobs == other.blobs if isinstance(other, Unit) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.blobs)
+
+    def __repr__(self) -> str:
+        return f"<Unit {self.key} {count(len(self.blobs), 'blob')}, {count(self.size, 'byte')}>"
 
 
 def units_of(content: Content) -> Iterator[Unit]:
@@ -95,14 +107,19 @@ def units_of(content: Content) -> Iterator[Unit]:
 
 def units_of_kernel(kernel: Kernel) -> Iterator[Unit]:
     """Yield the units of a kernel: its launch set, and the rest of it if there is more."""
-    launch: set[tuple[bytes, int]] = set()
-    rest: set[tuple[bytes, int]] = set()
-    for name, digest, size, _ in kernel.files():
-        (launch if names.artifact_kind(name) in names.LAUNCH_KINDS else rest).add((digest, size))
+    files = [(digest, size) for _, digest, size, _ in kernel.files()]
+    launch, rest = _sides(kernel.layout)
     target = str(kernel.target)
-    yield Unit(tuple(sorted(launch)), f"{target}/launch")
+    yield Unit(tuple(sorted({files[place] for place in launch})), f"{target}/launch")
     if rest:
-        yield Unit(tuple(sorted(rest)), f"{target}/rest")
+        yield Unit(tuple(sorted({files[place] for place in rest})), f"{target}/rest")
+
+
+@functools.lru_cache
+def _sides(layout: FileLayout) -> tuple[list[int], list[int]]:
+    """Return which files of a kernel, in Triton's order, are its launch set, and which are not."""
+    launch = [place for place, position in enumerate(layout.order) if position in layout.launch]
+    return launch, [place for place in range(len(layout.order)) if place not in launch]
 
 
 def seal(payload: bytes) -> bytes:
@@ -149,6 +166,16 @@ def check_seal(value: bytes, key: str, size: int | None = None, *, verified: boo
     if not verified:
         check_digest(view[_HEAD_BYTES:], bytes(view[len(_ALONE) : _HEAD_BYTES]), key)
     return view[start:]
+
+
+def is_sealed(value: bytes) -> bool:
+    """Tell whether a stored value is undamaged; of one that is not, `check_seal` says why.
+
+    For who looks at thousands that are nearly all sound.
+    """
+    rest = memoryview(value)[_HEAD_BYTES:]
+    least = _LEAST_BYTES.get(value[: len(_ALONE)])
+    return least is not None and len(value) >= least and sha256(rest) == value[len(_ALONE) : _HEAD_BYTES]
 
 
 def _may_be_whole(value: Unread, start: int) -> bool:
@@ -222,19 +249,25 @@ def decompress(
             limits.check(limit, declared, key)
         elif declared != size:
             raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
-        reader = _decompressor() if dictionary is None else zstandard.ZstdDecompressor(dict_data=dictionary)
-        payload: bytes = reader.decompress(frame, max_output_size=declared, allow_extra_data=False)
+        payload: bytes = _decompressor(dictionary).decompress(frame, max_output_size=declared, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{key}: {error}", key=key) from error
     return payload
 
 
-def _decompressor() -> zstandard.ZstdDecompressor:
+def _decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
     """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor serves one thread at a time."""
-    reader: zstandard.ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
-    if reader is None:
-        reader = _of_thread.decompressor = zstandard.ZstdDecompressor()
-    return reader
+    known: dict[int, tuple[Any, zstandard.ZstdDecompressor]] = _of_thread.__dict__.setdefault("decompressors", {})
+    # The dictionary is kept beside its decompressor, so that no other one can have its `id`.
+    found = known.get(id(dictionary))
+    if found is None:
+        if len(known) >= _DECOMPRESSORS:
+            known.clear()
+        made = (
+            zstandard.ZstdDecompressor(dict_data=dictionary) if dictionary is not None else zstandard.ZstdDecompressor()
+        )
+        found = known[id(dictionary)] = (dictionary, made)
+    return found[1]
 
 
 def split_unit(payload: bytes, unit: Unit) -> dict[bytes, memoryview]:

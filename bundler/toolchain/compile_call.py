@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`compile_function`, `compile_ir`: call Triton's compiler for one specialized kernel, given as data, and return its event.
 
-Compile jobs call them; other modules use `decode_value` and `type_of`, which make Triton's objects from data.
+Compile jobs call them, and `compile_request`, which takes the JIT's own objects; other modules use `decode_value` and `type_of`, which make Triton's objects from data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.declared_target import declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.jit_specialization import hash_again
+from bundler.toolchain.jit_specialization import CompileRequest, hash_again
 
 
 def compile_function(
@@ -54,6 +54,17 @@ def compile_function(
         return _compile(source, target, options)
 
 
+def compile_request(
+    request: CompileRequest, target: Target, cache_dir: str, *, helpers_first: bool | None = None
+) -> CompileEvent:
+    """Compile what the JIT was about to compile, with its own objects; see `compile_function`, which makes them of data."""
+    function = request.source.fn
+    with declared(target), _cache(cache_dir), _told(function.__name__, lambda error: _line_of(function, error)):
+        if helpers_first is not None:
+            hash_again(function, helpers_first=helpers_first)
+        return _compile_with(request.source, target, dict(vars(request.options)))
+
+
 def compile_ir(text: bytes, name: str, options: Named, target: Target, cache_dir: str, folder: str) -> CompileEvent:
     """Compile Triton's IR (TTIR), written to a file in `folder` first since Triton reads a file.
 
@@ -69,9 +80,12 @@ def compile_ir(text: bytes, name: str, options: Named, target: Target, cache_dir
 
 
 def _compile(source: Any, target: Target, options: Named) -> CompileEvent:
+    return _compile_with(source, target, {name: decode_value(value) for name, value in options})
+
+
+def _compile_with(source: Any, target: Target, chosen: dict[str, Any]) -> CompileEvent:
     import triton
 
-    chosen = {name: decode_value(value) for name, value in options}
     return listening.heard(lambda: triton.compile(source, target=triton_target(target), options=chosen))
 
 

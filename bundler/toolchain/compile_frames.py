@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_compile`: what Triton's running `compile` call holds in its local variables, read from the call stack.
+"""`find_compile`, `find_jit_call`: what Triton's running calls hold in their local variables, read from the call stack.
 
 Neither the listener nor the cache manager is told the options and environment that the key was made from, and the metadata they
 are told is no substitute: compiler passes overwrite options in it.
 
-The listener and both cache managers call it while Triton compiles.
+The listener and both cache managers call `find_compile` while Triton compiles, and a replay that begins then `find_jit_call`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,30 @@ def find_compile() -> CompileFrame | None:
     """Return the innermost `compile` call of Triton on this thread's stack; None when none of the nearest frames is one."""
     frame = _nearest_compile(sys._getframe(1))  # noqa: SLF001  # the only way to an own caller's frame without a trace
     return _read(frame) if frame is not None else None
+
+
+class JitCall(NamedTuple):
+    """A call of the JIT that compiles, or looks for a kernel on disk, right now; all but the device are Triton's own objects."""
+
+    function: Any
+    place: str
+    signature: Any
+    device: int
+    constants: Any
+    options: Any
+    attributes: Any
+
+
+def find_jit_call() -> JitCall | None:
+    """Return the innermost call of the JIT on this thread's stack that is waiting for its compiler; None when there is none."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # as in `find_compile`
+    while frame is not None and not _is(frame, _DO_COMPILE):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    names = ("self", "key", "signature", "device", "constexprs", "options", "attrs")
+    local = frame.f_locals
+    return JitCall(*(local[name] for name in names)) if all(name in local for name in names) else None
 
 
 def find_source() -> str | None:

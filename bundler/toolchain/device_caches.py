@@ -4,8 +4,9 @@
 ::
 
     replay ──▶ offer ──▶ fill: each function that is here, each recorded specialization ──▶ the JIT's in-memory cache
-                 └─────▶ gate: where the JIT would compile (a function made since, another device, options written otherwise,
-                               a kernel without launch facts), Triton's own key decides ──▶ the same cache
+                 ├─────▶ import: functions of modules that are imported later ──▶ the same, when the import ends
+                 └─────▶ gate: where the JIT would compile (a function that no import made, another device, options written
+                               otherwise, a kernel without launch facts), Triton's own key decides ──▶ the same cache
 
 A kernel goes to a function only where Triton itself, here and now, makes the kernel's key of what would be compiled: the hit that it
 would have on disk, without its compiler, its listener and its hooks.  `bundler/integrations/replayed_kernels.py` calls `offer`.
@@ -25,13 +26,17 @@ from bundler.errors import BundlerError, DriverUnavailable, NotFound, RecordingE
 from bundler.fork_safety import ForkSafeLock
 from bundler.format.entries import Kernel
 from bundler.toolchain import instances
+from bundler.toolchain.compile_frames import find_jit_call
 from bundler.toolchain.events import kernel_hash, target_of
+from bundler.toolchain.import_ends import when_imported
 from bundler.toolchain.recorded_requests import Request, Requests, key_of
 from bundler.toolchain.source_hashes import agreeing_hashes, difference
 
 _LOG = logging.getLogger("bundler.toolchain")
 # Stands in a function's attributes: for which devices, and which offers, its kernels were looked for.
 _FILLED = "_bundler_filled"
+# Stands in a function's attributes: places in its cache that were filled while the JIT was looking for the first kernel of a process.
+_SILENT = "_bundler_silent"
 
 Outcome = Literal["replayed", "later", "skipped", "elsewhere", "changed", "not found"]
 # Where several functions have one name, the best outcome counts.
@@ -122,7 +127,39 @@ class DeviceCaches:
             for name, group in mine.items():
                 functions = [one for one in named if one.__name__ == name]
                 told |= self._fill_all(name, group, functions, device, threads)
+        instances.when_made(instances.JIT_FUNCTION, self._await)
+        self._silence(named, device)
         return told
+
+    def _silence(self, functions: Iterable[Any], device: int) -> None:
+        """Spare the user's hook the kernels that Triton is looking for on disk at this moment, where that is what began the replay.
+
+        By environment alone a session begins with the first kernel that Triton looks for: it has become a replayed one meanwhile, and so
+        have those of other threads, which wait for the session.
+        """
+        call = find_jit_call()
+        if call is None:
+            return
+        for function in functions:
+            if vars(function).get(_FILLED, {}).get(device) == self._offers:
+                vars(function)[_SILENT] = set(function.device_caches[device][0])
+        request = Request(call.place, call.signature, call.constants, call.options, call.attributes)
+        if self.instead_of_compiling(call.function, call.device, request) is not None:
+            vars(call.function).setdefault(_SILENT, set()).add(call.place)
+
+    def _await(self, function: Any) -> None:
+        """Fill a function that is being defined when its module is whole; one that no import makes is filled at its first call."""
+        if function.__name__ in self._offered:
+            when_imported(function.module, functools.partial(self._imported, function))
+
+    def _imported(self, function: Any) -> None:
+        kernels = self._suited(function)
+        if kernels and not _always_compiles():
+            device, target = _device_now()
+            with self._holder.lock:
+                self._fill(
+                    function, {k: o for k, o in kernels.items() if o.kernel.target == target_of(target)}, device, None
+                )
 
     def _fill_all(
         self, name: str, kernels: dict[str, Offered], functions: list[Any], device: int, threads: Executor
@@ -172,16 +209,16 @@ class DeviceCaches:
             told[offered.kernel.key] = Verdict("replayed")
         return told
 
+    def _suited(self, function: Any) -> dict[str, Offered]:
+        offered = self._offered.get(function.__name__, {})
+        return {key: one for key, one in offered.items() if of_modules(function, one.modules)}
+
     def instead_of_compiling(self, function: Any, device: int, request: Request) -> Any | None:
         """Return the kernel that the JIT would compile, or find on disk, put into its cache; None where there is none.
 
         The JIT calls it in any thread, with what it would hand to its compiler.
         """
-        kernels = {
-            k: offered
-            for k, offered in self._offered.get(function.__name__, {}).items()
-            if of_modules(function, offered.modules)
-        }
+        kernels = self._suited(function)
         if not kernels or _always_compiles():
             return None
         cache, _, _, backend, _ = function.device_caches[device]
@@ -288,12 +325,13 @@ def _install_gate(caches: DeviceCaches) -> None:
     """Stand where the JIT would compile; once a process, and from then on."""
     kind: Any = instances.JIT_FUNCTION.find()
     original = getattr(kind, "_do_compile", None)
-    if original is None or not hasattr(kind, "_pack_args"):
+    if original is None or not hasattr(kind, "_pack_args") or not hasattr(kind, "_call_hook"):
         raise ToolchainMismatch(
             "this Triton's JIT does not compile by `_do_compile`, so nothing can be replayed into it"
         )
     if not hasattr(original, _FILLED):
         kind._do_compile = _gated(original, caches)  # noqa: SLF001  # the one place between the JIT and its compiler
+        kind._call_hook = _sparing(kind._call_hook)  # noqa: SLF001  # the one place that calls hooks
 
 
 def _gated(original: Callable[..., Any], caches: DeviceCaches) -> Callable[..., Any]:
@@ -313,6 +351,23 @@ def _gated(original: Callable[..., Any], caches: DeviceCaches) -> Callable[..., 
 
     setattr(compile_unless_offered, _FILLED, True)
     return compile_unless_offered
+
+
+def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_hook_unless_replayed(self: Any, hook: Any, key: str, *more: Any, **named: Any) -> Any:
+        silent = vars(self).get(_SILENT)
+        if silent and key in silent and hook is _post_compile_hook() and not _always_compiles():
+            silent.discard(key)
+            return None
+        return original(self, hook, key, *more, **named)
+
+    return call_hook_unless_replayed
+
+
+def _post_compile_hook() -> Any:
+    knobs: Any = sys.modules["triton.knobs"]
+    return knobs.runtime.jit_post_compile_hook
 
 
 device_caches = DeviceCaches()

@@ -22,6 +22,8 @@ _TELLING = re.compile(
 )
 # Triton puts what ptxas says between these two.
 _HEADING, _REPRODUCER = "`ptxas` stderr:", "Repro command: "
+# Triton's last line where it knows no more than the place.
+_CARET = "^"
 _BLANKS = re.compile(r"\s+")
 _BEFORE_COLON = re.compile(r"\s+:")
 
@@ -38,4 +40,16 @@ def reason_of(error: Exception) -> str:
     text = str(error)
     lines = [line.strip() for line in text.partition(_REPRODUCER)[0].splitlines() if line.strip() not in {"", _HEADING}]
     line = telling_line(text) or (lines[-1] if lines else "")
+    if line == _CARET:
+        return _of_cause(error, lines)
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def _of_cause(error: Exception, lines: list[str]) -> str:
+    """Return the reason of an error that only shows a line of the source: the innermost cause knows more, as of an error in a helper."""
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    if isinstance(inner, Exception) and inner is not error:
+        return reason_of(inner)
+    return f"{type(error).__name__}: at `{lines[-2]}`" if len(lines) > 1 else type(error).__name__

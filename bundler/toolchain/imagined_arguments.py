@@ -4,7 +4,7 @@
 ====================================  ==================================================================================
 spec                                  stands for
 ====================================  ==================================================================================
-`*fp16`, `*i32`, …                    a tensor of which no alignment is known
+`*fp16`, `*i32`, `*i1`, …             a tensor of which no alignment is known
 `*fp16:16`                            a tensor whose address is a multiple of 16 bytes, as allocators give them
 `*fp16:16:large`, `*fp16:large`       the same, in a storage of 2 GB or more: another key on AMD
 `i32`, `i64`, `u64`, …                a number that is neither 1 nor known to be a multiple of 16
@@ -40,6 +40,8 @@ _POINTER = re.compile(r"\*k?(\w+)((?::16)?)((?::large)?)")
 _NUMBER = re.compile(r"([iu](?:8|16|32|64))((?::16|:1)?)")
 _FLOATS = frozenset({"fp16", "bf16", "fp32", "fp64"})
 _BOOLS = frozenset({"i1", "u1"})
+# Triton says `*u1` for a tensor of booleans, and users write `*i1`.
+_BOOL_POINTERS = frozenset({"*i1", "*u1"})
 _DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\].*>")
 _BITS = {
     "fp64": 64,
@@ -154,8 +156,9 @@ def same_type(found: Any, spec: Spec) -> bool:
     if found == "constexpr":
         return True
     expected = expected_type(spec)
-    if expected in _BOOLS:
-        return found in _BOOLS
+    for kinds in (_BOOLS, _BOOL_POINTERS):
+        if expected in kinds:
+            return found in kinds
     return str(found).replace("*k", "*", 1).replace(" ", "") == str(expected).replace("*k", "*", 1).replace(" ", "")
 
 

@@ -52,8 +52,8 @@ class Specialized:
 
 
 @dataclass(frozen=True)
-class _CompileRequest:
-    """What the JIT was about to compile: its own objects."""
+class CompileRequest:
+    """What the JIT was about to compile: its own objects, for its source, its options and the target's backend."""
 
     source: Any
     options: Any
@@ -101,29 +101,32 @@ def specialize(
     """
     _check_names(jit_function(kernel), arguments)
     with declared(target):
-        for call in _calls(kernel, {name: stand_in(spec, name) for name, spec in arguments.items()} | dict(keywords)):
+        given = {name: stand_in(spec, name) for name, spec in arguments.items()} | dict(keywords)
+        for call in _calls(kernel, given, target):
             stopped = _stop(jit_function(kernel), call)
             _check_types(stopped.source.signature, arguments)
-            yield _as_data(stopped)
+            yield as_data(stopped)
 
 
-def _calls(kernel: Any, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _calls(kernel: Any, call: dict[str, Any], target: Target) -> Iterator[dict[str, Any]]:
     """Yield the keywords with which the innermost function is called, as the wrappers around it would make them."""
     if isinstance(kernel, _jit_kind()):
         yield call
     elif hasattr(kernel, "configs"):
         for config in kernel.configs:
-            chosen = config.all_kwargs()
+            # `bundler.autotune` leaves options out that the target does not have; a tuner of Triton's has the JIT refuse them.
+            keywords_of = getattr(kernel, "keywords_of", None)
+            chosen = config.all_kwargs() if keywords_of is None else keywords_of(config, target)
             given = sorted(call.keys() & chosen.keys())
             if given:
                 raise ConfigError(
                     f"{', '.join(given)}: given, and chosen by the autotuner too; leave it to the autotuner"
                 )
-            yield from _calls(kernel.fn, _prepared(config, {**call, **chosen}))
+            yield from _calls(kernel.fn, _prepared(config, {**call, **chosen}), target)
     elif hasattr(kernel, "values"):
         for name, heuristic in kernel.values.items():
             call = {**call, name: heuristic(call)}
-        yield from _calls(kernel.fn, call)
+        yield from _calls(kernel.fn, call, target)
     else:
         raise ConfigError(f"{kernel!r} is no JIT function, and neither autotuned nor with heuristics", got=repr(kernel))
 
@@ -138,9 +141,9 @@ def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
     return call
 
 
-def _stop(function: Any, call: dict[str, Any]) -> _CompileRequest:
+def _stop(function: Any, call: dict[str, Any]) -> CompileRequest:
     """Run the JIT up to where it would compile."""
-    heard: list[_CompileRequest] = []
+    heard: list[CompileRequest] = []
     # A copy, since another thread may launch the function meanwhile, and its launch would silently do nothing.
     stand_in: Any = copy.copy(function)
 
@@ -148,7 +151,7 @@ def _stop(function: Any, call: dict[str, Any]) -> _CompileRequest:
         _key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, _warmup: Any
     ) -> None:
         source = stand_in.ASTSource(function, signature, constants, attributes)
-        heard.append(_CompileRequest(source, options, stand_in.device_caches[device][3]))
+        heard.append(CompileRequest(source, options, stand_in.device_caches[device][3]))
 
     stand_in._do_compile = instead_of_compiling  # noqa: SLF001  # where the JIT's work ends and the compiler's begins
     stand_in.device_caches = defaultdict(stand_in.create_binder)
@@ -198,7 +201,16 @@ def _check_types(signature: Mapping[str, Any], arguments: Mapping[str, Spec]) ->
             )  # fmt: skip
 
 
-def _as_data(stopped: _CompileRequest) -> Specialized:
+def as_data(stopped: CompileRequest, *, portable: bool = True) -> Specialized:
+    """Return what the JIT was about to compile as data.
+
+    Args:
+        stopped: what it was.
+        portable: refuse a constant that no other process can make again.
+
+    Raises:
+        ConfigError: such a constant.
+    """
     source = stopped.source
     specialized = Specialized(
         tuple((name, _type_value(kind)) for name, kind in source.signature.items()),
@@ -208,7 +220,7 @@ def _as_data(stopped: _CompileRequest) -> Specialized:
         tuple(_keys(stopped)),
     )
     for path, value in specialized.constants:
-        if not value.portable:
+        if portable and not value.portable:
             name = source.fn.arg_names[path[0]]
             raise ConfigError(
                 f"argument {name}: a constant of type {value.payload} cannot be sent to a worker", name=name
@@ -220,7 +232,7 @@ def _type_value(kind: Any) -> Value:
     return Value("tuple", tuple(map(_type_value, kind))) if isinstance(kind, tuple) else Value("str", str(kind))
 
 
-def _keys(stopped: _CompileRequest) -> Iterator[tuple[str, bool | None]]:
+def _keys(stopped: CompileRequest) -> Iterator[tuple[str, bool | None]]:
     """Yield the keys that a JIT may ask for.
 
     Before Triton 3.9 a function's hash has the constants of a module that the functions it calls use, only if these were
@@ -247,12 +259,12 @@ def _hashes(function: Any) -> tuple[str, str]:
 
 def hash_again(function: Any, *, helpers_first: bool) -> str:
     """Compute a JIT function's hash anew, as in a process that hashed all that it calls before, or nothing; returns the hash."""
-    for other in [] if helpers_first else _reachable(function):
+    # Whatever else this process hashed: of two helpers, the one that was hashed first decides about the hash of the other.
+    for other in _reachable(function):
         other.hash, other.used_global_vals = None, {}
     if helpers_first:
-        function.hash = None
         _ = function.cache_key  # hashes whatever it calls
-    function.hash, function.used_global_vals = None, {}
+        function.hash, function.used_global_vals = None, {}
     key: str = function.cache_key
     return key
 
@@ -286,7 +298,7 @@ def _callable_kind() -> Any:
     return sys.modules["triton.runtime.jit"].JITCallable
 
 
-def _key(stopped: _CompileRequest) -> str:
+def _key(stopped: CompileRequest) -> str:
     # `compile` parses the options that the JIT parsed once more, and makes its key from those.
     options = stopped.backend.parse_options(dict(vars(stopped.options)))
     digest = keytext.recompute(stopped.source, stopped.backend, options, environment_in_keys(), stages_key_now())
@@ -324,7 +336,7 @@ def specialize_call(function: Any, call: Mapping[str, Any]) -> Specialized:
     Raises:
         ConfigError: a constant cannot be sent to another process.
     """
-    return _as_data(_stop(function, dict(call)))
+    return as_data(_stop(function, dict(call)))
 
 
 def functions_of(function: Any) -> list[Any]:

@@ -3,12 +3,14 @@
 
 All other options follow from the target, and another target has its own: architecture, libraries, lists of fp8 types.
 
-Retargeting passes the chosen ones to the compile for another target.
+Retargeting passes the chosen ones to the compile for another target.  Tuners ask which options there are: `options_of` a target,
+`options_anywhere`.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 from bundler.format.constant_values import Value
@@ -33,6 +35,9 @@ _DERIVED = frozenset(
         "warp_size",
     }
 )
+
+# One target of each backend; which options a backend has does not depend on the architecture.
+_OF_EACH_BACKEND = (Target("cuda", "90", 32), Target("hip", "gfx942", 64))
 
 # Options of the compiler whose value differs by target without a note to the user.
 _OF_THE_COMPILER = frozenset({"default_dot_input_precision"})
@@ -63,6 +68,16 @@ def other_defaults(facts: LaunchFacts, recorded: Target, target: Target) -> tupl
         and name in after
         and _as_tuple(value) == before.get(name) != after[name]
     )
+
+
+def options_of(target: Target) -> frozenset[str]:
+    """Return the names of the options that a target's backend has."""
+    return frozenset(_defaults(target))
+
+
+def options_anywhere() -> frozenset[str]:
+    """Return the names of the options that any backend has; none where Triton was not imported."""
+    return frozenset().union(*map(options_of, _OF_EACH_BACKEND)) if "triton" in sys.modules else frozenset()
 
 
 def encoded(options: dict[str, Any]) -> Named:

@@ -7,18 +7,25 @@ Compile jobs, recordings and the comparison of a kernel with this machine ask it
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import logging
 import os
 import re
+import select
 import sys
-from typing import Any
+import time
+from typing import IO, Any
 
 from bundler.toolchain.identity import triton_dir
 
 _LOG = logging.getLogger("bundler.toolchain")
 # ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
 _TIMEOUT_S = 20
+_ANSWER_BYTES = 1 << 16
+_PAUSE_S = 0.0002
+# `signal` makes enumerations of all signals as it is imported.
+_SIGKILL = 9
 _RELEASE = re.compile(r"release (\S+?), (V\S+)")
 _GET_PTXAS = re.compile(rb"^def get_ptxas\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -114,13 +121,60 @@ def _set_in_python(attribute: str) -> str | None:
 @functools.lru_cache(maxsize=32)
 def _ask(path: str, _size_bytes: int, _mtime_ns: int) -> str | None:
     """Run `path --version`; size and modification time only tell states of the file apart."""
-    import subprocess
-
     try:
-        answer = subprocess.run(
-            [path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, timeout=_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        status, answer = _run(path, "--version")
+    except OSError as error:
         _LOG.warning("ptxas does not answer: %s (%s)", path, error)
         return None
-    return short_version(answer.stdout.decode("utf-8", "replace"))
+    if status:
+        _LOG.warning("ptxas does not answer: %s (exit status %s)", path, status)
+        return None
+    return short_version(answer.decode("utf-8", "replace"))
+
+
+def _run(*command: str) -> tuple[int, bytes]:
+    """Return the exit status of a program and what it wrote; raises `OSError` for one that cannot run, or takes too long.
+
+    `subprocess` does this too, and is imported for longer than the program runs: a new process asks before its first kernel.
+    """
+    ends_s = time.monotonic() + _TIMEOUT_S
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as output:
+        try:
+            redirected = [(os.POSIX_SPAWN_DUP2, writing, descriptor) for descriptor in (1, 2)]
+            child = os.posix_spawn(command[0], command, os.environ, file_actions=redirected)
+        finally:
+            os.close(writing)
+        try:
+            answer = _read_all(output, ends_s)
+            return _exit_status(child, ends_s), answer
+        except BaseException:
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                os.kill(child, _SIGKILL)
+                os.waitpid(child, 0)
+            raise
+
+
+def _read_all(output: IO[bytes], ends_s: float) -> bytes:
+    poll = select.poll()
+    poll.register(output, select.POLLIN | select.POLLHUP)
+    parts: list[bytes] = []
+    while poll.poll(max(0.0, ends_s - time.monotonic()) * 1000):
+        part = output.read(_ANSWER_BYTES)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+    raise TimeoutError(f"no answer in {_TIMEOUT_S} s")
+
+
+def _exit_status(child: int, ends_s: float) -> int:
+    try:
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > ends_s:
+                raise TimeoutError(f"it does not end in {_TIMEOUT_S} s")
+            time.sleep(_PAUSE_S)  # it has closed its output, so it is about to end
+    except ChildProcessError:
+        return 0  # this process ignores SIGCHLD, so it does not learn how its children end

@@ -34,6 +34,11 @@ def visible_targets() -> tuple[Target, ...] | None:
         return None
 
 
+def forget_targets() -> None:
+    """Ask torch again: what it said was of a GPU that is imitated."""
+    _from_torch.cache_clear()
+
+
 def current_device() -> int | None:
     """Return the index of the device that the current thread would compile for; None when unknown.
 

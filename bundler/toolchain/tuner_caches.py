@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TunerCaches`: fills `cache` of Triton's tuners from result files, so that a first call of a tuned kernel benchmarks nothing.
+"""`TunerCaches`: fills `cache` of Triton's tuners from result files and tuning records, so that a first call of a tuned kernel benchmarks nothing.
 
 A result file holds the tuning key and each configuration with its times; its directory is named by a hash of these, the kernel's source,
 the toolchain and the target.  It is used where Triton here makes the same hash, and names a configuration that the tuner has.
-Tuners that are made later take what fits them when they are first called: their functions can be hashed only when their modules are
-whole.  `bundler/integrations/replayed_kernels.py` offers the files of a bundle.
+Tuners that are made later take what fits them when their modules are whole, since only then can their functions be hashed, or when they
+are first called.  `bundler/integrations/replayed_kernels.py` offers the files of a bundle, and its tuning records (`replayed_tunings.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from bundler.errors import NotFound, ToolchainMismatch
 from bundler.fork_safety import ForkSafeLock
@@ -23,10 +23,30 @@ from bundler.format.entries import Target
 from bundler.toolchain import instances
 from bundler.toolchain.device_caches import of_modules
 from bundler.toolchain.events import kernel_key, target_of
+from bundler.toolchain.import_ends import when_imported
 from bundler.toolchain.jit_specialization import jit_function
 from bundler.toolchain.tuner_toolchain import MAX_RESULT_BYTES, results_digest, results_name, triton_config_class
 
 _LOG = logging.getLogger("bundler.toolchain")
+
+
+class Winner(Protocol):
+    """What a tuner's winner may be taken from: a `ResultFile`, or a tuning record."""
+
+    @property
+    def path(self) -> str:
+        """What reports call it; each has another one."""
+
+    @property
+    def name(self) -> str:
+        """The name of the function that was tuned, or of a result file of it."""
+
+    @property
+    def modules(self) -> tuple[str, ...] | None:
+        """It goes to tuners of functions of these modules, and of those below them, alone; None for all."""
+
+    def winner(self, tuner: Any, function: Any) -> tuple[tuple[Any, ...], Any]:
+        """Return the tuning key and the tuner's own configuration that was the fastest; raises where it is not for this tuner."""
 
 
 class ResultFile(NamedTuple):
@@ -55,13 +75,38 @@ class ResultFile(NamedTuple):
                 return read_regular(path, MAX_RESULT_BYTES)
         raise NotFound(f"{self.path} is not in {' or '.join(self.roots)}")
 
+    def winner(self, tuner: Any, function: Any) -> tuple[tuple[Any, ...], Any]:
+        """Return the tuning key, and the tuner's own configuration that was the fastest.
+
+        Raises:
+            ToolchainMismatch: the file is not of this source, these configurations or this toolchain.
+            NotFound: there is no file.
+            ValueError, TypeError, LookupError: it is no result file.
+        """
+        document = json.loads(self.text())
+        key, kind = _tuples(document["key"]), triton_config_class()
+        if not isinstance(key, tuple):
+            raise TypeError("its key is no list")
+        timings = [(kind(**fields), times) for fields, times in document["configs_timings"]]
+        digest = results_digest(function, _target(), key, [str(config) for config, _ in timings])
+        if kernel_key(digest) != self.path.partition("/")[0]:
+            raise ToolchainMismatch(
+                "it is of another source, other configurations, another target or another toolchain"
+            )
+        best = min(timings, key=lambda timing: timing[1])[0]
+        # The tuner's own object: what comes from a file must not decide what is called, and a hook is code.
+        mine = next((config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None)
+        if mine is None or mine.pre_hook is not None:
+            raise ToolchainMismatch("the tuner has no such configuration, or one with a hook")
+        return key, mine
+
 
 class FilledCache(dict[Any, Any]):
     """The `cache` of a tuner that was made after a replay, and has looked into it: a plain dictionary in all that it does."""
 
 
 class _Awaiting(FilledCache):
-    """The same until the tuner first looks into it, which fills it.
+    """The same until its module is whole, or the tuner first looks into it, which fills it.
 
     It stays the same object, since another thread of the tuner may be about to write a winner into it.
     """
@@ -71,27 +116,31 @@ class _Awaiting(FilledCache):
         self._caches, self._tuner = caches, tuner
 
     def __contains__(self, key: object) -> bool:
+        self.fill_now()
+        return dict.__contains__(self, key)
+
+    def fill_now(self) -> None:
+        """Fill it, unless somebody did."""
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
             # Another thread may look at the same moment: it sees it filled or not, and at worst benchmarks.
             self._caches.fill(tuner, self)
             self.__class__ = FilledCache  # type: ignore[assignment]  # from now on a look costs what it costs in any dictionary
-        return dict.__contains__(self, key)
 
 
 class TunerCaches:
-    """The result files that were offered to the tuners of this process; safe from any thread."""
+    """The result files and records that were offered to the tuners of this process; safe from any thread."""
 
     def __init__(self) -> None:
         self._holder = ForkSafeLock()
-        # By file name.  Replaced, never changed.
-        self._offered: dict[str, tuple[ResultFile, ...]] = {}
+        # By name of the function or the file.  Replaced, never changed.
+        self._offered: dict[str, tuple[Winner, ...]] = {}
 
-    def offer(self, files: Iterable[ResultFile]) -> dict[str, str]:
-        """Fill the caches of the tuners that are here, and keep the files for those that are not.
+    def offer(self, files: Iterable[Winner]) -> dict[str, str]:
+        """Fill the caches of the tuners that are here, and keep what is offered for those that are not.
 
         Returns:
-            For each path of a file why it is not in a cache; empty text where it is.
+            For each path why it is not in a cache; empty text where it is.
         """
         told: dict[str, str] = {}
         with self._holder.lock:
@@ -112,48 +161,32 @@ class TunerCaches:
     def fill(self, tuner: Any, cache: dict[Any, Any]) -> dict[str, str]:
         """Put into a tuner's cache what fits it; returns for each path why not, as `offer`; never raises."""
         function = jit_function(tuner)
-        files = [] if function is None else self._offered.get(results_name(function), ())
+        files = [] if function is None else self._for(function)
         told: dict[str, str] = {}
         for file in files:
             if not of_modules(function, file.modules):
                 continue
             try:
-                key, config = _winner(tuner, function, file)
+                key, config = file.winner(tuner, function)
             except Exception as error:  # noqa: BLE001  # files of anybody's making, and Triton's own code
                 told[file.path] = str(error)[:300] or type(error).__name__
                 _LOG.debug("%s was not used: %s", file.path, error)
                 continue
+            # What this process measured itself goes before what another one did.
             cache.setdefault(key, config)
             told[file.path] = ""
         return told
 
+    def _for(self, function: Any) -> tuple[Winner, ...]:
+        offered = self._offered
+        # Triton's own file first: it is of just this process's tuner.
+        return (*offered.get(results_name(function), ()), *offered.get(function.__name__, ()))
+
     def _await(self, tuner: Any) -> None:
         function = jit_function(tuner)
-        if function is not None and results_name(function) in self._offered:
-            tuner.cache = _Awaiting(self, tuner)
-
-
-def _winner(tuner: Any, function: Any, file: ResultFile) -> tuple[tuple[Any, ...], Any]:
-    """Return the tuning key of a result file, and the tuner's own configuration that was the fastest.
-
-    Raises:
-        ToolchainMismatch: the file is not of this source, these configurations or this toolchain.
-        NotFound: there is no file.
-        ValueError, TypeError, LookupError: it is no result file.
-    """
-    document = json.loads(file.text())
-    key, kind = _tuples(document["key"]), triton_config_class()
-    if not isinstance(key, tuple):
-        raise TypeError("its key is no list")
-    timings = [(kind(**fields), times) for fields, times in document["configs_timings"]]
-    digest = results_digest(function, _target(), key, [str(config) for config, _ in timings])
-    if kernel_key(digest) != file.path.partition("/")[0]:
-        raise ToolchainMismatch("it is of another source, other configurations, another target or another toolchain")
-    best = min(timings, key=lambda timing: timing[1])[0]
-    mine = next((config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None)
-    if mine is None or mine.pre_hook is not None:
-        raise ToolchainMismatch("the tuner has no such configuration, or one with a hook")
-    return key, mine
+        if function is not None and self._for(function):
+            tuner.cache = awaiting = _Awaiting(self, tuner)
+            when_imported(function.module, awaiting.fill_now)
 
 
 def _target() -> Target:

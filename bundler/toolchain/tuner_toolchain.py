@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -79,6 +80,29 @@ def device_name(device: int) -> str:
     if cuda is not None and cuda.is_initialized():
         return str(cuda.get_device_name(device))
     return dict(identity.environment()).get("gpu", "")
+
+
+def device_limits(device: int) -> tuple[int | None, int | None]:
+    """Return the registers and resident threads of a GPU's multiprocessor; None when torch is not there or uses no GPU."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None, None
+    found = cuda.get_device_properties(device)
+    return (
+        getattr(found, "regs_per_multiprocessor", None),
+        getattr(found, "max_threads_per_multi_processor", None),
+    )
+
+
+@contextlib.contextmanager
+def torch_stream(stream: int, device: int) -> Iterator[None]:
+    """Make a stream torch's current one while the block runs; does nothing when torch is not there or uses no GPU."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        yield
+        return
+    with cuda.stream(cuda.ExternalStream(stream, device=device)):
+        yield
 
 
 @contextlib.contextmanager
@@ -184,6 +208,11 @@ def triton_config_class() -> Any:
     return Config
 
 
+def triton_config_fields() -> frozenset[str]:
+    """Return the names that Triton's `Config` takes."""
+    return frozenset(inspect.signature(triton_config_class()).parameters)
+
+
 def caches_results() -> bool:
     """Whether TRITON_CACHE_AUTOTUNING asks every tuner to keep result files."""
     knobs: Any = sys.modules.get("triton.knobs")
@@ -195,6 +224,17 @@ def graph_benchmark(rep_ms: float) -> Any:
     from triton.testing import do_bench_cudagraph
 
     return lambda fn, quantiles: do_bench_cudagraph(fn, rep=rep_ms, quantiles=quantiles)
+
+
+def profiler_benchmark(warmup_ms: float, rep_ms: float) -> Any:
+    """Return Inductor's benchmark by torch's profiler, as `do_bench(fn, quantiles)`: the time of kernels alone, without their launches."""
+    from torch._inductor.utils import do_bench_using_profiling
+
+    def do_bench(fn: Any, quantiles: Any) -> float:
+        del quantiles  # the profiler gives one time
+        return float(do_bench_using_profiling(fn, warmup=warmup_ms, rep=rep_ms))
+
+    return do_bench
 
 
 def read_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str | None:

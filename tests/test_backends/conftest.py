@@ -38,6 +38,22 @@ def parser(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture(scope="module", params=redis_server.NAMES)
+def server(request):
+    """A server from the repository's own files."""
+    with redis_server.running(request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def admin(server):
+    """The administrator of an empty server."""
+    client = server.client()
+    client.flushall()
+    yield client
+    client.flushall()
+
+
 @pytest.fixture
 def root(tmp_path):
     """Where a store may be; not there yet."""

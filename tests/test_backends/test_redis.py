@@ -25,13 +25,6 @@ def header(data, ttl_s=60):
     return b"TBw" + str(ttl_s * 1000).zfill(13).encode() + data
 
 
-@pytest.fixture(scope="module", params=redis_server.NAMES)
-def server(request):
-    """A server from the repository's own files."""
-    with redis_server.running(request.param) as started:
-        yield started
-
-
 class Contract(BackendContract):
     """How the contract looks behind a server."""
 
@@ -121,14 +114,6 @@ def test_states_of_a_cluster(nodes):
 
     settings = hypothesis.settings(hypothesis.settings.get_profile("backends"), max_examples=10)
     run_state_machine_as_test(state_machine(emptied), settings=settings)
-
-
-@pytest.fixture
-def admin(server):
-    """The administrator of an empty server."""
-    client = server.client()
-    client.flushall()
-    return client
 
 
 @pytest.fixture

@@ -19,21 +19,6 @@ PATIENT = {"timeout_s": 20, "connect_timeout_s": 20}
 ROOT = redis_server.DEPLOY.parents[1]
 
 
-@pytest.fixture(scope="module", params=redis_server.NAMES)
-def server(request):
-    """A server from the repository's own files."""
-    with redis_server.running(request.param) as started:
-        yield started
-
-
-@pytest.fixture
-def admin(server):
-    """The administrator of an empty server."""
-    client = server.client()
-    client.flushall()
-    return client
-
-
 @pytest.fixture
 def opened(server, admin):
     """Return a function that opens a store as a user, in a namespace."""

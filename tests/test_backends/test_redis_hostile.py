@@ -6,7 +6,6 @@ import time
 
 import pytest
 import redis
-import redis_server
 
 from bundler.backends.backend_errors import BackendFull, BackendUnavailable
 from bundler.backends.port import Unread
@@ -19,22 +18,6 @@ HASTY = {"timeout_s": 2, "connect_timeout_s": 2}
 FEW_BYTES = 100 * MIB
 KEY, NAME, REF = "v1/u/a", "tb:o:v1/u/a", "tb:r:v1/t/x"
 DIGEST = "0123456789abcdef"
-
-
-@pytest.fixture(scope="module", params=redis_server.NAMES)
-def server(request):
-    """A server from the repository's own files."""
-    with redis_server.running(request.param) as started:
-        yield started
-
-
-@pytest.fixture
-def admin(server):
-    """The administrator of an empty server."""
-    client = server.client()
-    client.flushall()
-    yield client
-    client.flushall()
 
 
 @pytest.fixture

@@ -48,14 +48,6 @@ def server():
 
 
 @pytest.fixture
-def admin(server):
-    """The administrator of an empty server."""
-    client = server.client()
-    client.flushall()
-    return client
-
-
-@pytest.fixture
 def proxied(server, admin, parser):
     """Return a function that opens a store through a proxy."""
     opened = []
@@ -167,10 +159,10 @@ def test_a_server_that_is_not_there_is_unavailable(call):
 @pytest.mark.parametrize("call", CALLS)
 def test_a_server_that_never_answers_costs_the_time_limit(proxied, call):
     """A server that accepts and says nothing is given up after the limit, not after redis-py's minute."""
-    _, backend = proxied(silent=True)
+    _, backend = proxied(timeout_s=0.1, silent=True)
     started = time.monotonic()
-    message = fails_within(call, backend, 0.25)
-    assert time.monotonic() - started >= 0.2
+    message = fails_within(call, backend, 0.1)
+    assert time.monotonic() - started >= 0.08
     assert "Timeout" in message or "time" in message
 
 
@@ -259,13 +251,13 @@ class _Slow:
 
 
 def test_a_connection_is_used_again_at_once(proxied, server):
-    """A hundred questions on one connection take what the network takes: looking whether it is quiet waits for nothing."""
+    """Forty questions on one connection take what the network takes: looking whether it is quiet waits for nothing."""
     proxy, backend = proxied(latency_s=0.01)
     backend.put({"a": b"1"})
-    took_s = redis_proxy.took_s(lambda: [backend.get(["a"]) for _ in range(100)])
+    took_s = redis_proxy.took_s(lambda: [backend.get(["a"]) for _ in range(40)])
     assert proxy.connections == 1
-    # 10 ms each, and as much again for a machine that does other things too; a wait would be 250 ms each.
-    assert 1.0 <= took_s < 2.0 + SLACK_S
+    # 10 ms each, and as much again for a machine that does other things too; a wait would be 250 ms each, 10 s in all.
+    assert 0.4 <= took_s < 0.8 + SLACK_S
 
 
 def test_a_reset_is_an_error_and_the_next_call_works(proxied):
@@ -282,10 +274,10 @@ def test_an_answer_that_comes_late_is_nobodys(proxied):
     """After a time-out the connection is dropped, so that the late answer is not taken for the next one's (CVE-2023-28858)."""
     proxy, backend = proxied()
     backend.put({"a": b"1", "b": b"2"})
-    proxy.latency_s = 0.6
+    proxy.latency_s = 0.4
     fails_within("get", backend, 0.25)
     proxy.latency_s = 0.0
-    for _ in range(20):
+    for _ in range(10):  # the late answer comes meanwhile
         assert backend.get(["b"]) == {"b": b"2"}
         time.sleep(0.04)
 

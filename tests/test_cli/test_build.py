@@ -46,6 +46,14 @@ def scale(x, FACTOR: tl.constexpr):
 
 PREBUILD = [{"kernel": scale, "signature": {"x": "*fp32:16"}, "constants": {"FACTOR": [1, 2, 3, 4, 5, 6]}}]
 """
+SOFTMAX = """
+targets = ["cuda:80", "cuda:90"]
+[[kernel]]
+module = {module}
+function = "softmax_kernel"
+signature = {{ x_ptr = "*fp32:16", out_ptr = "*fp32:16", row_stride = "i32:16", n_columns = "i32:16" }}
+constants = {{ BLOCK = 1024 }}
+"""
 # The example's own launches, with tensors in memory, on a driver that only says which GPU it has and launches nothing.
 _LAUNCH = """
 import importlib.util, json, sys
@@ -390,10 +398,12 @@ def test_the_example_build_file_is_built(cli, tmp_path):
     }  # fmt: skip
 
 
-def test_a_recording_is_built_for_another_target_from_the_command(fleet, cli, tmp_path):
+def test_a_recording_is_built_for_another_target_from_the_command(cli, tmp_path):
     """`--from` with the module of the sources gives kernels that a JIT finds; what was assumed is told."""
-    only = tmp_path / "80.tbundle"
-    with Bundle.load(fleet[0]) as bundle:
+    spec, both, only = tmp_path / "softmax.toml", tmp_path / "both.tbundle", tmp_path / "80.tbundle"
+    spec.write_text(SOFTMAX.format(module=json.dumps(examples())))
+    cli("build", "--spec", spec, "-o", both, "--jobs", 1)
+    with Bundle.load(both) as bundle:
         bundle.select(target="cuda:80", names="softmax*").save(only)
         wanted = {kernel.key for kernel in bundle.select(target="cuda:90", names="softmax*").kernels}
     answer = cli(

@@ -3,7 +3,6 @@
 
 import dataclasses
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ INDUCTOR = {
     "XBLOCK": 512, "num_warps": 8, "num_stages": 1, "configs_hash": "ab" * 32, "found_by_coordesc": False, "time_taken_ms": 33,
     "triton_cache_hash": "D" * 52,
 }  # fmt: skip
-CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "inductor-transformer-h200.tar.xz"
 
 
 def made(kernel, block, *, tried=(64, 128), **parts):
@@ -177,19 +175,16 @@ def test_what_is_no_result_of_inductors_tuner_is_told(cli, tmp_path, text):
     assert done.stderr.startswith(f"error: {tmp_path.name}/x.best_config: not a result file of Inductor's tuner: ")
 
 
-def test_a_bundle_of_a_real_inductor_cache_lists_its_winners(cli, tmp_path):
+def test_a_bundle_of_a_real_inductor_cache_lists_its_winners(cli, unpacked, tmp_path):
     """Each of the fifteen result files, by the name of its kernel, and what it chose."""
-    if not CORPUS.is_file():
-        pytest.skip(f"the archive of real caches is not here: {CORPUS.name} beside the checkout's parent")
-    with tarfile.open(CORPUS) as tar:
-        tar.extractall(tmp_path, filter="data")
-    with bundler.pack(tmp_path / "ind") as packed:
+    root = unpacked("inductor-transformer-h200")
+    with bundler.pack(root) as packed:
         packed.save(tmp_path / "b.tbundle")
     told = json.loads(cli("tune", "show", tmp_path / "b.tbundle", "--json").stdout)["records"]
     assert len(told) == 15
     assert all(record["kernel"].startswith("triton_poi_fused_") for record in told)
     assert {(r["config"]["kwargs"]["XBLOCK"], r["config"]["num_warps"]) for r in told} == {(512, 8), (1024, 4)}
-    assert told == json.loads(cli("tune", "show", tmp_path / "ind", "--json").stdout)["records"]
+    assert told == json.loads(cli("tune", "show", root, "--json").stdout)["records"]
 
 
 def test_kernels_are_chosen_by_prefix(cli, bundle):

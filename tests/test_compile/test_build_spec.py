@@ -265,5 +265,7 @@ def test_types_are_compared_without_their_value_class():
     assert same_type("*kfp16", "*fp16:16")
     assert same_type("constexpr", "i32:1")
     assert same_type(("*fp32", "constexpr"), ("*fp32:16", "none"))
+    assert same_type("*u1", "*i1:16")  # Triton's name for a tensor of booleans, and the one that users know
+    assert not same_type("*u8", "*i1:16")
     assert not same_type("i64", "i32")
     assert not same_type(("i32",), ("i32", "i32"))

@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.compile.compile_job import Compiled, Job, SourceRef
+from bundler.compile import module_import
+from bundler.compile.build_plan import Plan, source_of
+from bundler.compile.compile_job import Compiled, Job, SourceRef, perform
 from bundler.errors import FormatError
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target, Toolchain
+from bundler.toolchain import jit_specialization
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
@@ -185,3 +188,57 @@ def test_other_bytes_are_no_job_and_no_result(kind):
         kind.from_bytes(b"\x93\x01\x02\x03")
     with pytest.raises(FormatError, match="unknown kind"):
         SourceRef.from_wire(["pickle", "", "", "", "", b""])
+
+
+_CHAIN = """
+import triton
+import triton.language as tl
+
+LEAST = tl.constexpr(0.5)
+
+@triton.jit
+def inner(x):
+    return tl.where(x < LEAST, x * 2, x)
+
+@triton.jit
+def outer(x):
+    return inner(x) + 1
+
+@triton.jit
+def first(p):
+    tl.store(p, inner(tl.load(p)))
+
+@triton.jit
+def second(p):
+    tl.store(p, outer(tl.load(p)))
+"""
+
+
+@pytest.mark.parametrize("planned_first", [True, False])
+def test_a_worker_that_hashed_a_helper_before_compiles_the_kernel_that_was_planned(tmp_path, planned_first):
+    """Before Triton 3.9 the hash of a function depends on which helpers were hashed before it; a job's key does not."""
+    path = tmp_path / "chain_of_helpers.py"
+    path.write_text(_CHAIN)
+    target = Target.parse("cuda:90")
+    place = module_import.find(str(path))
+
+    def plan(name):
+        kernel = getattr(Plan().load(place, target), name)
+        return Plan().add_calls(kernel, source_of(place, name), [({"p": "*fp32:16"}, {})], target)
+
+    def forget():
+        for name in ("first", "second"):
+            for one in jit_specialization.functions_of(getattr(module_import.load(place, target), name)):
+                one.hash, one.used_global_vals = None, {}
+
+    jobs = plan("second")
+    # The worker: another process, whose helpers are hashed by the job before.
+    forget()
+    if planned_first:
+        perform(plan("first")[0], str(tmp_path / "cache"))
+    else:
+        forget()
+        _ = module_import.load(place, target).first.cache_key
+    for job in jobs:
+        assert perform(job, str(tmp_path / "cache")).key == job.key
+    module_import.forget()

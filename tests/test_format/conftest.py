@@ -2,8 +2,6 @@
 """What the tests of the format share; helpers are loaded by path, since tests are no package."""
 
 import importlib.util
-import sys
-import tarfile
 from pathlib import Path
 
 import hypothesis
@@ -11,8 +9,6 @@ import pytest
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "data"
-CORPUS = HERE.parents[2] / "shared" / "corpus"
-ARCHIVES = ("inductor-transformer-h200", "triton-liger-h200")
 
 hypothesis.settings.register_profile("format", deadline=None, max_examples=60)
 hypothesis.settings.load_profile("format")
@@ -53,17 +49,3 @@ def other_encoder():
 def make_golden():
     """The program that made the golden files."""
     return _load(DATA / "make_golden.py")
-
-
-@pytest.fixture(scope="session", params=ARCHIVES)
-def real_cache(request, tmp_path_factory):
-    """A cache directory as a compiler left it."""
-    archive = CORPUS / f"{request.param}.tar.xz"
-    if not archive.is_file():
-        pytest.skip(f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the checkout")
-    folder = tmp_path_factory.mktemp(request.param)
-    more = {"filter": "data"} if sys.version_info >= (3, 11, 4) else {}
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, **more)
-    (root,) = folder.iterdir()
-    return root

@@ -12,8 +12,10 @@ pytestmark = pytest.mark.toolchain
 
 # A server without a GPU: the stand-in takes launches; `serve` calls each kernel as examples/kernels.py does with tensors.
 _SERVER = """
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 import warnings
+sys.modules["torch"] = torch = ModuleType("torch")  # Triton would import the real one, which takes seconds
+torch.Tensor = type("Tensor", (), {})
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
 import bundler
@@ -155,9 +157,8 @@ def test_kernels_that_are_imported_later_are_served_silently_too(recorded, tmp_p
 
 _BY_ENVIRONMENT = """
 served = load()
-serve(served)
 arm()
-serve(served, 16)
+serve(served, 17)
 say([heard, Gpu.benchmarks, len(Gpu.launches)])
 """
 
@@ -165,17 +166,85 @@ say([heard, Gpu.benchmarks, len(Gpu.launches)])
 @pytest.mark.slow
 @pytest.mark.release
 def test_by_environment_the_first_kernel_brings_all_others(recorded, tmp_path):
-    """TRITON_BUNDLER_REPLAY=1: the session begins with the first kernel that Triton asks for, and replays the tag."""
+    """TRITON_BUNDLER_REPLAY=1: the session begins with the first kernel that Triton asks for, and replays the tag; no hook fires, not even there."""
     more = {
         "TRITON_CACHE_MANAGER": plugged.MANAGER, "TRITON_BUNDLER_STORE": f"file://{recorded}/store",
         "TRITON_BUNDLER_TAG": "prod", "TRITON_BUNDLER_MODE": "read", "TRITON_BUNDLER_REPLAY": 1,
         "TRITON_BUNDLER_STRICT": "error",
     }  # fmt: skip
-    first, _ = _serve(
-        "served = load()\nserve(served)\nsay([name for name, hit in heard])", recorded, tmp_path / "a", **more
-    )
-    assert first == ["gelu_kernel"]
-    assert _serve(_BY_ENVIRONMENT, recorded, tmp_path / "b", **more)[0] == [[], 0, 102]
+    # Triton's own listener hears that first kernel, as a hit.
+    assert _serve(_BY_ENVIRONMENT, recorded, tmp_path, **more)[0] == [[["gelu_kernel", True]], 0, 102]
+
+
+_IN_THREADS = """
+import threading
+served = load()
+arm()
+failed = []
+threading.excepthook = lambda facts: failed.append(str(facts.exc_value))
+barrier = threading.Barrier(4)
+def first(call):
+    name, arguments, options = call
+    barrier.wait()
+    getattr(served, name)[(8,)](*arguments, **options)
+threads = [threading.Thread(target=first, args=(call,)) for call in CALLS[:4]]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+serve(served, 2)
+say([failed, [name for name, hit in heard if not hit]])
+"""
+
+
+@pytest.mark.slow
+def test_by_environment_first_calls_of_several_threads_are_silent(recorded, tmp_path):
+    """Whichever thread's kernel begins the session, the others wait for it, and no hook fires for theirs."""
+    more = {
+        "TRITON_CACHE_MANAGER": plugged.MANAGER, "TRITON_BUNDLER_STORE": f"file://{recorded}/store",
+        "TRITON_BUNDLER_TAG": "prod", "TRITON_BUNDLER_MODE": "read", "TRITON_BUNDLER_REPLAY": 1,
+    }  # fmt: skip
+    assert _serve(_IN_THREADS, recorded, tmp_path, **more)[0] == [[], []]
+
+
+_IMPORTED = """
+sys.path.insert(0, sys.argv[4])
+report = bundler.replay(sys.argv[3])
+arm()
+import served
+filled = len(served.gelu_kernel.device_caches[0][0]), len(served.swiglu_kernel.cache), type(served.swiglu_kernel.cache).__name__
+serve(served, 17)
+say([*filled, heard, Gpu.benchmarks, len(Gpu.launches)])
+"""
+
+
+@pytest.mark.slow
+def test_an_import_fills_functions_and_tuners_when_it_ends(recorded, tmp_path):
+    """`import` after a replay: caches are full before the first call."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "served.py").write_bytes(plugged.KERNELS.read_bytes())
+    code = _IMPORTED.replace("sys.argv[4]", repr(str(tmp_path / "code")))
+    found = _serve(code, recorded, tmp_path)[0]
+    assert found[0] >= 1
+    assert found[1:] == [1, "FilledCache", [], 0, 102]
+
+
+_STRICT = """
+served = load()
+with bundler.session(sys.argv[2], "prod", push=None, replay=True, STRICT) as session:
+    serve(served)
+    served.gelu_kernel[(8,)](x, x, 401408, BLOCK=2048)
+    say([session.counters.strict_warnings, [name for name, hit in heard if not hit]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strict", "warnings"), [("strict=None", 1), ("strict='off'", 0)])
+def test_a_compile_after_a_replay_is_told_unless_it_is_fine(recorded, tmp_path, strict, warnings):
+    """A session that replays arms strict mode, as a warning that ends nothing; `off` is the user's word."""
+    (told, compiled), err = _serve(_STRICT.replace("STRICT", strict), recorded, tmp_path)
+    assert (told, compiled) == (warnings, ["gelu_kernel"])
+    assert ("was not recorded" in err) is bool(warnings)
 
 
 _CHANGED = """

@@ -33,8 +33,13 @@ def cache(tmp_path, monkeypatch):
 def kernels(cache):
     """The example kernels as a program imports them; each test gets functions of its own."""
     pytest.importorskip("triton")
-    yield workshop.load(workshop.KERNELS, "kernels")
+    module = workshop.load(workshop.KERNELS, "kernels")
+    yield module
     sys.modules.pop("kernels", None)
+    # Triton holds every function for ever, and a recording looks into each: kernels of past tests would slow all later ones.
+    for value in vars(module).values():
+        for function in (value, getattr(value, "fn", None)):  # an autotuner has its function there
+            getattr(function, "device_caches", {}).clear()
 
 
 @pytest.fixture(autouse=True)

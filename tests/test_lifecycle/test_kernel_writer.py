@@ -2,15 +2,20 @@
 """The writer of kernels, in C and in Python: whole kernels, the same answers, and nothing left where it fails."""
 
 import errno
+import functools
+import hashlib
 import os
 import stat
+import struct
 import subprocess
 import threading
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bundler.lifecycle import kernel_writer
+from bundler.lifecycle import elf, kernel_writer
 
 WHOLE = (
     ("k.source", b""),
@@ -20,13 +25,20 @@ WHOLE = (
 )
 
 
-@pytest.fixture(params=["compiled", "python"])
+def writer_of(kind):
+    """Return a writer: `plain` is the extension where it found no SHA-256."""
+    if kind == "python":
+        return kernel_writer.write_in_python
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    if kind == "plain":
+        return functools.partial(kernel_writer._compare_first, extension.write_kernels)
+    return kernel_writer.compiled_writer()
+
+
+@pytest.fixture(params=["compiled", "plain", "python"])
 def write(request):
-    """Each of the two writers."""
-    writer = kernel_writer.compiled_writer() if request.param == "compiled" else kernel_writer.write_in_python
-    if writer is None:
-        pytest.skip("the extension _kernel_writer was not built here")
-    return writer
+    """Each of the writers."""
+    return writer_of(request.param)
 
 
 def batch(count, files=WHOLE):
@@ -192,3 +204,104 @@ def test_python_runs_while_the_extension_writes(tmp_path):
         time.sleep(0)
     thread.join()
     assert count > 10
+
+
+def digested(files):
+    """The same files, each with its digest."""
+    return tuple((name, data, hashlib.sha256(data).digest()) for name, data in files)
+
+
+def test_digests_are_compared_before_a_kernel_is_visible(write, tmp_path):
+    """A kernel of which one file does not have its digest is refused and leaves nothing; the others are written."""
+    sound = digested(WHOLE)
+    name, data, digest = sound[1]
+    changed = (sound[0], (name, data[:-1] + b"x", digest), *sound[2:])
+    mixed = (*WHOLE[:2], *sound[2:])  # the first two were compared by the caller
+    kernels = (("tmp.0", "KEY0", sound), ("tmp.1", "BAD", changed), ("tmp.2", "KEY1", mixed), ("tmp.3", "BAD", changed))
+    for threads in (1, 2):
+        root = tmp_path / str(threads)
+        root.mkdir()
+        assert write(str(root), kernels, threads) == [0, kernel_writer.DAMAGED, 0, kernel_writer.DAMAGED]
+        assert sorted(os.listdir(root)) == ["KEY0", "KEY1"]
+        assert content(root / "KEY0") == content(root / "KEY1") == {name: bytes(data) for name, data in WHOLE}
+
+
+def test_a_damaged_kernel_is_refused_before_the_disk_is_looked_at(write, tmp_path):
+    """Where the directory is gone too, the extension may have found either; nothing is made."""
+    codes = write(str(tmp_path / "gone"), (("t", "k", (("a", b"x", bytes(32)),)),), 1)
+    assert codes[0] in {kernel_writer.DAMAGED, errno.ENOENT}
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33)])
+def test_a_digest_has_32_bytes(write, tmp_path, digest):
+    with pytest.raises(ValueError, match="not a SHA-256 digest"):
+        write(str(tmp_path), (("t", "k", (("a", b"x", digest),)),), 1)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [-1, 2, 1 << 40])
+def test_the_binary_is_one_of_the_files(write, tmp_path, number):
+    with pytest.raises(ValueError, match="the binary is none of the files"):
+        write(str(tmp_path), (("t", "k", (("a", b"x"), ("b", b"y")), number),), 1)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["compiled", "plain", "python"])
+@given(data=st.binary(max_size=300) | st.integers(0, 70_000).map(lambda size: bytes(range(256)) * (size // 256) + bytes(size % 256)),
+       bit=st.integers(0, 255))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_the_digest_is_that_of_hashlib(kind, data, bit, tmp_path_factory):
+    """Of any bytes each writer takes the digest that hashlib gives, and no other one."""
+    root = tmp_path_factory.mktemp("there")
+    right = hashlib.sha256(data).digest()
+    wrong = (int.from_bytes(right) ^ 1 << bit).to_bytes(32)
+    kernels = (("t", "right", (("a", data, right),)), ("u", "wrong", (("a", memoryview(data), wrong),)))
+    assert writer_of(kind)(str(root), kernels, 1) == [0, kernel_writer.DAMAGED]
+
+
+def binary_of(header, tables, size):
+    """An ELF file of 64 bits with such offsets, row sizes and counts, and rows from 64 on."""
+    segments, sections, segment_bytes, segment_count, section_bytes, section_count = header
+    head = b"\x7fELF\2" + bytes(27) + struct.pack("<QQ6xHHHH2x", segments, sections, segment_bytes, segment_count,
+                                                   section_bytes, section_count)  # fmt: skip
+    return (head + b"".join(struct.pack("<IIQQQQQQQ", *row) for row in tables)).ljust(size, b"\0")
+
+
+numbers = st.integers(0, 700) | st.sampled_from([0, 64, 128, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+rows = st.lists(
+    st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 8, 8]), *[numbers] * 7), max_size=6
+)  # a row is long enough for a segment and for a section, and so may be read as either
+headers = st.tuples(
+    st.sampled_from([0, 64, 120]) | numbers, st.sampled_from([0, 64, 128]) | numbers, st.sampled_from([56, 64, 0, 7, 80]),
+    st.integers(0, 8) | st.just(65535), st.sampled_from([64, 56, 0, 7, 80]), st.integers(0, 8) | st.just(65535),
+)  # fmt: skip
+
+
+@given(header=headers, tables=rows, size=st.integers(0, 800), cut=st.integers(0, 90))
+@settings(max_examples=400, deadline=None)
+def test_the_extension_reads_binaries_as_python_does(header, tables, size, cut, tmp_path_factory):
+    """Whatever the headers say, the extension refuses the binaries that `elf.why_unusable` refuses, and no others."""
+    data = binary_of(header, tables, size)
+    root = str(tmp_path_factory.mktemp("there"))
+    images = [data, data[:cut], data[:4] + b"\1" + data[5:], b"x" + data[1:]]
+    kernels = tuple((f"t{n}", f"k{n}", (("a.json", b"{}"), ("a.cubin", image)), 1) for n, image in enumerate(images))
+    expected = [kernel_writer.NO_BINARY if elf.why_unusable(image) else 0 for image in images]
+    assert (
+        writer_of("compiled")(root, kernels, 1)
+        == expected
+        == kernel_writer.write_in_python(f"{root}/", _renamed(kernels), 1)
+    )
+
+
+def _renamed(kernels):
+    return tuple((f"p{temporary}", f"p{key}", *more) for temporary, key, *more in kernels)
+
+
+def test_the_extension_finds_the_sha256_of_python(tmp_path):
+    """Where hashlib uses OpenSSL from a library of its own, the extension uses the same."""
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    hashing = pytest.importorskip("_hashlib")
+    if not hasattr(hashing, "__file__"):
+        pytest.skip("OpenSSL is built into this Python")
+    assert extension.COMPARES_DIGESTS

@@ -70,7 +70,7 @@ def test_the_report_of_a_failure_has_what_was_published_with_it(bundle, tmp_path
 
     def write(root, kernels, threads):
         codes = real(root, tuple(kernel for kernel in kernels if kernel[1] != first), threads)
-        return [errno.ENOSPC if key == first else codes.pop(0) for _, key, _ in kernels]
+        return [errno.ENOSPC if key == first else codes.pop(0) for _, key, *_ in kernels]
 
     monkeypatch.setattr(cache_directory, "write_kernels", write)
     with pytest.raises(StoreFull, match=f"{first}: No space left on device") as caught:

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,8 +12,7 @@ import pytest
 
 import bundler
 
-CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
-ARCHIVES = {"triton-liger-h200": 9, "inductor-transformer-h200": 57}
+KERNELS = {"triton-liger-h200": 9, "inductor-transformer-h200": 57}
 GROUP = "__grp__"
 
 # Asks Triton's own cache manager for the group of each kernel directory below argv[1].
@@ -31,29 +29,27 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module", params=sorted(ARCHIVES))
-def corpus(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=sorted(KERNELS))
+def corpus(request, unpacked):
     """A real cache directory, and how many kernels it holds."""
-    archive = CORPUS / f"{request.param}.tar.xz"
-    if not archive.is_file():
-        pytest.skip(
-            f"the archive of real caches is not here: {CORPUS.name}/{archive.name} beside the checkout's parent"
-        )
-    folder = tmp_path_factory.mktemp("corpus")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    (root,) = folder.iterdir()
-    return root, ARCHIVES[request.param]
+    return unpacked(request.param), KERNELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def packed(corpus, tmp_path_factory):
+    """The bundle of that cache, and its file."""
+    file = tmp_path_factory.mktemp("packed") / "corpus.tbundle"
+    with bundler.pack(corpus[0]) as packed:
+        packed.save(file)
+        yield packed, file
 
 
 @pytest.fixture(params=["kernels", "code"])
-def restored(request, corpus, tmp_path):
+def restored(request, corpus, packed, tmp_path):
     """The cache, packed and restored elsewhere."""
-    root, kernels = corpus
-    with bundler.pack(root) as packed:
-        packed.save(tmp_path / "corpus.tbundle")
-        report = bundler.restore(tmp_path / "corpus.tbundle", tmp_path / "there", only="all", trust=request.param)
-    return root, kernels, tmp_path / "there", packed, report, request.param
+    (root, kernels), (bundle, file) = corpus, packed
+    report = bundler.restore(file, tmp_path / "there", only="all", trust=request.param)
+    return root, kernels, tmp_path / "there", bundle, report, request.param
 
 
 def files(root):
@@ -134,11 +130,11 @@ def test_what_is_skipped_depends_on_trust_alone(restored):
         assert not [path for path in there.rglob("*") if path.suffix in {".so", ".py"}]
 
 
-def test_a_second_restore_finds_everything_present(restored, tmp_path):
+def test_a_second_restore_finds_everything_present(restored, packed):
     """Restored again, every kernel is present, every single file in place, and nothing is written."""
     _, kernels, there, _, first, trust = restored
     before = {name: path.read_bytes() for name, path in files(there).items()}
-    second = bundler.restore(tmp_path / "corpus.tbundle", there, only="all", trust=trust)
+    second = bundler.restore(packed[1], there, only="all", trust=trust)
     assert (len(second.present), second.restored, second.repaired, second.files) == (kernels, (), (), 0)
     assert second.companions == first.companions
     assert {name: path.read_bytes() for name, path in files(there).items()} == before

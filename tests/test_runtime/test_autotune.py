@@ -35,7 +35,7 @@ def compiled(tmp_path_factory):
 def triton(compiled, monkeypatch, tmp_path):
     """Triton, with the shared cache; records go to a directory of the test's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
-    monkeypatch.setattr("bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "records"))
+    monkeypatch.setattr("bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records"))
     return pytest.importorskip("triton")
 
 
@@ -118,7 +118,7 @@ def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_pa
     with bundler.recording() as recording:
         kernel[grid](X, Y, OUT, 1024)
     bundle = recording.collect()
-    monkeypatch.setattr("bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "restored"))
+    monkeypatch.setattr("bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "restored"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "restored"))
     assert bundler.restore(bundle).tuned == 1
     again, driver, bench = tuned(launch_kernels, configs(triton))
@@ -134,7 +134,7 @@ def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_pa
 
 def test_records_of_other_processes_are_taken_with_their_kernels(triton, launch_kernels, tmp_path, monkeypatch):
     """A recording that sees a winner's kernel, found in the cache, takes the record that lies beside it."""
-    monkeypatch.setattr("bundler.runtime.tuning.result_lookup.triton_cache_dir", lambda: str(tmp_path / "cache"))
+    monkeypatch.setattr("bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64, 128))
     kernel[grid](X, Y, OUT, 1024)

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from bundler.errors import FormatError, NotFound
 
 HERE = Path(__file__).resolve().parent
-CORPUS = HERE.parents[2] / "shared" / "corpus" / "inductor-transformer-h200.tar.xz"
 # A quarter of a minute on a machine that has nothing else to do.
 LIMIT_S = 280
 pytestmark = [pytest.mark.timeout(LIMIT_S + 20), pytest.mark.slow]
@@ -34,15 +32,9 @@ def start(*args, **env):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The recorded cache's modules, winners and metadata."""
-    if not CORPUS.exists():
-        pytest.skip(f"{CORPUS} is not there")
-    folder = tmp_path_factory.mktemp("inductor")
-    with tarfile.open(CORPUS) as archive:
-        wanted = (".py", ".best_config", ".json", ".ttir")
-        archive.extractall(folder, [m for m in archive if m.isdir() or m.name.endswith(wanted)], filter="data")
-    return folder / "ind"
+def cache(unpacked):
+    """The recorded cache."""
+    return unpacked("inductor-transformer-h200")
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +252,48 @@ def test_a_generated_kernel_gives_right_numbers_in_the_interpreter(tried):
     error, arguments = tried[2:]
     assert error == 0
     assert arguments == ["in_ptr0", "out_ptr0", "xnumel"]
+
+
+SIGNATURE = (
+    "'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32', 'XBLOCK': 'constexpr'}, 'constants': {}"
+)
+ALIGNED = (
+    ", 'configs': [{(0,): [['tt.divisibility', 16]], (1,): [['tt.divisibility', 16]], (2,): [['tt.divisibility', 16]]}]"
+)
+
+
+def generated(name, *changes):
+    """The text of a generated kernel module, with `changes` (what, by what) in it."""
+    text = MODULE.format(kind="pointwise", hints="{'x': 4096}", device=DEVICE + ALIGNED, meta="{'grid_type': 'Grid1D'}")
+    for before, after in (("def kernel(", f"def {name}("), *changes):
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
+def test_all_kernels_of_a_wrapper_are_compiled_in_workers(tmp_path):
+    """Each candidate of each kernel is compiled once, in a worker; calls find them; a broken kernel fails under its own name."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed, and generated kernels call its helper functions")
+    constant = SIGNATURE.replace("'xnumel': 'i32'", "'xnumel': 'constexpr'").replace("{}", "{'xnumel': 1}")
+    one_pointer = constant.replace("'out_ptr0': '*fp32', ", "")
+    sources = {
+        "triton_poi_double": generated("triton_poi_double"),
+        "triton_poi_first": generated(
+            "triton_poi_first", (SIGNATURE, one_pointer), ("in_ptr0, out_ptr0", "in_ptr0"), ("out_ptr0 +", "in_ptr0 +"),
+            (ALIGNED, ALIGNED[: ALIGNED.index(", (1,)")] + "}]"),
+        ),
+        "triton_poi_broken": generated("triton_poi_broken", ("2 * tl.load", "no_such_name * tl.load")),
+    }  # fmt: skip
+    calls = [
+        f"{name} = async_compile.triton('{name}', '''{text}''', device_str='cuda')" for name, text in sources.items()
+    ]
+    path = tmp_path / "wrapper.py"
+    path.write_text("\n".join(calls))
+    found = start(str(HERE / "generated_service.py"), str(path), TRITON_CACHE_DIR=str(tmp_path / "cache"))
+    assert found["kernels"] == ["triton_poi_double", "triton_poi_first"]
+    assert "triton_poi_broken does not compile" in found["broken"]
+    assert "no_such_name" in found["broken"]
+    assert (found["compiled"], found["failed"]) == (4, 2)
+    assert found["hits"] == [True] * 4
+    assert found["grids"] == [[16, 1, 1], [1, 1, 1]]

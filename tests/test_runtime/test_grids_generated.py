@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from bundler.errors import CannotLaunchStatically, ConfigError
 from bundler.runtime.heuristics.launch_expressions import MAX_TEXT, evaluate
 from bundler.runtime.heuristics.launch_grids import launch_grid, open_grid
-from bundler.runtime.heuristics.launch_grids_26 import ComboGrid26, CooperativeGrid26, SplitScanGrid26, grid_26
 
 MAX_Y = 65535
 CASE_A = {
@@ -180,41 +179,3 @@ def test_bad_metadata_is_a_typed_error(kind, blocks, metadata, sizes, words):
     """An unknown kind, a missing size or block, and odd metadata are named."""
     with pytest.raises(ConfigError, match=words):
         grid(kind, blocks, metadata, **sizes)
-
-
-def test_grids_of_torch_26():
-    """The closures of 2.6: sizes from z to x, overflow without z, an error with it."""
-    blocks = {"XBLOCK": 32, "YBLOCK": 16, "ZBLOCK": 2}
-    assert grid_26(1000)({"XBLOCK": 128}) == (8, 1, 1)
-    assert grid_26(1000)({}) == (1000, 1, 1)
-    assert grid_26(16 * MAX_Y * 3 + 5, 100)(blocks) == (4, 49152, 4)
-    assert grid_26(0, 100)(blocks) == (4, 0, 0)
-    assert grid_26(3, 17, 33)(blocks) == (2, 2, 2)
-    assert str(grid_26(3, 17, 33)) == "grid(3, 17, 33)"
-    with pytest.raises(ConfigError, match="along y"):
-        grid_26(3, 16 * MAX_Y + 1, 33)(blocks)
-    with pytest.raises(ConfigError, match="one to three"):
-        grid_26()
-    assert CooperativeGrid26(5)({"RSPLIT": 8, "XBLOCK": 2}) == (8, 3, 1)
-    assert CooperativeGrid26(5, maybe=True)({"XBLOCK": 2}) == (3, 1, 1)
-    with pytest.raises(ConfigError, match="RSPLIT"):
-        CooperativeGrid26(5)({"XBLOCK": 2})
-    assert SplitScanGrid26(5, 1000)({"RBLOCK": 256}) == (4, 5, 1)
-    with pytest.raises(ConfigError, match="XBLOCK=1"):
-        SplitScanGrid26(5, 1000)({"XBLOCK": 2})
-
-
-def test_combined_kernels_of_torch_26():
-    """In turn: kernels times the longest, at least the fixed blocks of each; one after another: the sum."""
-    widths, x = (1000, 300, -7), {"XBLOCK": 128}
-    assert ComboGrid26((widths,), 3)(x) == (24, 1, 1)
-    assert ComboGrid26((widths,), 3)({"XBLOCK": 1024}) == (21, 1, 1)
-    assert ComboGrid26((widths,), 3, sequential=True)(x) == (18, 1, 1)
-    assert ComboGrid26(((100, 20), widths), 3, sequential=True)(x | {"YBLOCK": 16}) == (18, 7, 1)
-    assert ComboGrid26((1000,), 3, min_blocks=64, default_blocks=x)({"XBLOCK": 1}) == (64, 1, 1)
-    with pytest.raises(ConfigError, match="21, not 20"):
-        ComboGrid26((widths,), 3, min_blocks=20)
-    with pytest.raises(ConfigError, match="least blocks"):
-        ComboGrid26((1000,), 3)
-    with pytest.raises(ConfigError, match="each kernel"):
-        ComboGrid26((1000,), 3, sequential=True)

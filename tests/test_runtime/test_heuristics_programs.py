@@ -37,9 +37,9 @@ def run(program, *args, **env):
 
 @pytest.mark.skipif(
     importlib.util.find_spec("torch") is None or "2.13" not in importlib.metadata.version("torch"),
-    reason="the newest generation is that of torch 2.13",
+    reason="the rules are those of torch 2.13",
 )
-def test_the_newest_generation_chooses_what_torch_chooses():
+def test_the_rules_choose_what_torch_chooses():
     """On 5,000 random problems torch's own functions give the same configs in the same order, or refuse as we do."""
     report = run("compare_heuristics.py", POINTS, SEED)
     assert report["points"] == POINTS

@@ -2,7 +2,7 @@
 """Rules behind the tables: filters, tiles by scores, what users gave, combinations; what holds of every list; bad input."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.errors import ConfigError
@@ -24,8 +24,8 @@ SETTING = Setting(H200)
 LARGE = {"x": 4096, "r0_": 8192}
 
 
-def setting(device=H200, *, deterministic=False, max_autotune=False, generation="newest", **facts):
-    return Setting(device, Facts(**facts), Policy(max_autotune, True, deterministic, generation=generation))
+def setting(device=H200, *, deterministic=False, max_autotune=False, **facts):
+    return Setting(device, Facts(**facts), Policy(max_autotune, True, deterministic))
 
 
 def tiles(configs):
@@ -62,9 +62,8 @@ def test_without_a_contiguous_row_single_rows_are_left_out():
 
 
 def test_pointwise_kernels_are_tuned_under_a_deterministic_policy():
-    """Tiles do not change the numbers of a pointwise kernel, so it keeps its candidates; in 2.6 it does not."""
+    """Tiles do not change the numbers of a pointwise kernel, so it keeps its candidates."""
     assert len(pointwise_configs({"x": 2**20}, setting(deterministic=True))) == 2
-    assert len(pointwise_configs({"x": 2**20}, setting(deterministic=True, generation="2.6"))) == 1
 
 
 def test_descriptor_floors():
@@ -154,24 +153,21 @@ def test_templates_and_fixed_configs():
 
 
 def test_user_configs():
-    """In their order; without any the compiler's defaults; in 2.6 the parameters stand under kwargs."""
+    """In their order; without any the compiler's defaults."""
     listed = [{"BLOCK": 64, "num_warps": 8}, {"BLOCK": 32}]
     expected = [Config({"BLOCK": 64}, 8), Config({"BLOCK": 32})]
-    assert user_configs(listed, Policy()) == expected
-    nested = [{"kwargs": {"BLOCK": 64}, "num_warps": 8}, {"kwargs": {"BLOCK": 32}}]
-    assert user_configs(nested, Policy(generation="2.6")) == expected
-    assert user_configs([], Policy()) == [Config({}, 4, 3)]
+    assert user_configs(listed) == expected
+    assert user_configs([]) == [Config({}, 4, 3)]
     with pytest.raises(ConfigError, match="num_warps"):
-        user_configs([{"num_warps": "many"}], Policy())
+        user_configs([{"num_warps": "many"}])
     with pytest.raises(ConfigError, match="expected a dictionary"):
         fixed_configs([1])
 
 
 def test_foreach_configs():
-    """Eight warps, with max_autotune several; in 2.6 what was given."""
+    """Eight warps, with max_autotune several."""
     assert [c.num_warps for c in foreach_configs(Policy())] == [8]
     assert [c.num_warps for c in foreach_configs(Policy(max_autotune=True))] == [1, 2, 4, 8]
-    assert [c.num_warps for c in foreach_configs(Policy(max_autotune=True, generation="2.6"), 2)] == [2]
     assert {c.num_stages for c in foreach_configs(Policy())} == {1}
 
 
@@ -242,7 +238,7 @@ def test_a_combination_of_nothing_or_of_scans_is_refused():
 
 powers = st.integers(0, 20).map(lambda n: 2**n)
 devices = st.sampled_from([H200, MI300, Device("cuda", 58, 32, 8), Device("xpu", 448, 32), Device("hip", 48, 32, 11)])
-policies = st.builds(Policy, st.booleans(), st.booleans(), st.booleans(), generation=st.sampled_from(["newest", "2.6"]))
+policies = st.builds(Policy, st.booleans(), st.booleans(), st.booleans())
 some_facts = st.builds(
     Facts, num_load=st.integers(0, 9), num_reduction=st.integers(0, 3), one_element_per_thread=st.booleans(),
     min_elem_per_thread=st.sampled_from([0, 2, 4]), add_persistent_rblock=st.booleans(),
@@ -261,14 +257,12 @@ def problems(draw):
         tile_hint = draw(st.sampled_from(TileHint))
         return hints, which, lambda: pointwise_configs(hints, which, tile_hint=tile_hint)
     r = draw(st.integers(0, 12 if kind == "persistent_reduction" else 20).map(lambda n: 2**n))
-    hints = {"x": draw(powers), "r0_" if policy.is_newest else "r": r}
+    hints = {"x": draw(powers), "r0_": r}
     choose = {
         "reduction": reduction_configs, "persistent_reduction": persistent_reduction_configs,
         "cooperative": cooperative_reduction_configs, "split_scan": split_scan_configs,
     }[kind]  # fmt: skip
     hint = draw(st.sampled_from(ReductionHint))
-    # In 2.6 a row that is shorter than its parts is refused, as a test of its own says.
-    assume(not (kind == "cooperative" and not policy.is_newest and r < 64))
     return hints, which, lambda: choose(hints, which, hint=hint)
 
 
@@ -322,13 +316,7 @@ def test_bad_sizes_are_refused(choose, hints, words):
         choose(hints, SETTING)
 
 
-def test_other_bad_input_is_refused():
-    """An unknown generation, a pointwise kernel without x, and in 2.6 newer axes and rows that are too short to share."""
-    with pytest.raises(ConfigError, match=r"no generation '2\.5'"):
-        Policy(generation="2.5")
+def test_a_pointwise_kernel_without_x_is_refused():
+    """Each program of it would have one element."""
     with pytest.raises(ConfigError, match="with a block along x"):
         pointwise_configs({"x": 4}, setting(no_x_dim=True))
-    with pytest.raises(ConfigError, match="x and r"):
-        reduction_configs({"x": 4, "r0_": 4}, setting(generation="2.6"))
-    with pytest.raises(ConfigError, match="cannot be shared by 64 programs"):
-        cooperative_reduction_configs({"x": 1, "r": 32}, setting(generation="2.6"))

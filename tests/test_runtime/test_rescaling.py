@@ -42,7 +42,8 @@ def test_the_largest_block_is_halved_and_a_split_is_none():
     """Of two reduction blocks the larger; RSPLIT begins with an R and is no block; a floor and a mark hold."""
     both = Config({"XBLOCK": 1, "R0_BLOCK": 32, "R1_BLOCK": 64, "RSPLIT_SIZE": 4096}, 16)
     assert dict(rescaled(both, 255, HINTS, H100).kwargs) == {**both.kwargs, "R1_BLOCK": 32}
-    assert rescaled(both, 255, HINTS, H100, min_r=64) is None
+    assert rescaled(both.with_kwargs(R0_BLOCK=128), 255, HINTS, H100, min_r=128) is None
+    assert rescaled(both, 255, HINTS, H100, min_r=128).kwargs["R1_BLOCK"] == 32  # torch's floor is one of R0_BLOCK
     assert rescaled(Config({"R0_BLOCK": 2048}, 16, dynamic_scale=False), 255, HINTS, H100) is None
 
 

@@ -3,14 +3,11 @@
 
 import importlib.util
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-CORPUS = HERE.parents[2] / "shared" / "corpus"
-ARCHIVES = ("inductor-transformer-h200", "triton-liger-h200")
 
 
 def _load(path, name=None):
@@ -77,20 +74,6 @@ def memory(opened):
 def local(url, opened):
     """An empty store in a directory."""
     return opened(url)
-
-
-@pytest.fixture(scope="session", params=ARCHIVES)
-def real_cache(request, tmp_path_factory):
-    """A cache directory as a compiler left it."""
-    archive = CORPUS / f"{request.param}.tar.xz"
-    if not archive.is_file():
-        pytest.skip(f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the checkout")
-    folder = tmp_path_factory.mktemp(request.param)
-    more = {"filter": "data"} if sys.version_info >= (3, 11, 4) else {}
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, **more)
-    (root,) = folder.iterdir()
-    return root
 
 
 @pytest.fixture

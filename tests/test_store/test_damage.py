@@ -15,6 +15,7 @@ import store_builders as build
 import zstandard
 
 import bundler
+from bundler.backends.port import Unread
 from bundler.errors import (
     AccessDenied,
     BundlerError,
@@ -23,6 +24,7 @@ from bundler.errors import (
     LimitExceeded,
     NotFound,
 )
+from bundler.store import store_layout
 from bundler.store.maintenance import KINDS
 
 
@@ -117,6 +119,27 @@ def test_every_flipped_byte_is_found(memory):
             assert [name for name, _ in memory.verify().damaged] == [key], (key, position)
             shelf.overwrite(memory, key, data)
     assert memory.verify().sound
+
+
+def test_the_quick_look_at_a_value_says_what_the_check_says():
+    """Of values of both kinds, whole, cut at each length, and with each byte changed."""
+    for whole in (
+        store_layout.seal(b"payload"),
+        store_layout.seal_with(bytes(32), b"frame"),
+        b"",
+        Unread(b"", "a pipe"),
+    ):
+        cuts = [whole[:end] for end in range(len(whole) + 1)]
+        changed = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))]
+        short = store_layout.seal_with(bytes(32), b"frame")[:4] + hashlib.sha256(b"x").digest() + b"x"
+        for value in (whole, short, *cuts, *changed):
+            try:
+                store_layout.check_seal(value, "key")
+            except DigestMismatch:
+                assert not store_layout.is_sealed(value)
+            else:
+                assert store_layout.is_sealed(value)
+                assert value == whole
 
 
 @pytest.mark.parametrize("cut", [0, 1, 4, 35, 36, 40, -1])

@@ -7,6 +7,7 @@ import store_builders as build
 
 import bundler
 from bundler.errors import ConfigError, EmptyBundle, FormatError, MergeConflict, NotFound, UnsupportedVersion
+from bundler.format import manifest
 from bundler.format.manifest import Observation, Observed
 from bundler.store import store_layout
 
@@ -74,6 +75,33 @@ def test_a_second_push_sends_nothing(store):
     assert (second.blobs_sent, second.bytes_sent, second.repaired) == (0, 0, 0)
     assert second.blobs_present == first.blobs_sent > 0
     assert shelf.raw(store) == before
+
+
+def test_a_second_push_decodes_nothing(store, monkeypatch):
+    """A tag that names the same content already says what to look for; what it observed besides is kept."""
+    bundle = build.several()
+    seen = Observed({bundle.kernels[0].key: Observation(devices=(5,))})
+    store.push(bundler.Bundle(bundle.content, seen, bundle.blobs), "t")
+    monkeypatch.setattr(manifest.Content, "decode", None)
+    for _ in range(2):
+        report = store.push(bundle, "t")
+        assert (report.blobs_sent, report.tag_before, report.tag_after) == (0, bundle.digest, bundle.digest)
+    monkeypatch.undo()
+    assert store.pull("t").observed.kernels[bundle.kernels[0].key].devices == (5,)
+    assert store.verify().sound
+
+
+def test_a_second_push_mends_what_was_lost(store):
+    """A unit or the manifest that somebody removed is sent again, though the tag names the same content."""
+    bundle = build.several()
+    store.push(bundle, "t")
+    for kind in "um":
+        store._backend.delete([shelf.of_kind(store, kind)[0]])
+        assert not store.verify().sound
+        report = store.push(bundle, "t")
+        assert report.bytes_sent > 0
+        assert report.blobs_sent == (kind == "u")
+        assert store.verify().sound
 
 
 def test_bundles_that_overlap_share_units(store):

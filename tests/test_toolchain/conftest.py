@@ -33,19 +33,22 @@ def cache(tmp_path, monkeypatch):
 def load_kernels():
     """Import a file of kernels; each call makes new functions."""
     pytest.importorskip("triton")
-    names = []
+    modules = {}
 
     def load(path=KERNELS, name="kernels_for_tests"):
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        names.append(name)
+        modules.setdefault(name, []).append(module)
         spec.loader.exec_module(module)
         return module
 
     yield load
-    for name in names:
+    for name, loaded in modules.items():
         sys.modules.pop(name, None)
+        # Triton holds every function for ever, and a recording looks into each: kernels of past tests would slow all later ones.
+        for function in (value for module in loaded for value in vars(module).values()):
+            getattr(function, "device_caches", {}).clear()
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 """Recorded kernels go into the JIT's in-memory caches where Triton itself makes their key, and nowhere else."""
 
 import dataclasses
+import importlib
 import shutil
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 import bundler
 from bundler.format.constant_values import Value
+from bundler.toolchain import instances
 from bundler.toolchain.device_caches import DeviceCaches, Offered
 
 pytest.importorskip("triton")
@@ -83,7 +86,9 @@ def caches(monkeypatch, fake_driver):
     """The caches of a process that was offered nothing before."""
     from triton.runtime.jit import JITFunction
 
-    monkeypatch.setattr(JITFunction, "_do_compile", JITFunction._do_compile)
+    for name in ("_do_compile", "_call_hook"):
+        monkeypatch.setattr(JITFunction, name, getattr(JITFunction, name))
+    monkeypatch.setattr(instances, "_watchers", dict(instances._watchers))
     return DeviceCaches()
 
 
@@ -186,6 +191,23 @@ def test_functions_that_are_made_later_get_theirs(record, serve, load_kernels, s
     names = {function.__name__ for _, function, _, _ in calls(functions)}
     assert events == []
     assert sorted(asked) == sorted((name, True) for name in names)
+
+
+def test_functions_of_a_module_that_is_imported_later_are_filled_by_its_import(
+    record, serve, fake_driver, source, module, asked, events, no_hook, monkeypatch
+):
+    """Python's own import of a module: when it ends each function has its kernels, and no call asks."""
+    _, told = serve(record(lambda k: calls(k)[:3]), kernels=object())
+    assert outcomes(told) == {"not found"}
+    source.rename(source.with_name(f"{module}.py"))
+    monkeypatch.syspath_prepend(str(source.parent))
+    k = importlib.import_module(module)
+    monkeypatch.delitem(sys.modules, module)
+    assert k.add.device_caches[fake_driver.get_current_device()][0]
+    no_hook()
+    events.clear()
+    make(calls(k)[:3])
+    assert (asked, events) == ([], [])
 
 
 def test_each_device_gets_its_own(record, serve, fake_driver, events, no_hook):

@@ -57,3 +57,20 @@ def test_the_first_line_that_reports_an_error_tells(text, line):
 def test_a_reason_is_one_line_that_begins_with_its_class(error, reason):
     """What a tool reports comes first, else the last line of what Triton says."""
     assert reason_of(error) == reason
+
+
+def _caused(outer, inner):
+    """An error as Triton raises it for a helper: its text ends with a caret, the cause knows why."""
+    try:
+        raise outer from inner
+    except ValueError as error:
+        return error
+
+
+def test_a_reason_that_is_only_a_caret_is_that_of_the_cause():
+    """A compile that fails inside a helper shows the caller's line; the innermost cause says what is wrong, if anything does."""
+    place = "at 90:35:\n    blocks = tl.cdiv(length, BLOCK)\n             ^"
+    inner = _caused(ValueError("at 3:4:\n    assert x\n    ^"), TypeError("unexpected type fp16"))
+    assert reason_of(_caused(ValueError(place), inner)) == "TypeError: unexpected type fp16"
+    assert reason_of(_caused(ValueError(place), AssertionError())) == "AssertionError"
+    assert reason_of(ValueError(place)) == "ValueError: at `blocks = tl.cdiv(length, BLOCK)`"

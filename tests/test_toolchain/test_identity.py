@@ -170,3 +170,34 @@ def test_ptxas_set_in_python_counts(triton, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # so that monkeypatch undoes what the knob writes there
     monkeypatch.setitem(triton.knobs.nvidia.__dict__, "ptxas", write_ptxas(tmp_path / "mine", "release 98.7, V98.7.6"))
     assert ptxas.ptxas_version(80) == "98.7 V98.7.6"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exec sleep 60", "no answer in 0.3 s"),
+        ("exec sleep 60 >&- 2>&-", "it does not end in 0.3 s"),
+        ("echo 'release 1.2, V1.2.3'; exit 3", "exit status 3"),
+        ("kill -KILL $$", "exit status -9"),
+    ],
+)
+def test_a_ptxas_that_does_not_answer_is_ended(tmp_path, monkeypatch, caplog, script, reason):
+    """Whether it hangs before or after it wrote, or fails: there is no version, the log says why, and no child is left."""
+    monkeypatch.setattr(ptxas, "_TIMEOUT_S", 0.3)
+    program = tmp_path / "ptxas"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(ptxas, "candidates", lambda name: [str(program)])
+    monkeypatch.setattr(ptxas, "_uses_blackwell", lambda arch: False)
+    assert ptxas.ptxas_version(90) is None
+    assert reason in caplog.text
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_ptxas_that_writes_much_is_read_to_its_end(tmp_path, monkeypatch):
+    """More than a pipe holds, on both outputs."""
+    program = tmp_path / "ptxas"
+    program.write_text("#!/bin/sh\nhead -c 300000 /dev/zero >&2\necho ' release 1.2, V1.2.3 '\n")
+    program.chmod(0o755)
+    assert ptxas._run(str(program), "--version") == (0, bytes(300000) + b" release 1.2, V1.2.3 \n")

@@ -21,11 +21,12 @@ from typing import Any
 
 from tools.bench import jobs
 from tools.bench.basics import basics
-from tools.bench.fresh import first_restore
+from tools.bench.fresh import FRESH_BUNDLE, first_restore
 from tools.bench.jobs import tar_program
 from tools.bench.memory import memory
 from tools.bench.rows import bundle_rows, corpus_rows
 from tools.bench.sides import Side, arguments, sides
+from tools.bench.step_profiles import fresh_steps
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of
 from tools.shared.processes import ROOT
@@ -73,6 +74,7 @@ def main() -> int:
                 profile = profiles(planted, work, serving["ours"], 1 if options.quick else PROFILES)
     with working_folder(measurement.fast_directory()) as work:
         fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
+        profile["fresh"] = fresh_steps(work / FRESH_BUNDLE, work / "fresh", few or BASIC_ROUNDS)
         rows = [*bundle_rows(places, kernels), fresh, *corpus(work), *memory(cache, work, few or MEMORY_ROUNDS)]
     result = {
         "kernels": kernels,
@@ -140,12 +142,15 @@ def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> S
 
 
 def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step of a restore and of a collect, each step alone."""
-    found: dict[str, list[dict[str, float]]] = {"restore": [], "collect": []}
+    """Return the seconds of each step, alone: of restores of everything and of the launch set, a collect, a push again."""
+    found: dict[str, list[dict[str, float]]] = {"restore": [], "restore launch": [], "collect": [], "push": []}
     for _ in range(rounds):
-        found["restore"].append(side.do("restore_steps", work / "bundle", work / "out"))
+        for name, keep in (("restore", "all"), ("restore launch", "launch")):
+            found[name].append(side.do("restore_steps", work / "bundle", work / "out", keep))
+            shutil.rmtree(work / "out")
         found["collect"].append(side.do("collect_steps", cache))
-        shutil.rmtree(work / "out")
+        found["push"].append(side.do("push_steps", work / "bundle", work / "store"))
+        shutil.rmtree(work / "store")
     return {
         name: {step: measurement.median([one[step] for one in each]) for step in each[0]}
         for name, each in found.items()

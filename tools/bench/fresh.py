@@ -27,6 +27,7 @@ IMPORT_TARGET_MS = 60.0
 PLUGIN_TARGET_MS = 60.0
 RESTORE_TARGET_MS = 110.0
 KERNELS = 300
+FRESH_BUNDLE = "fresh.tbundle"
 _BARE = "pass"
 _TRITON = "import triton.knobs, triton.runtime.cache"
 _PLUGIN = "from bundler.integrations.triton import BundlerCacheManager"
@@ -51,7 +52,7 @@ def imports(rounds: int) -> list[dict[str, Any]]:
 def first_restore(cache: Path, work: Path, kernels: int, rounds: int) -> dict[str, Any]:
     """Return what a new process pays for its first restore, of a launch set, imports and all."""
     number = min(KERNELS, kernels)
-    bundle, into = work / "fresh.tbundle", work / "fresh"
+    bundle, into = work / FRESH_BUNDLE, work / "fresh"
     output(__name__, "make", str(cache), str(bundle), str(number), environment={})
     name = f"fresh process: import, load, restore the launch set of {number} kernels (above a bare interpreter)"
     # A target for another number of kernels would mean nothing.
@@ -63,7 +64,7 @@ def _row(
     work: str, most: float | None, pair: tuple[str, str], rounds: int, arguments: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     samples: dict[str, list[float]] = {"without": [], "with": []}
-    with _environment() as environment:
+    with child_environment() as environment:
         for number in range(rounds + 1):
             for times, code in zip(samples.values(), pair, strict=True):
                 for made in arguments[1:2]:
@@ -77,7 +78,8 @@ def _row(
 
 
 @contextlib.contextmanager
-def _environment() -> Iterator[dict[str, str]]:
+def child_environment() -> Iterator[dict[str, str]]:
+    """Give an environment in which interpreters share compiled bytecode of their own."""
     environment = {**os.environ, "PYTHONPATH": python_path()}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(prefix="bench.") as folder:

@@ -21,8 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.bench import sides
+from tools.bench.step_profiles import push_steps
 
 TAR_LEVEL = 3
+# As a restore writes them together, more or less.
+STEP_KERNELS = 64
 LAUNCH_SUFFIXES = (".cubin", ".json")
 
 
@@ -38,17 +41,18 @@ def serve(side: str) -> None:
 
 
 class Watch:
-    """Times one step after the other."""
+    """Times one step after the other; steps of one name are added up."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
+        self._clock = clock
+        self._since = clock()
 
     def lap(self, name: str) -> None:
         """Give the time since the last lap a name."""
-        now = time.perf_counter()
-        self.seconds[name] = now - self._since
-        self._since = time.perf_counter()
+        now = self._clock()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = self._clock()
 
 
 def collect(cache: str, file: str) -> dict[str, float]:
@@ -189,45 +193,41 @@ def read_cache(cache: str, keep: str = "all") -> dict[str, dict[str, bytes]]:
     return found
 
 
-def restore_steps(file: str, into: str) -> dict[str, float]:
-    """What each step of a restore costs on its own, in one thread: the sum is what a restore cannot be under."""
-    from bundler.format.bundle import Bundle
-    from bundler.format.bundle_file import FileSource
-    from bundler.format.container import Container
-    from bundler.format.digest import sha256
-    from bundler.lifecycle.cache_directory import CacheDirectory, ReadyKernel
+def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
+    """What each step of a restore costs a processor on its own, in one thread."""
+    from bundler.format.bundle import Bundle, Keep
+    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+    from bundler.lifecycle.kernel_writer import write_kernels
     from bundler.lifecycle.restore_options import RestoreOptions
     from bundler.lifecycle.restore_plan import RestorePlan
 
-    source = FileSource(file)
-    watch = Watch()
-    with Bundle.load(file) as bundle:
-        watch.lap("")
-        RestorePlan(bundle, RestoreOptions(into))
-        watch.lap("look: what this machine has")
-    container = Container(source)
+    what: Keep = "launch" if keep == "launch" else "all"
+    watch = Watch(time.thread_time)
+    bundle = Bundle.load(file)
     watch.lap("load: parse and check the manifest")
-    sections = [s for s in container.sections if s.blobs]
-    stored = [source.read(s.offset, s.stored_bytes) for s in sections]
-    watch.lap("read: the compressed frames")
-    import zstandard
-
-    frames = [zstandard.ZstdDecompressor().decompress(data) if s.codec else data
-              for s, data in zip(sections, stored, strict=True) if not s.prefix]  # fmt: skip
-    watch.lap("decode: decompress them")
-    with Bundle.load(file) as bundle:
-        blobs = {a.digest: bundle.read(a) for kernel in bundle.kernels for a in kernel.artifacts}
-        kernels = [(k, {a.filename: blobs[a.digest] for a in k.artifacts}) for k in bundle.kernels]
-    del frames
-    watch.lap("")
-    for data in blobs.values():
-        sha256(data)
-    watch.lap("hash: sha256 of every file")
+    plan = RestorePlan(bundle, RestoreOptions(into, what))
+    kernels = plan._wanted_kernels()  # noqa: SLF001  # a step of it
     place = CacheDirectory(into)
-    watch.lap("")
-    for kernel, files in kernels:
-        place.publish(ReadyKernel(kernel.key, files, files[kernel.metadata.filename]))
-    watch.lap("write: temporary directory, files, group file, rename")
+    watch.lap("reader: which kernels are of use here")
+    for start in range(0, len(kernels), STEP_KERNELS):
+        wanted = [WantedKernel.of(kernel, what) for kernel in kernels[start : start + STEP_KERNELS]]
+        watch.lap("reader: name, digest, size and paths of each file")
+        blobs = [bundle.blobs.stored_blobs(one.digests) for one in wanted]
+        watch.lap("reader: read and decompress the frames, find each file")
+        stored = [StoredKernel(one, data, verified=False) for one, data in zip(wanted, blobs, strict=True)]
+        watch.lap("reader: sha256 of metadata")
+        ready = [one.ready_for(place.path, plan.triton_dir) for one in stored]
+        watch.lap("reader: put paths into metadata, parse and check it")
+        new = tuple(map(place.new_kernel, ready))
+        watch.lap("reader: group file, names, batch")
+        for _, _, files, *_ in new:
+            assert all(hashlib.sha256(data).digest() == digest for _, data, *digests in files for digest in digests)
+        watch.lap("writers: sha256 of the other files")
+        plain = tuple((temporary, key, tuple(file[:2] for file in files)) for temporary, key, files, *_ in new)
+        watch.lap("")
+        assert not any(write_kernels(place.path, plain, 1))
+        watch.lap("writers: temporary directory, files, group file, rename")
     return {name: value for name, value in watch.seconds.items() if name}
 
 
@@ -268,6 +268,7 @@ JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "tar_zstd": tar_zstd,
     "restore_steps": restore_steps,
     "collect_steps": collect_steps,
+    "push_steps": push_steps,
 }
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import remote_rows, scale
+from tools.bench.step_profiles import profile_table as _profile
+from tools.clients import table
 from tools.shared import measurement
 from tools.shared.measurement import median, shown, target
 from tools.shared.processes import ROOT
@@ -49,8 +51,13 @@ AUTOTUNE = """`python -m tools.gpu autotune`. Six kernels, 68 configs in all. Tu
 that refuses. Launches are counted by Triton's own launch hook and by torch's profiler.
 """
 STEPS = {
-    "restore": "A restore of everything, step by step, each alone and in one thread:",
+    "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
+    "the interpreter; the writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
+    "nor than all steps after loading divided by the number of processors:",
+    "restore launch": "A restore of the launch set, likewise:",
     "collect": "Collecting and saving, step by step, each alone; only compression uses threads:",
+    "push": "A push when the store has everything, step by step, each alone:",
+    "fresh": "The first restore of a new process, above a bare interpreter, step by step:",
 }
 # Why a target is missed: words in the row's name -> the profile that explains it, and what it shows.
 REASONS: dict[str, tuple[str, str]] = {
@@ -59,12 +66,19 @@ REASONS: dict[str, tuple[str, str]] = {
         "also parse a manifest, hash every byte, and rename every directory."
     )),
     "restore ": ("restore", (
-        "one thread decodes and hashes while others write, so that a restore takes as long as decoding and hashing alone, and what Python "
-        "does for each kernel besides: where the files go, which hold a path, what stands in the place already."
+        "one thread decodes frames, finds the files and checks metadata, while others hash and write; where there are two processors, they "
+        "share all of it, and where there are many, nothing is faster than that one thread."
     )),
-    "fresh process": ("", (
+    ": restore the launch set": ("restore launch", (
+        "it is the same work for each kernel as for everything, and a third of the writing: a kernel's two files, its group file, one "
+        "directory and one rename."
+    )),
+    "fresh process": ("fresh", (
         "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
         "restore itself."
+    )),
+    "push again": ("push", (
+        "every unit is marked as in use, and read and compared with its digest, so that the push mends what was lost or damaged."
     )),
     "collect and save": ("collect", (
         "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
@@ -73,6 +87,12 @@ REASONS: dict[str, tuple[str, str]] = {
     "times the kernels: peak": ("", (
         "the manifest is in memory: digests, names and launch facts of every kernel. The files are not, whose bytes grow "
         "seven times as fast."
+    )),
+}  # fmt: skip
+
+REMOTE_REASONS = {
+    "restore": ("start", (
+        "five or six exchanges with the server, and what our own process does; of the launch set without a delay:"
     )),
 }  # fmt: skip
 
@@ -132,7 +152,7 @@ def bundle(result: dict[str, Any]) -> str:
         _table(["work", "figure", "target"], [[line["work"], _verdict(line), target(line)] for line in alone]),
         *(_steps(place, samples) for place, samples in result["places"].items()),
         "### What the time goes into", "",
-        *(_profile(name, result["profile"][name]) for name in STEPS),
+        *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
         "## Sizes", "",
         "At the default level. The launch set is what a hit needs. The real caches are those of the corpus.", "",
         _table(["what", "figure", "peer", "target"],
@@ -152,7 +172,7 @@ def bundle_many_cores(result: dict[str, Any]) -> str:
         _table(["work", "ours", "peer", "ratio", "target"], [
             [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
         ]),
-        *(_profile(name, result["profile"][name]) for name in STEPS),
+        *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
     ])  # fmt: skip
 
 
@@ -207,6 +227,7 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-scale", scale.section),
     ("bench-remote", remote_rows.section),
     ("bench-compile", compiles),
+    ("clients", table.section),
     ("gpu-check", gpu_check),
     ("gpu-replay", gpu_replay),
     ("gpu-slim", gpu_slim),
@@ -235,8 +256,9 @@ def not_reached(result: dict[str, Any]) -> list[str]:
 def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
     if "profile" not in result:
         return ""
+    reasons = REMOTE_REASONS if "delays" in result else REASONS
     # The longest words that fit say it best.
-    for words, (profile, reason) in sorted(REASONS.items(), key=lambda one: -len(one[0])):
+    for words, (profile, reason) in sorted(reasons.items(), key=lambda one: -len(one[0])):
         if words in line["work"]:
             steps = result["profile"].get(profile, {})
             alone = ", ".join(
@@ -253,11 +275,6 @@ def _steps(place: str, samples: dict[str, list[float]]) -> str:
         if name.rpartition(" ")[2] not in {"bytes", "kernels", "files"}
     ]
     return f"### Each step, on {place}\n\n" + _table(["step", "median", "range, ms"], rows)
-
-
-def _profile(name: str, steps: dict[str, float]) -> str:
-    rows = [[step, shown(seconds * 1e3, "ms")] for step, seconds in steps.items()]
-    return f"{STEPS[name]}\n\n" + _table(["step", "time"], [*rows, ["sum", shown(sum(steps.values()) * 1e3, "ms")]])
 
 
 def _verdict(line: dict[str, Any]) -> str:

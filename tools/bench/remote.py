@@ -24,7 +24,7 @@ from pathlib import Path
 from tools.bench import remote_jobs
 from tools.bench.bundle import finish, plant, working_folder
 from tools.bench.delay import delayed
-from tools.bench.remote_jobs import TAG
+from tools.bench.remote_jobs import PATIENCE_S, TAG
 from tools.bench.remote_rows import rows_of
 from tools.bench.sides import Side, arguments, sides
 from tools.shared import measurement
@@ -64,17 +64,27 @@ def main() -> int:
         for delay in DELAYS_S:
             times = rounds if not delay else min(rounds, DELAYED_ROUNDS)
             delays[f"{delay * 1000:g} ms"] = measure(delay, times, planted, work, serving, theirs, ours)
+        profile = start_profile(ours, work, serving["ours"], rounds)
         sizes = stored(work, serving["ours"], corpus=not options.quick)
         server = ours.admin.info("server")["redis_version"]
     result = {
         "kernels": kernels, "rounds": rounds, "place": "tmpfs" if measurement.fast_directory() else "disk",
         "load_before": round(load, 2), "server": server, "client": importlib.metadata.version("redis"), "delays": delays,
-        "memory": {"triton": theirs_bytes, "ours": ours_bytes}, "stored": sizes, "push": pushed, "push again": again,
+        "profile": {"start": profile}, "memory": {"triton": theirs_bytes, "ours": ours_bytes}, "stored": sizes, "push": pushed, "push again": again,
     }  # fmt: skip
     missed = finish("bench-remote", {**result, "rows": rows_of(result)}, options.results)
     for line in missed:
         print(f"missed: {line['work']}: {measurement.shown(line['figure'], line['unit'])}, {measurement.target(line)}")
     return 1 if options.check and missed else 0
+
+
+def start_profile(server: Server, work: Path, side: Side, rounds: int) -> dict[str, float]:
+    """Return the seconds of each step of a restore of the launch set, without a delay."""
+    found = []
+    for _ in range(rounds):
+        found.append(side.do("start_steps", server.url(), work / "out", TAG, PATIENCE_S))
+        shutil.rmtree(work / "out")
+    return {step: measurement.median([one[step] for one in found]) for step in found[0]}
 
 
 def used(server: Server) -> int:

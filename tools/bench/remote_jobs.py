@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import jobs, sides
+from tools.bench.step_profiles import start_steps
 
 TAG = "bench/remote"
 PATIENCE_S = 20.0
@@ -167,6 +168,7 @@ JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "triton_get": triton_get,
     "gets": gets,
     "write_loop": jobs.write_loop,
+    "start_steps": start_steps,
 }
 
 if __name__ == "__main__":

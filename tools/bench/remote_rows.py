@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tools.bench.step_profiles import profile_table
 from tools.shared.measurement import median, row, shown, target
 
 ONCE = "0 ms"
@@ -30,6 +31,9 @@ GOES_INTO = (
     "the launch set's time reading and checking the manifest is about four tenths, checking digests, metadata and binary of each kernel "
     "three, writing and renaming two, listing the units one. The targets were set where Triton took 6.5 ms a kernel; where it takes less, "
     "a 25th of its time without a delay is about what the limit takes."
+)
+START_STEPS = (
+    "A restore of the launch set without a delay, step by step, each alone; restoring fetches while it places:"
 )
 MEASURED = (
     "Memory is `used_memory` above that of the empty server; sizes are of units and dictionaries. Why units are compressed with "
@@ -104,7 +108,7 @@ def section(result: dict[str, Any]) -> str:
         ]),
         _table(["step", *result["delays"]], [*steps, *trips]),
         _table(["into an empty server, without a delay", "time"], pushes),
-        GOES_INTO, "", MEASURED, "",
+        *([profile_table(START_STEPS, result["profile"]["start"])] if "profile" in result else [GOES_INTO, ""]), MEASURED, "",
         _table(["what", "peer", "ratio", "target"], [
             [line["work"], line["peer"], _verdict(line), target(line)] for line in rest
         ]),

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CHUNK = 1024 * 1024
-# A kernel retries a connection that did not fit into the server's queue after a second, two, four.
-CONNECT_S = 20.0
 
 
 @dataclass

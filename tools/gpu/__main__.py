@@ -14,6 +14,8 @@ PROGRAMS = {
     "autotune": "tuned kernels: tuned from cold, then replayed without a measurement",
     "launcher": "first calls with our launcher for Triton, without a run of gcc",
     "replay": "recorded kernels in Triton's in-memory caches: 100 calls without a compile, a hit, a hook or a benchmark",
+    "monitor": "vLLM's own JIT monitor in error mode: silent after a replay of the examples, Liger and FLA, raises without",
+    "capture": "Liger and FLA captured without the GPU; the keys that a process on it asks for are in the bundle",
     "torch-compile": "a transformer through torch.compile, from caches of each kind",
 }
 

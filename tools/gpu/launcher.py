@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures on a machine with a GPU what the first calls of a process cost with our launcher for Triton, and prints a table.
 
-    python -m tools.gpu launcher [--check] [--rounds N] [--results DIR]
+    python -m tools.gpu launcher [--check] [--rounds N] [--only NAME,...] [--results DIR]
 
 It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records every workload; fresh ones, each with an empty
 cache directory and trust in kernels alone, restore it in a session and make the first calls: with our launcher, with Triton's, and, for
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,33 +46,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit 1 also when a target is missed")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes a way and workload")
+    parser.add_argument("--only", default=",".join(WORKLOADS), help=f"workloads, of {', '.join(WORKLOADS)}")
     parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-launcher.json goes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-launcher.") as folder:
-        rows = _all_rows(Path(folder), options.rounds)
-    for row in rows:
-        print(f"{'ok  ' if row['ok'] and row['kept'] else 'FAIL'}  {row['check']:<60}  {row['found']}")
+        rows = []
+        for row in _all_rows(Path(folder), options.rounds, options.only.split(",")):
+            rows.append(row)
+            good = "ok  " if row["ok"] and row["kept"] else "FAIL"
+            print(f"{good}  {row['check']:<60}  {row['found']}", flush=True)
     print(f"\nwritten to {measurement.save('gpu-launcher', {'rows': rows}, options.results)}")
     return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in rows) else 1
 
 
-def _all_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for name in WORKLOADS:
+def _all_rows(folder: Path, rounds: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name in only:
         recorded = _process(folder, "record", name)
         if recorded.get("error"):
             # What is not installed is no fault; what is, and cannot be recorded, is one.
             absent = recorded["error"].startswith("ModuleNotFoundError")
-            rows.append(_row(f"{name}: recorded", ok=absent, found=recorded["error"], recorded=recorded))
+            yield _row(f"{name}: recorded", ok=absent, found=recorded["error"], recorded=recorded)
             continue
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for _ in range(rounds):
             for way, done in runs.items():
                 done.append(_process(folder, "first", name, way))
-        rows += _workload_rows(name, recorded, runs)
-    rows.append(_cases_row(folder))
-    rows.append(_cost_row(_process(folder, "cost")))
-    return rows
+        yield from _workload_rows(name, recorded, runs)
+    yield _cases_row(folder)
+    yield _cost_row(_process(folder, "cost"))
 
 
 def _row(check: str, *, ok: bool, found: str, kept: bool = True, **facts: Any) -> dict[str, Any]:

@@ -88,7 +88,9 @@ def _fla() -> Calls:
 def _digest(tensor: Any) -> str:
     import torch
 
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(
+        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    ).hexdigest()
 
 
 WORKLOADS: dict[str, Callable[[], Calls]] = {"examples": _examples, "cases": _cases, "liger": _liger, "fla": _fla}

@@ -11,26 +11,25 @@ The raw result goes to docs/results/gpu-replay.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.shared import example_kernels, measurement
+from tools.gpu import row_report
+from tools.shared import example_kernels
 from tools.shared.processes import ROOT, python_path
 
 _TIMEOUT_S = 300
-# Eight kernels each.
-_ROUNDS = 13
+# Calls of a server after it was armed.
+CALLS = 100
 
 
-class _Witness:
+class Witness:
     """Counts what must not happen; the hook raises, as a server's monitor does."""
 
     def __init__(self) -> None:
@@ -62,47 +61,40 @@ class _Witness:
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-replay.json goes")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gpu-replay.") as folder:
-        rows = check_all(Path(folder))
-    for row in rows:
-        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}")
-    print(f"\nwritten to {measurement.save('gpu-replay', {'rows': rows}, options.results)}")
-    return 0 if all(row["ok"] for row in rows) else 1
+    return row_report.run("gpu-replay", __doc__, check_all)
 
 
 def check_all(folder: Path) -> list[dict[str, Any]]:
     """Record in one process, serve in others."""
-    recorded = _process(folder, "record")
+    recorded = process(folder, "record")
     serving = {
         "replayed into kernels that are there": "present",
         "replayed before the kernels are imported": "later",
         "a session with replay=True, strict mode armed": "session",
     }
-    rows = [_row("recorded", recorded, recorded["error"] == "")]
+    rows = [row("recorded", recorded, recorded["error"] == "")]
     for words, step in serving.items():
-        done = _process(folder, step)
+        done = process(folder, step)
         silent = done["error"] == "" and not done["listened"] and not done["benchmarks"]
         same = done["numbers"] is not None and done["numbers"] == recorded["numbers"]
-        rows.append(_row(words, done, silent and same and done["launches"] >= 100))
-    restored = _process(folder, "restored")
-    rows.append(_row("restored alone: the hook fires", restored, "jit_post_compile_hook fired" in restored["error"]))
+        rows.append(row(words, done, silent and same and done["launches"] >= CALLS))
+    restored = process(folder, "restored")
+    rows.append(row("restored alone: the hook fires", restored, "jit_post_compile_hook fired" in restored["error"]))
     rows.append(_first_rounds(folder))
     return rows
 
 
 def _first_rounds(folder: Path) -> dict[str, Any]:
     """Return a row with the time of the first round of calls, replayed and only restored, without the hook."""
-    replayed, restored = (_process(folder, step, "unarmed") for step in ("present", "restored"))
+    replayed, restored = (process(folder, step, "unarmed") for step in ("present", "restored"))
     figures = {"replayed_ms": replayed["first_ms"], "restored_ms": restored["first_ms"]}
     known = all(figures.values())
     found = f"{figures['replayed_ms']:.1f} ms, restored alone {figures['restored_ms']:.1f} ms" if known else "failed"
     return {"check": "first round of all kernels, replayed", "ok": known, "found": found, **figures}
 
 
-def _row(check: str, done: dict[str, Any], ok: bool) -> dict[str, Any]:
+def row(check: str, done: dict[str, Any], ok: bool) -> dict[str, Any]:
+    """Return a row of the table of what a process did."""
     found = (
         f"{done['launches']} launches, {done['listened']} compiles or hits, {done['benchmarks']} benchmarks; "
         f"{done['report']} {done['error'][:120]}"
@@ -110,15 +102,25 @@ def _row(check: str, done: dict[str, Any], ok: bool) -> dict[str, Any]:
     return {"check": check, "ok": bool(ok), **done, "found": found.strip()}
 
 
-def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
-    """Run one step in a process with a cache of its own; returns what it printed last."""
+def process(
+    folder: Path, step: str, *words: str, module: str = "tools.gpu.replay", path: Path | None = None
+) -> dict[str, Any]:
+    """Run one step of a module in a process with a cache of its own; returns what it printed last.
+
+    Args:
+        folder: what the steps share.
+        step, words: arguments of the module, with the folder after the step.
+        module: of the step.
+        path: a folder to put on the child's path.
+    """
     cache = folder / "-".join(["cache", step, *words])
+    search = os.pathsep.join(filter(None, [str(path or ""), python_path()]))
     env = {
-        **os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1",
+        **os.environ, "PYTHONPATH": search, "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1",
         "TRITON_BUNDLER_LOCAL": str(folder / "local"),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "tools.gpu.replay", step, str(folder), *words],
+        [sys.executable, "-m", module, step, str(folder), *words],
         env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
     )  # fmt: skip
     nothing = {
@@ -129,23 +131,39 @@ def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
     return json.loads(lines[-1]) if done.returncode == 0 and lines else nothing
 
 
-def _serve(before: Callable[[], tuple[str, float]], *, late: bool, armed: bool) -> dict[str, Any]:
-    """Call every kernel many times after `before`, which returns a report and its milliseconds."""
-    witness = _Witness()
-    kernels = None if late else example_kernels.load()
+def serve(
+    before: Callable[[], tuple[str, float]],
+    *,
+    late: bool = False,
+    armed: bool = True,
+    load: Callable[[], Any] = example_kernels.load,
+    witness: Witness | None = None,
+) -> dict[str, Any]:
+    """Call every kernel many times, and see what must not happen.
+
+    Args:
+        before: what a server does before traffic; returns a report and its milliseconds.
+        late: load the kernels after that.
+        armed: whether a compile raises.
+        load: returns what has `run_all` and `checksum`, as examples/kernels.py.
+        witness: sees it; None for one with a hook that raises.
+    """
+    witness = witness or Witness()
+    kernels = None if late else load()
     _first_use_of_the_gpu()
     report, milliseconds = before()
-    kernels = kernels or example_kernels.load()
-    witness.watch(kernels.swiglu_kernel)
+    kernels = kernels or load()
+    if hasattr(kernels, "swiglu_kernel"):
+        witness.watch(kernels.swiglu_kernel)
     if armed:
         witness.arm()
     error, numbers, launches, first_ms = "", None, 0, None
     try:
-        for number in range(_ROUNDS):
+        while launches < CALLS:
             began = time.perf_counter()
             out = kernels.run_all("cuda")
             _synchronize()
-            first_ms = (time.perf_counter() - began) * 1e3 if number == 0 else first_ms
+            first_ms = (time.perf_counter() - began) * 1e3 if launches == 0 else first_ms
             launches += len(out)
             numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
     except Exception as problem:  # noqa: BLE001  # the row shows it
@@ -169,10 +187,11 @@ def _synchronize() -> None:
     torch.cuda.synchronize()
 
 
-def _record(folder: Path) -> dict[str, Any]:
+def record(folder: Path, load: Callable[[], Any] = example_kernels.load) -> dict[str, Any]:
+    """Call everything once while it is recorded, into a bundle and a store in the folder."""
     import bundler
 
-    kernels = example_kernels.load()
+    kernels = load()
     with bundler.session(f"file://{folder}/store", "prod"), bundler.recording() as recording:
         out = kernels.run_all("cuda")
         numbers = {name: kernels.checksum(tensor) for name, tensor in out.items()}
@@ -209,13 +228,13 @@ def _step(step: str, where: str, *words: str) -> dict[str, Any]:
     armed = not words
     match step:
         case "record":
-            return _record(folder)
+            return record(folder)
         case "restored":
-            return _serve(restore, late=False, armed=armed)
+            return serve(restore, late=False, armed=armed)
         case "session":
-            return _serve(session, late=False, armed=armed)
+            return serve(session, late=False, armed=armed)
         case _:
-            return _serve(replay, late=step == "later", armed=armed)
+            return serve(replay, late=step == "later", armed=armed)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,15 @@ can fail, without trust.  Exit status 1 when any row is wrong.  The raw result g
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from tools.gpu import row_report
 from tools.shared import example_kernels, measurement
 from tools.shared.processes import python_path
 
@@ -41,15 +40,7 @@ recording.collect().save(bundle)
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-slim.json goes")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gpu-slim.") as folder:
-        rows = check_all(Path(folder))
-    for row in rows:
-        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}")
-    print(f"\nwritten to {measurement.save('gpu-slim', {'rows': rows}, options.results)}")
-    return 0 if all(row["ok"] for row in rows) else 1
+    return row_report.run("gpu-slim", __doc__, check_all)
 
 
 def check_all(folder: Path) -> list[dict[str, Any]]:

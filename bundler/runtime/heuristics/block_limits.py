@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from bundler.errors import ConfigError
-from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Device, Setting, SizeHints
+from bundler.runtime.heuristics.facts import Device, Setting, SizeHints
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_RSPLIT = 64
@@ -18,7 +18,7 @@ MAX_TENSOR_ELEMENTS = 2**20
 MIN_DOT_EDGE = 16
 WAVE_64 = 64
 
-_MAX_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r": 65536, "r0_": 65536, "r1_": 32768}
+_MAX_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536, "r1_": 32768}
 _MAX_X_HIP = 8192
 _MAX_WARPS, _MIN_WARPS = 8, 2
 
@@ -44,7 +44,7 @@ def product(sizes: Iterable[int | None]) -> int:
 
 
 def is_reduced(axis: str) -> bool:
-    """Whether an axis is a reduced one: `r`, `r0_`, `r1_`."""
+    """Whether an axis is a reduced one: `r0_`, `r1_`."""
     return axis.startswith("r")
 
 
@@ -60,7 +60,7 @@ def block_name(axis: str) -> str:
 
 def max_block(axis: str, setting: Setting) -> int:
     """Return the largest block of an axis."""
-    if axis == "x" and setting.device.is_hip and setting.policy.is_newest:
+    if axis == "x" and setting.device.is_hip:
         return _MAX_X_HIP
     return _MAX_BLOCK[axis]
 
@@ -69,7 +69,7 @@ def check_hints(hints: SizeHints) -> None:
     """Raise `ConfigError` unless the hints name known axes, and x among them, with powers of two."""
     if "x" not in hints or not hints.keys() <= _MAX_BLOCK.keys():
         raise ConfigError(
-            f"size hints: expected sizes for x and any of y, z, r, r0_, r1_, got {dict(hints)!r:.80}", got=dict(hints)
+            f"size hints: expected sizes for x and any of y, z, r0_, r1_, got {dict(hints)!r:.80}", got=dict(hints)
         )
     for axis, size in hints.items():
         if type(size) is not int or size < 1 or size & (size - 1):
@@ -108,11 +108,9 @@ def grow_for_grid(x: int, hint: int, warps: int, setting: Setting) -> int:
     Raises:
         ConfigError: no block is large enough.
     """
-    newest, hip = setting.policy.is_newest, setting.device.is_hip
-    warp_size = setting.device.warp_size if newest else DEFAULT_WARP_SIZE
-    # AMD's devices bound the threads of a grid and not its blocks; the 2.6 rule applied that bound to every device.
-    weight = warps * warp_size if hip or not newest else 1
-    most = max_block("x", setting) if newest else hint
+    # AMD's devices bound the threads of a grid and not its blocks.
+    weight = warps * setting.device.warp_size if setting.device.is_hip else 1
+    most = max_block("x", setting)
     blocks = ceil_div(hint, x)
     while blocks * weight > MAX_GRID[0] and x < min(hint, most):
         x, blocks = x * 2, blocks // 2

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from bundler.errors import ConfigError
-
-Generation = Literal["newest", "2.6"]
 SizeHints = Mapping[str, int]
 HeuristicKind = Literal[
     "pointwise", "reduction", "persistent_reduction", "split_scan", "template", "user_autotune", "fixed"
@@ -127,31 +124,12 @@ class Policy:
         autotune_pointwise: False offers one candidate for a pointwise kernel.
         deterministic: the same numbers in each run, so one candidate for a reduction.
         batch_invariant: the same numbers for each batch size, so a persistent reduction does not look at small ones.
-        generation: `newest`, the rules of torch 2.13; or `2.6`, those of torch 2.6.
     """
 
     max_autotune: bool = False
     autotune_pointwise: bool = True
     deterministic: bool = False
     batch_invariant: bool = False
-    generation: Generation = "newest"
-
-    def __post_init__(self) -> None:
-        if self.generation not in {"newest", "2.6"}:
-            raise ConfigError(
-                f"heuristics: there is no generation {self.generation!r}; expected 'newest' or '2.6'",
-                got=self.generation,
-            )
-
-    @property
-    def is_newest(self) -> bool:
-        """Whether the newest rules hold."""
-        return self.generation == "newest"
-
-    @property
-    def off(self) -> bool:
-        """Whether tuning is switched off: by the user, and in 2.6 by a wish for the same numbers too."""
-        return not self.autotune_pointwise or (self.deterministic and not self.is_newest)
 
 
 @dataclass(frozen=True)

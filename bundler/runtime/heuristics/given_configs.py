@@ -39,34 +39,27 @@ def fixed_configs(config: Mapping[str, Any]) -> list[Config]:
     return [_from_flat(config, "fixed")]
 
 
-def user_configs(configs: Sequence[Mapping[str, Any]], policy: Policy) -> list[Config]:
+def user_configs(configs: Sequence[Mapping[str, Any]]) -> list[Config]:
     """Return the candidates that a user wrote, in their order; without any the compiler's defaults.
 
     Args:
-        configs: flat dictionaries; in generation 2.6 the parameters of each stand under `kwargs`.
-        policy: for its generation.
+        configs: flat dictionaries.
 
     Raises:
         ConfigError: an entry is no dictionary, or a count has the wrong type.
     """
     if not configs:
         return [Config(origin="default")]
-    flat = [dict(config) for config in configs]
-    if not policy.is_newest:
-        flat = [{**config.pop("kwargs", {}), **config} for config in flat]
-    return [_from_flat(config, "user") for config in flat]
+    return [_from_flat(config, "user") for config in configs]
 
 
-def foreach_configs(policy: Policy, num_warps: int = _FOREACH_WARPS) -> list[Config]:
+def foreach_configs(policy: Policy) -> list[Config]:
     """Return the candidates of a kernel over a list of tensors, which differ in their warps.
 
     Args:
-        policy: with `max_autotune` the newest generation offers several.
-        num_warps: what generation 2.6 was told.
+        policy: with `max_autotune` there are several.
     """
-    tried: tuple[int, ...] = (num_warps,)
-    if policy.is_newest:
-        tried = _FOREACH_TRIED if policy.max_autotune else (_FOREACH_WARPS,)
+    tried = _FOREACH_TRIED if policy.max_autotune else (_FOREACH_WARPS,)
     return [Config({}, num_warps=warps, num_stages=1, origin="foreach") for warps in tried]
 
 

@@ -46,8 +46,6 @@ def persistent_reduction_configs(
     """
     hints = reduction_hints(hints, setting)
     configs = persistent(hints, setting, hint)
-    if not setting.policy.is_newest:
-        return unique(configs)
     configs = meet_descriptor_floors(configs, setting, persistent=True)
     if setting.facts.rsplit_size:
         configs = _mix_order(configs, hints, setting)
@@ -63,12 +61,12 @@ def persistent(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[
         return persistent_matmul_configs(hints, setting)
     if setting.policy.batch_invariant:
         hints = {**hints, "x": max(hints["x"], _BATCH_X)}
-    configs = _newest(hints, setting, hint) if setting.policy.is_newest else _from_26(hints, setting, hint)
+    configs = _by_hint(hints, setting, hint)
     names = [f"{axis.upper()}BLOCK" for axis in hints if is_reduced(axis)]
     return [config.without_kwargs(*names) for config in configs]
 
 
-def _newest(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Config]:
+def _by_hint(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Config]:
     if "y" in hints:
         return _by_scores(hints, setting)
     row, x, policy = rows(hints), hints["x"], setting.policy
@@ -88,7 +86,7 @@ def _newest(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Con
 
 def _every_block(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Config]:
     row = rows(hints)
-    blocks = _X_BLOCKS_HIP if setting.device.is_hip and setting.policy.is_newest else _X_BLOCKS
+    blocks = _X_BLOCKS_HIP if setting.device.is_hip else _X_BLOCKS
     return [
         reduction_tile(hints, setting, x, row, registers=True, hint=hint)
         for x in blocks
@@ -121,17 +119,6 @@ def _by_scores(hints: SizeHints, setting: Setting) -> list[Config]:
             blocks = share_by_score(hints, outer, target, setting)
             configs.append(tiled_reduction(hints, setting, blocks["x"], blocks["y"], row))
     return configs
-
-
-def _from_26(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Config]:
-    configs = _every_block(hints, setting, hint)
-    if hint is ReductionHint.INNER and hints["r"] >= _SHORT_ROW:
-        configs = configs[:1]
-    elif hint is ReductionHint.OUTER:
-        configs = configs[-1:]
-    elif hint is ReductionHint.OUTER_TINY:
-        configs = [_tiny(hints, setting)]
-    return configs[:1] if setting.policy.off else configs
 
 
 def choose_rsplit_size(x: int, device: Device) -> int:

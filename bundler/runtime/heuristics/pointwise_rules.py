@@ -11,7 +11,7 @@ from functools import partial
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import check_hints, max_block, product
-from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Setting, SizeHints, TileHint
+from bundler.runtime.heuristics.facts import Setting, SizeHints, TileHint
 from bundler.runtime.heuristics.filters import meet_descriptor_floors
 from bundler.runtime.heuristics.tiles import pointwise_tile
 
@@ -45,11 +45,9 @@ def pointwise_configs(hints: SizeHints, setting: Setting, *, tile_hint: TileHint
 
 def _one_axis(hints: SizeHints, setting: Setting, block: int, _hint: TileHint) -> list[Config]:
     tile = partial(pointwise_tile, hints, setting)
-    if setting.policy.off and not setting.policy.max_autotune:
+    if not setting.policy.autotune_pointwise and not setting.policy.max_autotune:
         return [tile(block)]
     configs = [tile(block), tile(block // 2, per_warp=_FINE), *_one_element_each(hints, setting, block)]
-    if not setting.policy.is_newest:
-        return configs
     if setting.device.is_hip:
         configs += [
             tile(max_block("x", setting), waves_per_eu=2),
@@ -67,22 +65,21 @@ def _two_axes(hints: SizeHints, setting: Setting, block: int, hint: TileHint) ->
     tile = partial(pointwise_tile, hints, setting)
     device, policy = setting.device, setting.policy
     # A transposition is square, and AMD's and Intel's devices were seen to gain by other tiles.
-    settled = hint is TileHint.SQUARE and not (policy.is_newest and (device.is_hip or device.is_xpu))
-    if (policy.off or settled) and not policy.max_autotune:
+    settled = hint is TileHint.SQUARE and not (device.is_hip or device.is_xpu)
+    if (not policy.autotune_pointwise or settled) and not policy.max_autotune:
         return [tile(32, 32)]
     configs = [tile(32, 32), tile(64, 64), tile(256, 16), tile(16, 256), tile(block, 1), tile(1, block)]
     configs += _one_element_each(hints, setting, block)
-    if policy.is_newest and device.is_hip:
+    if device.is_hip:
         configs += [tile(64, 32), tile(128, 16), tile(128, 32), tile(32, 512)]
-    if policy.is_newest and device.is_xpu:
+    if device.is_xpu:
         configs += [tile(32, 32, warps=8), tile(4, 256)]
     return configs
 
 
 def _three_axes(hints: SizeHints, setting: Setting, block: int, _hint: TileHint) -> list[Config]:
     tile = partial(pointwise_tile, hints, setting)
-    newest = not setting.policy.max_autotune and not setting.device.is_xpu
-    if newest if setting.policy.is_newest else setting.policy.off:
+    if not setting.policy.max_autotune and not setting.device.is_xpu:
         return [tile(16, 16, 16)]
     configs = [tile(16, 16, 16), tile(64, 8, 8), tile(8, 64, 8), tile(8, 8, 64)]
     configs += [tile(block, 1, 1), tile(1, block, 1), tile(1, 1, block)]
@@ -93,7 +90,6 @@ def _one_element_each(hints: SizeHints, setting: Setting, block: int) -> list[Co
     """Return tiles along each axis in which every thread has about one element; none without the hint for it."""
     if not setting.facts.one_element_per_thread:
         return []
-    lanes = setting.device.warp_size if setting.policy.is_newest else DEFAULT_WARP_SIZE
     axes = range(len(hints))
     tiles = [tuple(block // 4 if axis == long else 1 for axis in axes) for long in axes]
-    return [pointwise_tile(hints, setting, *tile, per_warp=lanes, min_elem=0) for tile in tiles]
+    return [pointwise_tile(hints, setting, *tile, per_warp=setting.device.warp_size, min_elem=0) for tile in tiles]

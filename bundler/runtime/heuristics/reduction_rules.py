@@ -37,7 +37,7 @@ def reduction_configs(
     Pure: the same arguments give the same list in every process and on every machine.
 
     Args:
-        hints: elements along `x`, maybe `y`, and the reduced axes `r0_`, `r1_` (for generation 2.6 `x` and `r`); powers of two.
+        hints: elements along `x`, maybe `y`, and the reduced axes `r0_`, `r1_`; powers of two.
         setting: device, facts and policy.
         hint: how the reduced dimension lies in memory.
 
@@ -46,8 +46,6 @@ def reduction_configs(
     """
     hints = reduction_hints(hints, setting)
     configs = looped(hints, setting, hint)
-    if not setting.policy.is_newest:
-        return unique(configs)
     configs = one_for_determinism(meet_descriptor_floors(configs, setting), setting)
     return unique(raise_to_floors(configs, hints, setting))
 
@@ -56,15 +54,9 @@ def reduction_hints(hints: SizeHints, setting: Setting) -> SizeHints:
     """Return checked size hints of a reduction; x is 1 where the kernel has no block for it."""
     check_hints(hints)
     reduced = {axis for axis in hints if axis.startswith("r")}
-    if setting.policy.is_newest:
-        fits = bool(reduced) and "r" not in reduced and "z" not in hints.keys() - _batched(setting)
-    else:
-        fits = set(hints) == {"x", "r"}
-    if not fits:
-        expected = "x, maybe y, and r0_ or r0_ and r1_" if setting.policy.is_newest else "x and r"
+    if not reduced or "z" in hints.keys() - _batched(setting):
         raise ConfigError(
-            f"reduction: generation {setting.policy.generation} expects sizes for {expected}; got {dict(hints)}",
-            got=dict(hints),
+            f"reduction: expected sizes for x, maybe y, and r0_ or r0_ and r1_; got {dict(hints)}", got=dict(hints)
         )
     return {**hints, "x": 1} if setting.facts.no_x_dim else dict(hints)
 
@@ -77,7 +69,7 @@ def looped(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Conf
     """Return the candidates of a looped reduction before any filter; the hints were checked."""
     if setting.facts.native_matmul:
         return matmul_configs(hints)
-    return _newest(hints, setting, hint) if setting.policy.is_newest else _from_26(hints, setting, hint)
+    return _by_hint(hints, setting, hint)
 
 
 class _Weight(NamedTuple):
@@ -91,7 +83,7 @@ def _weigh(hints: SizeHints, setting: Setting) -> _Weight:
     facts, major = setting.facts, setting.device.major
     if hints["x"] >= _HEAVY_X and facts.num_load + facts.num_reduction >= _HEAVY_WORK:
         return _Weight(_MAX_R_HEAVY, registers=True)
-    small = setting.policy.is_newest and major is not None and major >= _SMALL_REGISTERS_MAJOR
+    small = major is not None and major >= _SMALL_REGISTERS_MAJOR
     return _Weight(_MAX_R_HEAVY if small else _MAX_R, registers=False)
 
 
@@ -120,7 +112,7 @@ def _tiler(hints: SizeHints, setting: Setting, hint: ReductionHint) -> Tile:
     return tile
 
 
-def _newest(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Config]:
+def _by_hint(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Config]:
     facts, device = setting.facts, setting.device
     max_r, registers = _weigh(hints, setting)
     tile, row = _tiler(hints, setting, hint), rows(hints)
@@ -149,21 +141,6 @@ def _with_hip_extras(configs: list[Config], tile: Tile, setting: Setting) -> lis
         return configs
     # Large tiles of a persistent kernel in the same source take the compiler for AMD an hour.
     return [config for config in configs if config.kwargs["XBLOCK"] * beside <= _PERSISTENT_ELEMENTS]
-
-
-def _from_26(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Config]:
-    max_r, registers = _weigh(hints, setting)
-    tile, row = partial(reduction_tile, hints, setting), hints["r"]
-    contiguous = tile(1, row if _TINY_ROW <= row < max_r else max_r, registers=registers)
-    outer = tile(64, 8, registers=registers)
-    tiny = tile(tiny_x(row), min(row, max_r), registers=registers)
-    chosen = {ReductionHint.INNER: contiguous, ReductionHint.OUTER: outer, ReductionHint.OUTER_TINY: tiny}
-    if not setting.policy.max_autotune:
-        if hint in chosen:
-            return [chosen[hint]]
-        if setting.policy.off:
-            return [tile(32, 128)]
-    return [contiguous, outer, tiny, tile(64, 64), tile(8, 512), tile(64, 4, warps=8)]
 
 
 def tiny_x(row: int) -> int:

@@ -18,8 +18,6 @@ from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_d
 from bundler.runtime.heuristics.persistent_rules import persistent
 from bundler.runtime.heuristics.reduction_rules import looped, reduction_hints
 
-_PROGRAMS_26 = 64
-
 
 def cooperative_reduction_configs(
     hints: SizeHints,
@@ -42,29 +40,13 @@ def cooperative_reduction_configs(
         ConfigError: as `reduction_configs`.
     """
     hints = _two_axes(hints, setting, "cooperative reduction")
-    reduced = "r0_" if setting.policy.is_newest else "r"
-    x, r = hints["x"], hints[reduced]
-    split = _split(x, r, setting)
-    parts = {"x": x, reduced: r // split}
+    x, r = hints["x"], hints["r0_"]
+    split = max(1, min(r, pow2_down(setting.device.multiprocessors) // x, MAX_RSPLIT))
+    parts = {"x": x, "r0_": r // split}
     configs = persistent(parts, setting, hint) if is_persistent else looped(parts, _static(setting), hint)
     configs = [config.with_kwargs(RSPLIT=split) for config in configs]
-    if not setting.policy.is_newest:
-        return unique(configs)
     configs = one_for_determinism(meet_descriptor_floors(configs, setting, persistent=is_persistent), setting)
     return unique(raise_to_floors(configs, hints, setting))
-
-
-def _split(x: int, r: int, setting: Setting) -> int:
-    if setting.policy.is_newest:
-        return max(1, min(r, pow2_down(setting.device.multiprocessors) // x, MAX_RSPLIT))
-    split = max(1, min(_PROGRAMS_26 // x, MAX_RSPLIT))
-    if r < split:
-        raise ConfigError(
-            f"cooperative reduction: rows of {r} elements cannot be shared by {split} programs; do not split them",
-            got=r,
-            expected=split,
-        )
-    return split
 
 
 def split_scan_configs(
@@ -80,8 +62,6 @@ def split_scan_configs(
     hints = _two_axes(hints, setting, "split scan")
     least = setting.facts.min_split_scan_rblock
     configs = [_with_least_r(config, least) for config in looped(hints, _static(setting), hint)]
-    if not setting.policy.is_newest:
-        return unique(configs)
     return one_for_determinism(meet_descriptor_floors(configs, setting), setting)
 
 

@@ -13,7 +13,6 @@ from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.block_limits import (
     MAX_GRID,
-    WAVE_64,
     block_name,
     ceil_div,
     check_blocks,
@@ -24,7 +23,7 @@ from bundler.runtime.heuristics.block_limits import (
     rows,
     warp_rule,
 )
-from bundler.runtime.heuristics.facts import DEFAULT_WARP_SIZE, Device, ReductionHint, Setting, SizeHints
+from bundler.runtime.heuristics.facts import ReductionHint, Setting, SizeHints
 
 _ELEMENTS_PER_WARP = 256
 _FOUR_WARPS_FROM = 128  # elements; two warps at such a size run into faults of ptxas
@@ -67,11 +66,10 @@ def pointwise_tile(
             blocks[axis] *= 2
     elements = product(blocks.values())
     if warps is None:
-        warps = warp_rule(elements // per_warp, _as_ruled(setting), least=1)
+        warps = warp_rule(elements // per_warp, setting.device, least=1)
     if elements >= _FOUR_WARPS_FROM and not setting.device.is_hip:
         warps = max(warps, 4)
-    lanes = setting.device.warp_size if setting.policy.is_newest else DEFAULT_WARP_SIZE
-    least = (setting.facts.min_elem_per_thread if min_elem is None else min_elem) * lanes * warps
+    least = (setting.facts.min_elem_per_thread if min_elem is None else min_elem) * setting.device.warp_size * warps
     x = blocks["x"] * ceil_div(max(elements, least), elements)
     blocks["x"] = min(grow_for_grid(x, hints["x"], warps, setting), hints["x"])
     return _config(blocks, hints, setting, warps, stages, waves_per_eu, f"pointwise {'x'.join(map(str, tile))}")
@@ -90,10 +88,7 @@ def reduction_tile(
     dynamic_scale: bool = True,
     waves_per_eu: int | None = None,
 ) -> Config:
-    """Return a candidate near a tile of `x` rows and `r` elements of each, by the rules of the policy's generation."""
-    origin = f"reduction {x}x{r}"
-    if not setting.policy.is_newest:
-        return _reduction_tile_26(hints, setting, x, r, warps, registers, origin)
+    """Return a candidate near a tile of `x` rows and `r` elements of each."""
     blocks = {"x": min(x, hints["x"]), **spread_row(hints, setting, r)}
     target = product(blocks.values())
     if warps is None:
@@ -107,28 +102,8 @@ def reduction_tile(
     for axis in sorted(axis for axis in blocks if is_reduced(axis)):
         while product(blocks.values()) > target and blocks[axis] > 1:
             blocks[axis] //= 2
-    config = _config(blocks, hints, setting, warps, 1, waves_per_eu, origin)
+    config = _config(blocks, hints, setting, warps, 1, waves_per_eu, f"reduction {x}x{r}")
     return replace(config, dynamic_scale=dynamic_scale)
-
-
-def _reduction_tile_26(
-    hints: SizeHints, setting: Setting, x: int, r: int, warps: int | None, registers: bool, origin: str
-) -> Config:
-    """The older rule: a small problem along one axis is made up for along the other."""
-    target = x * r
-    if product(hints.values()) < target:
-        target //= _SHRINK
-    x, r = min(x, hints["x"]), min(r, hints["r"])
-    while x < hints["x"] and x * r < target:
-        x *= 2
-    while r < hints["r"] and x * r < target:
-        r *= 2
-    wanted = x * r // _WARP_WORK if warps is None else warps
-    warps = warp_rule(wanted, _as_ruled(setting), most=_MAX_WARPS, registers=registers)
-    x = grow_for_grid(x, hints["x"], warps, setting)
-    while x * r > target and r > 1:
-        r //= 2
-    return _config({"x": x, "r": r}, hints, setting, warps, 1, None, origin)
 
 
 def tiled_reduction(
@@ -197,13 +172,6 @@ def scores_of(hints: SizeHints, setting: Setting) -> Mapping[str, float]:
     if missing:
         raise ConfigError(f"tiling scores: none for {', '.join(missing)}; give every axis one", missing=missing)
     return scores
-
-
-def _as_ruled(setting: Setting) -> Device:
-    """Return the device as the warp rule sees it: to 2.6 every AMD device has warps of 64, and no other has."""
-    if setting.policy.is_newest:
-        return setting.device
-    return replace(setting.device, warp_size=WAVE_64 if setting.device.is_hip else DEFAULT_WARP_SIZE)
 
 
 def _config(

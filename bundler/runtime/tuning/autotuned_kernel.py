@@ -3,29 +3,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from bundler.compile.compile_job import SourceRef
 from bundler.errors import ConfigError, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle
+from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.lifecycle.tuning_directory import Miss
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.argument_types import is_tensor
-from bundler.runtime.launch.driver import Driver
-from bundler.runtime.launch.drivers import open_first_driver
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.launch.loaded_plans import Loader
-from bundler.runtime.launch.plan_builder import BACKENDS
-from bundler.runtime.launch.specialization_match import Specialization
-from bundler.runtime.launch.static_kernel import StaticKernel
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.candidate_compiler import (
@@ -37,9 +33,10 @@ from bundler.runtime.tuning.candidate_compiler import (
     expand,
     make,
 )
-from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
+from bundler.runtime.tuning.config_list import ListedConfigs, Pruning, keywords_on
 from bundler.runtime.tuning.kernel_export import Exported, export_kernel
-from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion, ResultLookup
+from bundler.runtime.tuning.launch_state import LaunchState
+from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion
 from bundler.runtime.tuning.trial import ArgumentEffects, Trial
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.runtime.tuning.tuner_reports import moved_bytes
@@ -49,19 +46,6 @@ _BYTES_OF_GB, _NS_OF_MS = 1e9, 1e6
 _LOG = logging.getLogger("bundler.runtime")
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
-
-
-@dataclass
-class _LaunchState:
-    """What a kernel launches with; made at the first call, so that a kernel can be declared where there is no GPU."""
-
-    driver: Driver
-    static: StaticKernel
-    loader: Loader
-    hooks: Hooks
-    bundle: Bundle | None
-    lookup: ResultLookup
-    through_triton: set[Config] = field(default_factory=set)
 
 
 class AutotunedKernel:
@@ -93,7 +77,9 @@ class AutotunedKernel:
         clock: Callable[[], Clock] | None = None,
         cache_results: bool = False,
         options: TunerOptions,
+        source: SourceRef | None = None,
     ) -> None:
+        self._source = source  # where a worker finds the function, if not by its name
         self.fn, self.arg_names = function, list(function.arg_names)
         self.base = toolchain.innermost(function)
         self.__name__: str = self.base.__name__
@@ -105,7 +91,7 @@ class AutotunedKernel:
                     f"{', '.join(self.arg_names)}",
                     kernel=self.__name__, name=unknown[0],
                 )  # fmt: skip
-        listed.check(self.__name__, self.arg_names)
+        listed = listed.for_kernel(self.__name__, self.arg_names)
         self.configs, self.keys, self.options = list(listed.originals), list(key), options
         self.best_config: Config | None = None
         self.misses: list[tuple[tuple[Any, ...], str]] = []
@@ -113,7 +99,7 @@ class AutotunedKernel:
         self._effects = effects
         self._interpreted, self._wrapped = toolchain.interpreted(function), function is not self.base
         self._places = [self.arg_names.index(name) for name in key]  # once, since `_memo` runs at every call
-        self._state: _LaunchState | None = None
+        self._state: LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
 
@@ -140,21 +126,21 @@ class AutotunedKernel:
         """What was chosen so far and where it is from, by device and tuning key."""
         return dict(self._choices)
 
+    def keywords_of(self, config: Any, target: Target) -> dict[str, Any]:
+        """Return what one of `configs` adds to a call on a target: parameters, and the options that its compiler has."""
+        return keywords_on(Config.from_triton(config).for_parameters(self.arg_names), target)
+
     @property
     def hooks(self) -> Hooks:
         """What is called around each launch."""
-        return self._ready().hooks
+        return self.ready().hooks
 
     def forget(self) -> None:
         """Drop what was chosen and loaded; records on disk stay."""
         with self._lock:
             state, self._state, self._choices = self._state, None, {}
-            # A bundle that the user gave stays open; one that was opened from a path is this object's to close.
             if state is not None:
-                state.static.forget()
-                state.loader.unload()
-                if state.bundle is not None and not isinstance(self.options.bundle, Bundle):
-                    state.bundle.close()
+                state.close(bundle_stays=isinstance(self.options.bundle, Bundle))
 
     # Launching -------------------------------------------------------------------------------------------------------
 
@@ -162,19 +148,41 @@ class AutotunedKernel:
         if self._interpreted:
             self._interpret(grid, args, keywords)
             return
-        state = self._state or self._ready()
+        state = self._state or self.ready()
         choice = self._known(state, args, keywords)
         if choice is None:
             # An empty problem must not be tuned: measurements of nothing would decide for every size of this key.
             if self._launches_nothing(grid, args, keywords):
                 return
             choice = self._choose(state, grid, args, keywords)
-        self.best_config = choice.config  # for programs that read it after a call, as Triton's tuner has it
         # Only conflicts are looked for here; a call's other faults were reported when its config was chosen.
         if keywords and not keywords.keys().isdisjoint(choice.keywords):
             self._check_call(args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
+        self.launch(choice, grid, args, keywords)
+
+    def known(self, args: Args, stream: int | None = None) -> Choice | None:
+        """Return the choice for a call with these arguments; None when it is not known, or the stream is not the current one."""
+        state = self._state
+        if state is None or self._interpreted or self._wrapped:
+            return None
+        if stream is not None and stream != state.driver.stream(state.driver.device()):
+            return None
+        return self._known(state, args, {})
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """Let this thread's calls launch on a stream while the block runs: torch's current one too, where torch uses the GPU."""
+        state = self.ready()
+        # A driver asks torch for the current stream; where torch is not, the launch itself is told.
+        with toolchain.torch_stream(stream, state.driver.device()), state.on_stream(stream):
+            yield
+
+    def launch(self, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
+        """Launch a choice that was made for a call like this one; what the choice adds is no part of `keywords`."""
+        state = self._state or self.ready()
+        self.best_config = choice.config  # for programs that read it after a call, as Triton's tuner has it
         if self.options.dump is not None:
             self.options.dump.add(self.__name__, args, keywords, choice.config.all_kwargs(), grid)
         if profiler_ranges.active():  # a range takes microseconds, so it is opened for a profiler only
@@ -183,20 +191,13 @@ class AutotunedKernel:
             return
         self._launch(state, choice, grid, args, keywords)
 
-    def _launch(self, state: _LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
+    def _launch(self, state: LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
         try:
-            self._start(state, choice, grid, args, keywords)
+            state.start(self.fn, choice, grid, args, keywords)
         except (NotFound, ToolchainMismatch):
             # The same tuning key, but other alignments or types: the config is known, and its kernel for them not compiled yet.
-            self._adopt(state, choice.config, self._compile(state, choice.config, args, keywords))
-            self._start(state, choice, grid, args, keywords)
-
-    def _start(self, state: _LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
-        # The set is empty for nearly every kernel, and hashing a config takes longer than this look.
-        if state.through_triton and choice.config in state.through_triton:
-            self.fn.run(*args, grid=grid, warmup=False, **{**keywords, **choice.keywords})
-        else:
-            state.static[grid](*args, **keywords, **choice.keywords)
+            state.adopt(self.__name__, choice.config, self._compile(state, choice.config, args, keywords))
+            state.start(self.fn, choice, grid, args, keywords)
 
     def handle(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> Handle:
         """Return the kernel that a call like this one would launch, to be launched again and again without choosing.
@@ -209,14 +210,14 @@ class AutotunedKernel:
             ConfigError: the config has to be found, and there is no grid to launch with.
             CannotLaunchStatically: only Triton can launch it.
         """
-        state = self._state or self._ready()
+        state = self._state or self.ready()
         choice = self._choice(state, grid, args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         try:
             return state.static.handle(*args, **keywords, **choice.keywords)
         except (NotFound, ToolchainMismatch):
-            self._adopt(state, choice.config, self._compile(state, choice.config, args, keywords))
+            state.adopt(self.__name__, choice.config, self._compile(state, choice.config, args, keywords))
             return state.static.handle(*args, **keywords, **choice.keywords)
 
     def warmup(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> list[str]:
@@ -225,7 +226,7 @@ class AutotunedKernel:
         Raises:
             CompileFailed: the kernel does not compile.
         """
-        state = self._ready()
+        state = self.ready()
         compiler = self._compiler(state, grid or (1,), args, keywords)
         found = compiler.build(self._pruned(args, keywords).configs)
         for candidate in found:
@@ -237,7 +238,7 @@ class AutotunedKernel:
         self, directory: str | os.PathLike[str], *args: Any, grid: grids.Grid | None = None, **keywords: Any
     ) -> Exported:
         """Write the chosen kernel's binary and how to launch it, for programs in other languages; see `export_kernel`."""
-        state = self._ready()
+        state = self.ready()
         choice = self._choice(state, grid, args, keywords)
         made = self._compile(state, choice.config, args, keywords)
         return export_kernel(made.kernel, made.image, made.bundle, choice.config, directory)
@@ -254,7 +255,7 @@ class AutotunedKernel:
 
     # Choosing --------------------------------------------------------------------------------------------------------
 
-    def _memo(self, state: _LaunchState, args: Args, keywords: Keywords) -> tuple[Any, ...]:
+    def _memo(self, state: LaunchState, args: Args, keywords: Keywords) -> tuple[Any, ...]:
         """Return device and tuning key: the values of the key's arguments, then the element types of all tensors."""
         # Element types are part of the key, as in Triton: equal sizes in another precision are another problem.
         if keywords:
@@ -267,18 +268,14 @@ class AutotunedKernel:
             types = [value.dtype for value in args if hasattr(value, "dtype")]
         return (state.driver.device(), *values, *types)
 
-    def _ready(self) -> _LaunchState:
+    def ready(self) -> LaunchState:
+        """Return what it launches with; the first call opens the driver and the bundle."""
         with self._lock:
             if self._state is None:
-                driver = self.options.driver or open_first_driver(BACKENDS)
-                loader, hooks, given = Loader(driver), Hooks(), self.options.bundle
-                bundle = given if isinstance(given, Bundle | None) else Bundle.load(given)
-                lookup = ResultLookup(self.__name__, self.base, bundle, self.options, results=self._cache_results)
-                static = StaticKernel(self.__name__, [], loader, hooks)
-                self._state = _LaunchState(driver, static, loader, hooks, bundle, lookup)
+                self._state = LaunchState.open(self.__name__, self.base, self.options, results=self._cache_results)
             return self._state
 
-    def _known(self, state: _LaunchState, args: Args, keywords: Keywords) -> Choice | None:
+    def _known(self, state: LaunchState, args: Args, keywords: Keywords) -> Choice | None:
         memo = self._memo(state, args, keywords)
         try:
             return self._choices.get(memo)
@@ -288,7 +285,7 @@ class AutotunedKernel:
                 kernel=self.__name__,
             ) from error
 
-    def _choice(self, state: _LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
+    def _choice(self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
         return self._known(state, args, keywords) or self._choose(state, grid, args, keywords)
 
     def _launches_nothing(self, grid: grids.Grid, args: Args, keywords: Keywords) -> bool:
@@ -299,7 +296,7 @@ class AutotunedKernel:
             sizes = grid(expand(self.fn, {**named, **self._listed.configs[0].all_kwargs()}))
         return 0 in (sizes if isinstance(sizes, tuple | list) else (sizes,))
 
-    def _choose(self, state: _LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
+    def _choose(self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
         self._check_call(args, keywords)
         memo = self._memo(state, args, keywords)
         # Under the lock, so that of several first calls one tunes and the others get its choice.
@@ -313,10 +310,17 @@ class AutotunedKernel:
                 self.misses.append((question.key, found.reason))
                 _LOG.info("%s is tuned: %s", self.__name__, found.reason)
                 found = self._tune(state, question, grid, args, keywords)
-            elif found.specializations and state.bundle is not None:  # the kernels came with the record
-                state.loader.add_source(state.bundle)
-                state.static.add(found.specializations)
+            else:
+                state.adopt_from_bundle(found)
+            if found.ignored:
+                ignored, backend = ", ".join(found.ignored), state.driver.backend
+                _LOG.info(
+                    "%s: %s has no %s; the config %s is used without", self.__name__, backend, ignored, found.config
+                )
             self._report(state, found, grid, args, keywords)
+            if self.options.export is not None:
+                made = self._compile(state, found.config, args, keywords)
+                export_kernel(made.kernel, made.image, made.bundle, found.config, self.options.export)
             self._choices[memo] = found
             return found
 
@@ -338,7 +342,7 @@ class AutotunedKernel:
     # Tuning ----------------------------------------------------------------------------------------------------------
 
     def _tune(
-        self, state: _LaunchState, question: LookupQuestion, grid: grids.Grid | None, args: Args, keywords: Keywords,
+        self, state: LaunchState, question: LookupQuestion, grid: grids.Grid | None, args: Args, keywords: Keywords,
     ) -> Choice:  # fmt: skip
         if grid is None:
             raise ConfigError(
@@ -348,38 +352,31 @@ class AutotunedKernel:
         outcome = self._trial(compiler).run(question.listed.configs)
         winner = outcome.winner
         assert isinstance(winner, StaticCandidate | TritonCandidate)
-        self._adopt(state, winner.config, winner.made)  # compiled already, so the launch need not
+        state.adopt(self.__name__, winner.config, winner.made)  # compiled already, so the launch need not
         winner.close()
         state.lookup.keep(outcome, question)
         named = tuning_winners.named_of(winner.config)
         best = next((timing.time_ns for timing in outcome.timings if timing.config == named), None)
-        return Choice.of(winner.config, outcome.found_by, None if best is None else best / _NS_OF_MS)
+        time_ms = None if best is None else best / _NS_OF_MS
+        return Choice.of(winner.config, outcome.found_by, question.target, time_ms)
 
-    def _compiler(self, state: _LaunchState, grid: grids.Grid, args: Args, keywords: Keywords) -> CandidateCompiler:
+    def _compiler(self, state: LaunchState, grid: grids.Grid, args: Args, keywords: Keywords) -> CandidateCompiler:
         return CandidateCompiler(
             self.fn, {**dict(zip(self.arg_names, args, strict=False)), **keywords},
             TuningDevice.of(state.driver, state.driver.device()), grid, state.hooks,
-            workers=self.options.workers, service=self.options.service,
+            workers=self.options.workers, service=self.options.service, source=self._source,
         )  # fmt: skip
 
     def _trial(self, compiler: CandidateCompiler) -> Trial:
         return Trial(self.__name__, compiler, self._effects, self._make_clock, self.options)
 
-    def _compile(self, state: _LaunchState, config: Config, args: Args, keywords: Keywords) -> CompiledConfig:
+    def _compile(self, state: LaunchState, config: Config, args: Args, keywords: Keywords) -> CompiledConfig:
         compiler = self._compiler(state, (1,), args, keywords)  # a grid is no part of what is compiled
         return make(self.base, compiler.keywords(config), compiler.place.target)
 
-    def _adopt(self, state: _LaunchState, config: Config, made: CompiledConfig) -> None:
-        if made.reason is not None:  # it needs something that only Triton's own launcher gives a kernel
-            _LOG.info("%s is launched by Triton: %s", self.__name__, made.reason)
-            state.through_triton.add(config)
-            return
-        state.loader.add_source(made.bundle)
-        state.static.add([Specialization(made.kernel)])
-
     def _report(
         self,
-        state: _LaunchState,
+        state: LaunchState,
         choice: Choice,
         grid: grids.Grid | None,
         args: Args,
@@ -387,11 +384,12 @@ class AutotunedKernel:
     ) -> None:
         """Add the kernel to the bandwidth report, if there is one; a config that was not tuned just now is measured for it."""
         report = self.options.bandwidth
-        if report is None or grid is None:
+        if report is None or grid is None or not report.wants(self.__name__):
             return
         compiler = self._compiler(state, grid, args, keywords)
         time_ms = choice.time_ms
         if time_ms is None:
             time_ms = self._trial(compiler).time_one(choice.config)
         if time_ms is not None:
-            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _BYTES_OF_GB)
+            known = self.options.gigabytes
+            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _BYTES_OF_GB if known is None else known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +37,14 @@ from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.launch.loaded_plans import Loader
 from bundler.runtime.launch.plan_builder import can_launch
 from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.tuning.config_list import effective_on, ignored_on, keywords_on
 from bundler.runtime.tuning.occupancy import Usage, usage_of
 from bundler.runtime.tuning.tuner import Candidate, Refused
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
 
-# Fewer configs are compiled in this process before worker processes have started.
-LEAST_PARALLEL = 4
+# Fewer configs are compiled in this process before worker processes have started; those of a service that was given stand ready.
+LEAST_PARALLEL, LEAST_FOR_SERVICE = 4, 2
 _LOCAL = "<locals>"
 
 
@@ -121,6 +122,7 @@ class CandidateCompiler:
         hooks: what is called around each launch.
         workers: processes that compile; None for one a core, 1 for none.
         service: a compile service to use; None makes one for the call.
+        source: where a worker finds the function; None where it can be imported by its name.
     """
 
     def __init__(
@@ -133,20 +135,33 @@ class CandidateCompiler:
         *,
         workers: int | None = None,
         service: CompileService | None = None,
+        source: SourceRef | None = None,
     ) -> None:
         self.kernel, self.call, self.place, self.grid, self.hooks = kernel, dict(call), place, grid, hooks
         self._function = toolchain.innermost(kernel)
-        self._workers, self._service = workers, service
+        self._workers, self._service, self._source = workers, service, source
         self.made: dict[Config, CompiledConfig] = {}
+        self._counted: dict[Config, Config] = {}
 
     def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
         """Return a candidate for each config, or why there is none; see `CandidateBuilder`."""
-        failed = self._compile_ahead(configs)
-        return [self._candidate(config, failed.get(config)) for config in configs]
+        same = {config: other for config in configs if (other := self._same_here(config)) is not None}
+        failed = self._compile_ahead([config for config in configs if config not in same])
+        return [
+            Refused(config, f"here it is the same as {same[config]}: {_ignored_words(config, self.place.target)}")
+            if config in same
+            else self._candidate(config, failed.get(config))
+            for config in configs
+        ]
+
+    def _same_here(self, config: Config) -> Config | None:
+        """Return the earlier config that a config differs from only in options that this target does not have, None for the first."""
+        first = self._counted.setdefault(effective_on(config, self.place.target), config)
+        return None if first == config else first
 
     def keywords(self, config: Config) -> dict[str, Any]:
         """Return the call with a config's values and options, and what heuristics make of them."""
-        return expand(self.kernel, {**self.call, **config.all_kwargs()})
+        return expand(self.kernel, {**self.call, **keywords_on(config, self.place.target)})
 
     def _candidate(self, config: Config, failed: CompileFailed | None) -> Candidate | Refused:
         try:
@@ -169,8 +184,11 @@ class CandidateCompiler:
     def _compile_ahead(self, configs: Sequence[Config]) -> dict[Config, CompileFailed]:
         """Let worker processes fill Triton's cache; returns what they could not compile."""
         # Workers only fill Triton's cache: a config that they compiled is compiled again here, and is a hit then.
-        source = importable(self._function) if self._workers != 1 or self._service is not None else None
-        if source is None or len(configs) < LEAST_PARALLEL:
+        if len(configs) < (LEAST_PARALLEL if self._service is None else LEAST_FOR_SERVICE):
+            return {}
+        wanted = self._workers != 1 or self._service is not None
+        source = (self._source or importable(self._function)) if wanted else None
+        if source is None:
             return {}
         jobs: dict[Config, Job] = {}
         with toolchain.for_target(self.place.target):  # specializing asks Triton's driver for the target
@@ -179,16 +197,31 @@ class CandidateCompiler:
                     found = jit_specialization.specialize_call(self._function, self.keywords(config))
                 except Exception:  # noqa: BLE001, S112  # the compile in this process will raise the reason
                     continue
-                jobs[config] = next(jobs_of(self._function.__name__, source, found, self.place.target))
+                jobs[config] = asked_for(jobs_of(self._function.__name__, source, found, self.place.target))
         if self._service is not None:
             return _failures(jobs, self._service)
         with CompileService(min(self._workers or os.cpu_count() or 1, len(configs))) as service:
             return {} if service.in_process else _failures(jobs, service)
 
 
+def asked_for(jobs: Iterable[Job]) -> Job:
+    """Return the one of a compile's jobs whose key this process asks for: specializing left the function's hash at the last one."""
+    *_, last = jobs
+    return last
+
+
+def _ignored_words(config: Config, target: Target) -> str:
+    return f"{target.backend} has no {', '.join(ignored_on(config, target))}"
+
+
 def _failures(jobs: Mapping[Config, Job], service: CompileService) -> dict[Config, CompileFailed]:
     results = service.compile_all(jobs.values())
-    return {c: found for c, found in zip(jobs, results, strict=True) if isinstance(found, CompileFailed)}
+    # What is not a matter of size is compiled again here: a worker may only have failed to import the function.
+    return {
+        config: found
+        for config, found in zip(jobs, results, strict=True)
+        if isinstance(found, CompileFailed) and toolchain.tolerated(found)
+    }
 
 
 def importable(function: Any) -> SourceRef | None:

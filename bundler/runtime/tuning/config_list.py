@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ListedConfigs`: a tuner's list of configs as its user wrote it, checked; `Pruning`: which of them are tried for a call.
 
-`autotune` makes both, and `AutotunedKernel` asks them at each call that it has to choose for.
+`autotune` makes both, and `AutotunedKernel` asks them at each call that it has to choose for.  `keywords_on` and `ignored_on` say what of a
+config reaches the compiler of a target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bundler.errors import ConfigError
+from bundler.format.entries import Target
 from bundler.runtime.configs import Config
+from bundler.toolchain.option_defaults import options_anywhere, options_of
 
 _COUNTS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg"})
 _PRUNERS = frozenset({"perf_model", "top_k", "early_config_prune"})
@@ -19,14 +22,20 @@ _PRUNERS = frozenset({"perf_model", "top_k", "early_config_prune"})
 
 @dataclass(frozen=True)
 class ListedConfigs:
-    """Configs, each once, with the objects that they were made from, which pruning functions get."""
+    """Configs, each once, with the objects that they were made from, which pruning functions get.
+
+    Attributes:
+        originals, configs: as the user gave them, and ours, in the same order.
+        parameters: of the kernel that they are for; None where that is not known yet.
+    """
 
     originals: tuple[Any, ...]
     configs: tuple[Config, ...]
+    parameters: tuple[str, ...] | None = None
 
     @staticmethod
-    def of(given: Sequence[Any]) -> ListedConfigs:
-        """Take over a list of Triton's configs or ours.
+    def of(given: Sequence[Any], parameters: tuple[str, ...] | None = None) -> ListedConfigs:
+        """Take over a list of Triton's configs or ours; with `parameters`, what is none of them is an option.
 
         Raises:
             ConfigError: it is empty, or holds something else, or a config with a `pre_hook`.
@@ -37,19 +46,26 @@ class ListedConfigs:
             raise ConfigError("configs: the list is empty; give at least one config to compile the kernel with")
         originals: dict[Config, Any] = {}
         for original in given:
-            originals.setdefault(_checked(original), original)
-        return ListedConfigs(tuple(originals.values()), tuple(originals))
+            config = _checked(original)
+            originals.setdefault(config if parameters is None else config.for_parameters(parameters), original)
+        return ListedConfigs(tuple(originals.values()), tuple(originals), parameters)
 
-    def check(self, kernel: str, arguments: Sequence[str]) -> None:
-        """Raise `ConfigError` when a config gives a value to something that is no parameter of the kernel."""
+    def for_kernel(self, kernel: str, parameters: Sequence[str]) -> ListedConfigs:
+        """Return the list for a kernel: what a config gives a value to is a parameter, or an option of one of Triton's backends.
+
+        Raises:
+            ConfigError: a config names something that is neither.
+        """
         for config in self.configs:
-            unknown = sorted(config.kwargs.keys() - set(arguments))
+            unknown = sorted(config.kwargs.keys() - set(parameters))
+            unknown = sorted(set(unknown) - options_anywhere()) if unknown else []
             if unknown:
                 raise ConfigError(
-                    f"{kernel}: the config {config} has a value for {unknown[0]!r}, which is no parameter of the kernel; it "
-                    f"has {', '.join(arguments)}",
+                    f"{kernel}: the config {config} has a value for {unknown[0]!r}, which is no parameter of the kernel, and no "
+                    f"option of Triton's compiler; its parameters are {', '.join(parameters)}",
                     kernel=kernel, name=unknown[0],
                 )  # fmt: skip
+        return ListedConfigs.of(self.originals, tuple(parameters))
 
     def check_given(self, kernel: str, given: set[str]) -> None:
         """Raise `ConfigError` when a call gives a value to something that the configs choose."""
@@ -59,6 +75,27 @@ class ListedConfigs:
                 f"{kernel}: {name!r} is given, and chosen by the tuner too; leave it to the tuner",
                 kernel=kernel, name=name,
             )  # fmt: skip
+
+
+def keywords_on(config: Config, target: Target) -> dict[str, Any]:
+    """Return what a config adds to a call on a target: parameters, and the options that the target's compiler has."""
+    ignored = ignored_on(config, target)
+    return {name: value for name, value in config.all_kwargs().items() if name not in ignored}
+
+
+def effective_on(config: Config, target: Target) -> Config:
+    """Return the part of a config that counts on a target: two configs that agree in it are one kernel there."""
+    ignored = ignored_on(config, target)
+    if not ignored:
+        return config
+    options = {name: value for name, value in config.options.items() if name not in ignored}
+    return replace(config, options=options, maxnreg=None if "maxnreg" in ignored else config.maxnreg)
+
+
+def ignored_on(config: Config, target: Target) -> tuple[str, ...]:
+    """Return the options of a config that the compiler of a target does not have, such as `waves_per_eu` on CUDA."""
+    asked = [*config.options, *(["maxnreg"] if config.maxnreg is not None else [])]
+    return tuple(sorted(set(asked) - options_of(target))) if asked else ()
 
 
 def _checked(original: Any) -> Config:
@@ -108,7 +145,7 @@ class Pruning:
                     "prune_configs_by: early_config_prune left no config; it has to return one at least",
                     name="early_config_prune",
                 )
-            listed = ListedConfigs.of(left)
+            listed = ListedConfigs.of(left, listed.parameters)
         if self.model is None:
             return listed
         # A small part of a small list is still one config.
@@ -120,4 +157,6 @@ class Pruning:
             for place, config in enumerate(listed.configs)
         ]
         kept = [place for _, place in sorted(priced)[:most]]
-        return ListedConfigs(tuple(listed.originals[i] for i in kept), tuple(listed.configs[i] for i in kept))
+        return ListedConfigs(
+            tuple(listed.originals[i] for i in kept), tuple(listed.configs[i] for i in kept), listed.parameters
+        )

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
-from bundler.runtime.heuristics.facts import HeuristicKind, Policy, ReductionHint, Setting, SizeHints, TileHint
+from bundler.runtime.heuristics.facts import HeuristicKind, ReductionHint, Setting, SizeHints, TileHint
 from bundler.runtime.heuristics.given_configs import fixed_configs, foreach_configs, template_configs, user_configs
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
 from bundler.runtime.heuristics.persistent_rules import choose_rsplit_size, persistent_reduction_configs
@@ -144,13 +144,12 @@ def user_autotune(
     configs: Sequence[Mapping[str, Any]], setting: Setting, *, grid: GridLike, **launch: Any
 ) -> Decorator:
     """Give a kernel the configs that its user wrote; without any the compiler's defaults."""
-    return _decorator("user_autotune", user_configs(configs, setting.policy), setting, {}, grid, launch)
+    return _decorator("user_autotune", user_configs(configs), setting, {}, grid, launch)
 
 
-def foreach(setting: Setting, *, grid: GridLike, num_warps: int | None = None, **launch: Any) -> Decorator:
+def foreach(setting: Setting, *, grid: GridLike, **launch: Any) -> Decorator:
     """Give a kernel over a list of tensors its configs, which differ in their warps."""
-    configs = _foreach(setting.policy, num_warps)
-    return _decorator("template", configs, setting, {}, grid, launch)
+    return _decorator("template", foreach_configs(setting.policy), setting, {}, grid, launch)
 
 
 def combo(
@@ -175,10 +174,6 @@ def combo(
     """
     plan = combo_plan(kernels, setting, parameters=parameters, grouping=grouping)
     return _bound(Candidates(kind, (plan.base,), setting, combo=plan), grid, launch)
-
-
-def _foreach(policy: Policy, num_warps: int | None) -> Sequence[Any]:
-    return foreach_configs(policy) if num_warps is None else foreach_configs(policy, num_warps)
 
 
 def _reduction_grid(hints: SizeHints) -> str:

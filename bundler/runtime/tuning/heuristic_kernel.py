@@ -6,12 +6,15 @@ The decorators of `heuristic_decorators` and Inductor's generated modules make o
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bundler.compile.compile_job import SourceRef
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
+from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import max_block
@@ -22,9 +25,13 @@ from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
 from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
+from bundler.runtime.tuning.known_grids import KnownGrids
+from bundler.runtime.tuning.occupancy import DeviceLimits
+from bundler.runtime.tuning.precompiled_kernels import compile_candidates
 from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.imagined_arguments import Spec
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class HeuristicKernel:
         compile_options: compiler options of every candidate.
         options: of the tuner; kind, space and determinism follow from the candidates.
         clock: makes what times a launch; None for the GPU's own.
+        source: where another process finds the function, so that it can compile candidates; None where it can be imported by name.
 
     Raises:
         ConfigError: the candidates do not fit the function's parameters.
@@ -81,8 +89,10 @@ class HeuristicKernel:
         compile_options: Mapping[str, Any] | None = None,
         options: TunerOptions | None = None,
         clock: Callable[[], Clock] | None = None,
+        source: SourceRef | None = None,
     ) -> None:
         self.fn = fn
+        self.source = source
         self.candidates = candidates
         self.grid = grid
         self.mutated, self.zeroed = tuple(mutated), tuple(zeroed)
@@ -98,6 +108,11 @@ class HeuristicKernel:
         self.arguments = (*(name for name in self.parameters if name not in known), *extra_arguments)
         self.compile_options = dict(compile_options or {})
         self.tuned = self._tuner(options or TunerOptions(), clock)
+        self._fixed = {**self.constants, **self.compile_options}
+        self._count = len(self.arguments) - len(self.extra_arguments)
+        # Constants and blocks mostly come last, so that a call's arguments are the first parameters, in their order.
+        self._in_order = self.arguments[: self._count] == self.parameters[: self._count]
+        self._grids = KnownGrids(grid, self._grid, self.arguments, self._fixed)
 
     def __repr__(self) -> str:
         return f"HeuristicKernel({self.__name__}, {self.candidates.kind}, {count(len(self.configs), 'config')})"
@@ -115,60 +130,100 @@ class HeuristicKernel:
             configs = [config.without_kwargs("XBLOCK") for config in configs]
         if not configs:
             raise ConfigError(f"{self.__name__}: expected at least one config", kernel=self.__name__)
-        for config in configs:
-            unknown = sorted(config.kwargs.keys() - set(self.parameters))
-            if unknown:
-                raise ConfigError(
-                    f"{self.__name__}: {config} sets {unknown[0]}, and the function has no such parameter",
-                    kernel=self.__name__,
-                    name=unknown[0],
-                )
-        return tuple(unique(configs))
+        return ListedConfigs.of(unique(configs)).for_kernel(self.__name__, self.parameters).configs
 
     def _tuner(self, options: TunerOptions, clock: Callable[[], Clock] | None) -> AutotunedKernel:
-        kind, policy = self.candidates.kind, self.candidates.setting.policy
+        kind, policy, device = self.candidates.kind, self.candidates.setting.policy, self.candidates.setting.device
         options = replace(
             options,
             kind=kind,
             space=self.space(),
+            steps=options.steps or self._steps(),
+            custom=bool(
+                options.custom
+            ),  # a heuristic's candidates, or a list of a generator, were not chosen by a person
+            limits=options.limits.or_else(
+                DeviceLimits(device.regs_per_multiprocessor, device.max_threads_per_multiprocessor)
+            ),
             # Other blocks add in another order, which gives other numbers; a pointwise kernel adds nothing up.
             deterministic=options.deterministic or (policy.deterministic and kind in SKIPPED_DETERMINISTIC),
         )
         effects = ArgumentEffects(self.mutated, self.zeroed)
         return AutotunedKernel(
-            self.fn, ListedConfigs.of(self.configs), (), Pruning(), effects=effects, clock=clock, options=options
-        )
+            self.fn, ListedConfigs.of(self.configs), (), Pruning(), effects=effects, clock=clock, options=options,
+            source=self.source,
+        )  # fmt: skip
+
+    def _steps(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+        """Return how a combined kernel is tuned further; not at all where a reduction among its kernels has to give the same numbers."""
+        combo, policy = self.candidates.combo, self.candidates.setting.policy
+        return () if combo is None or policy.deterministic else combo.steps
 
     def run(self, *args: Any, stream: int | None = None, **kwargs: Any) -> None:
-        """Launch on the current stream, with the grid that follows from the arguments; a grid with a zero launches nothing.
+        """Launch with the grid that follows from the arguments; a grid with a zero launches nothing.
 
         Args:
             args, kwargs: as `arguments` lists them: no block, and no constant that is known.
-            stream: for callers that name it, as Inductor's do: it has to be the current one.
+            stream: None for the current one.
 
         Raises:
-            ConfigError: an argument is missing or too many, a size is none, the stream is another one, or what tuning raises.
+            ConfigError: an argument is missing or too many, a size is none, or what tuning raises.
             CannotLaunchStatically: the grid is larger than the device can launch.
             NoValidConfig: no candidate can be used.
         """
-        # Every launch goes to the current stream; another one would be ignored without a word.
-        if stream is not None and stream != _current_stream():
-            raise ConfigError(f"{self.__name__}: launches on the current stream only; make {stream:#x} the current one")
+        tuned = self.tuned
+        # A call like an earlier one, as generated wrappers make them: arguments by position, on the current stream.
+        if self._in_order and not kwargs and len(args) == len(self.arguments):
+            given = args[: self._count] if self.extra_arguments else args
+            choice = tuned.known(given, stream)
+            if choice is not None:
+                tuned.launch(choice, self._grids.of(choice, args), given, self._fixed)
+                return
         bound = self.bind(*args, **kwargs)
-        extra = {name: bound.pop(name) for name in self.extra_arguments}  # the kernel has no such parameters
         if toolchain.interpreted(self.fn):
-            grid = self.grid_of(self.configs[0], {**bound, **extra})
-            if 0 not in grid:
-                self.fn.run(**bound, **self.constants, **self.configs[0].kwargs, grid=grid, warmup=False)
-            return
+            self._interpret(bound)
+        elif stream is None:
+            self._first_run(bound)
+        else:
+            with tuned.on_stream(stream):
+                self._first_run(bound)
 
-        if self.tuned.best_config is None and 0 in self.grid_of(self.configs[0], {**bound, **extra}):
+    def _interpret(self, bound: dict[str, Any]) -> None:
+        grid = self.grid_of(self.configs[0], bound)
+        extra = {*self.extra_arguments}
+        given = {name: value for name, value in bound.items() if name not in extra}
+        if 0 not in grid:
+            self.fn.run(**given, **self.constants, **self.configs[0].kwargs, grid=grid, warmup=False)
+
+    def _first_run(self, bound: dict[str, Any]) -> None:
+        if self.tuned.best_config is None and 0 in self.grid_of(self.configs[0], bound):
             return  # an empty problem is neither tuned nor launched
+        extra = {name: bound.pop(name) for name in self.extra_arguments}  # the kernel has no such parameters
 
         def grid_of(meta: Mapping[str, Any]) -> LaunchGrid:
             return self._grid(meta, {**meta, **extra})
 
-        self.tuned[grid_of](**bound, **self.constants, **self.compile_options)
+        self.tuned[grid_of](**bound, **self._fixed)
+
+    def compile_in(
+        self, service: CompileService, arguments: Mapping[str, Spec], target: Target
+    ) -> CompileFuture[HeuristicKernel]:
+        """Compile every candidate in the workers of a service, beside other kernels, and before the first call.
+
+        Args:
+            service: its `cache_dir` has to be where this process's Triton looks, as it is unless it was given another.
+            arguments: of calls: name -> spec such as `"*fp32:16"` (docs/compile.md).
+            target: what for.
+
+        Returns:
+            A future of this kernel, done when all candidates are compiled; `CompileService.wait` takes it.  It raises `CompileFailed`
+            when none compiles, or one for a reason that is not its size.
+
+        Raises:
+            ConfigError: no other process can import the function, or the arguments do not fit it.
+        """
+        call = {**self.constants, **self.compile_options}
+        return compile_candidates(self, self.fn, self.configs, call, arguments, service, target, self.source)
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call's arguments by name; raises `ConfigError` when one is missing, unknown, given twice or too many."""
@@ -225,9 +280,3 @@ def _constexprs(fn: Any) -> set[str]:
     if parameters is not None:
         return {parameter.name for parameter in parameters if parameter.is_constexpr}
     return {name for name, annotation in fn.fn.__annotations__.items() if "constexpr" in str(annotation)}
-
-
-def _current_stream() -> int:
-    """Return torch's current stream, or the default one where torch is not, or does not use a GPU."""
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    return int(cuda.current_stream().cuda_stream) if cuda is not None and cuda.is_initialized() else 0

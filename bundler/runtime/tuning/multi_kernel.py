@@ -7,16 +7,25 @@ make them from compiled kernels, as `docs/heuristics.md` shows.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from bundler.errors import ConfigError, NoValidConfig
+from bundler.compile.job_futures import CompileFuture
+from bundler.compile.joined_futures import JoinedFuture
+from bundler.errors import BundlerError, ConfigError, NoValidConfig
 from bundler.format.summary import count
+from bundler.lifecycle.tuning_directory import Miss
 from bundler.runtime.launch.argument_types import is_tensor
 from bundler.runtime.tuning.benchmark import Clock, Sandbox
+from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
+from bundler.runtime.tuning.multi_kernel_records import ChoiceRecords, MultiKernelRecords
+from bundler.runtime.tuning.tuner_options import TunerOptions
 
 Kernel = Callable[..., Any]
 Shape = tuple[int, ...]
@@ -27,13 +36,15 @@ NO_MATCH = math.inf
 # Farther than any shapes that can be compared, nearer than shapes that cannot.
 FALLBACK_DISTANCE = float(2**62)
 DEFAULT_MEMO = 4096
+_LOG = logging.getLogger("bundler.runtime")
 
 
 class MultiKernel:
     """Implementations of one computation, of which the first call measures all and later calls run the fastest.
 
-    Thread-safe: of several first calls at once one measures and the others wait.  The choice is this object's; `choice` and
-    `choose` carry it to another process.
+    Thread-safe: of several first calls at once one measures and the others wait.  With `records` the choice is looked up before anything
+    is measured, and is a tuning record afterwards, which travels in bundles and stores; without, `choice` and `choose` carry it to
+    another process.
 
     Args:
         name: of the computation, for errors.
@@ -41,6 +52,8 @@ class MultiKernel:
         measure: times one call of a kernel with arguments and returns milliseconds, as `timed_on_clones` makes it. What it
             raises, of `Exception`, makes that kernel lose.
         arguments: kernel -> positions of the arguments that it takes; a kernel that is not named takes all.
+        records: where the choice is looked up and kept; `MultiKernelRecords` for kernels under heuristics.
+        refused: implementations that cannot run here at all, by name, and why; for `reasons`.
 
     Raises:
         ConfigError: there is no kernel, or a position is named for one that is not there.
@@ -53,17 +66,21 @@ class MultiKernel:
         measure: Measure,
         *,
         arguments: Mapping[str, Sequence[int]] | None = None,
+        records: ChoiceRecords | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> None:
-        unknown = sorted((arguments or {}).keys() - kernels.keys())
+        self._reasons: dict[str, str] = dict(refused or {})
+        unknown = sorted((arguments or {}).keys() - kernels.keys() - self._reasons.keys())
         if not kernels or unknown:
             raise ConfigError(f"{name}: expected kernels to choose from, and arguments for them alone; got {unknown}")
         self.name = name
         self._kernels, self._measure = dict(kernels), measure
         self._arguments = {kernel: tuple(places) for kernel, places in (arguments or {}).items()}
         self._lock = threading.Lock()
+        self._records = records
         self._choice: str | None = None
+        self._how = ""
         self._times_ms: dict[str, float] = {}
-        self._reasons: dict[str, str] = {}
 
     @property
     def choice(self) -> str | None:
@@ -71,9 +88,19 @@ class MultiKernel:
         return self._choice
 
     @property
+    def how(self) -> str:
+        """Where the choice is from: `given`, `table`, `record`, `first` (deterministic) or `measured`; empty before the first call."""
+        return self._how
+
+    @property
     def times_ms(self) -> Mapping[str, float]:
         """What was measured; empty when nothing was."""
         return dict(self._times_ms)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why kernels have no time: they did not compile, or could not be run."""
+        return dict(self._reasons)
 
     def choose(self, kernel: str) -> None:
         """Let one kernel run from now on, and measure nothing: a choice of another process, or one that is forced.
@@ -86,7 +113,7 @@ class MultiKernel:
                 f"{self.name}: there is no kernel {kernel!r}; expected one of {', '.join(self._kernels)}", name=kernel
             )
         with self._lock:
-            self._choice = kernel
+            self._choice, self._how = kernel, "given"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the chosen kernel; the first call chooses.
@@ -97,25 +124,50 @@ class MultiKernel:
         kernel = self._choice or self._chosen(args)  # after the first call no lock is taken
         return self._kernels[kernel](*self._of(kernel, args), **kwargs)
 
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the chosen kernel, as Inductor's wrappers call it; the first call chooses."""
+        return self(*args, **kwargs)
+
     def _chosen(self, args: tuple[Any, ...]) -> str:
         with self._lock:
-            if self._choice is None:
+            if self._choice is None and not self._looked_up():
+                started = time.perf_counter()
                 # All are measured, also when the first is fast: which one wins depends on the sizes of this call.
                 for name, kernel in self._kernels.items():
                     try:
                         self._times_ms[name] = self._measure(kernel, self._of(name, args))
                     except Exception as error:  # noqa: BLE001  # an implementation that does not run here loses
                         self._reasons[name] = f"{type(error).__name__}: {error}"
-                self._choice = self._fastest()
+                self._choice, self._how = self._fastest(), "measured"
+                if self._records is not None:
+                    spent_s = time.perf_counter() - started
+                    self._records.keep(self._choice, self._finite(), self._reasons, spent_s)
+            assert self._choice is not None
             return self._choice
 
+    def _looked_up(self) -> bool:
+        """Take a choice that is known already; returns whether there is one."""
+        if self._records is None:
+            return False
+        found = self._records.find()
+        if isinstance(found, Miss):
+            _LOG.info("%s is measured: %s", self.name, found.reason)
+            return False
+        if found[0] not in self._kernels:  # it did not compile here
+            return False
+        self._choice, self._how = found
+        return True
+
+    def _finite(self) -> dict[str, float]:
+        return {name: ms for name, ms in self._times_ms.items() if math.isfinite(ms)}
+
     def _fastest(self) -> str:
-        usable = {name: time for name, time in self._times_ms.items() if math.isfinite(time)}
+        usable = self._finite()
         if not usable:
             silent = dict.fromkeys(self._times_ms, "the measurement gave no time")
             reasons = tuple({**silent, **self._reasons}.items())
             raise NoValidConfig(
-                f"{self.name}: none of {count(len(self._kernels), 'kernel')} can be run: "
+                f"{self.name}: none of {count(len(reasons), 'kernel')} can be run: "
                 + "; ".join(f"{name}: {reason}" for name, reason in reasons),
                 kernel=self.name,
                 reasons=reasons,
@@ -125,6 +177,47 @@ class MultiKernel:
     def _of(self, kernel: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         places = self._arguments.get(kernel)
         return args if places is None else tuple(args[place] for place in places)
+
+
+def multi_kernel_future(
+    name: str,
+    kernels: Mapping[str, Future[Any]],
+    measure: Measure,
+    *,
+    arguments: Mapping[str, Sequence[int]] | None = None,
+    options: TunerOptions | None = None,
+) -> CompileFuture[MultiKernel]:
+    """Return a future of a `MultiKernel` whose implementations are compiled by a service; `CompileService.wait` takes it.
+
+    One that does not compile is left out, with its reason in `MultiKernel.reasons`.  The future raises `NoValidConfig` when none compiles.
+
+    Args:
+        name, measure, arguments: as for `MultiKernel`.
+        kernels: by name, futures of functions, or of kernels with `run`, as `HeuristicKernel.compile_in` and `compile_generated` return
+            them.
+        options: where the choice among kernels of heuristics is looked up and kept; other functions' choice is not.
+
+    Raises:
+        ConfigError: there is no future.
+    """
+    if not kernels:
+        raise ConfigError(f"{name}: expected kernels to choose from")
+
+    def make(outcomes: list[Any]) -> MultiKernel:
+        by_name = dict(zip(kernels, outcomes, strict=True))
+        reasons = {name: str(made) for name, made in by_name.items() if isinstance(made, BundlerError)}
+        if len(reasons) == len(by_name):
+            words = "; ".join(f"{kernel}: {reason}" for kernel, reason in reasons.items())
+            raise NoValidConfig(
+                f"{name}: none of {count(len(by_name), 'kernel')} compiles: {words}",
+                kernel=name, reasons=tuple(reasons.items()),
+            )  # fmt: skip
+        usable = {kernel: getattr(made, "run", made) for kernel, made in by_name.items() if kernel not in reasons}
+        known = {kernel: made for kernel, made in by_name.items() if isinstance(made, HeuristicKernel)}
+        records = MultiKernelRecords(name, known, options) if len(known) == len(usable) else None
+        return MultiKernel(name, usable, measure, arguments=arguments, records=records, refused=reasons)
+
+    return JoinedFuture(name, list(kernels.values()), make)
 
 
 def timed_on_clones(clock: Clock) -> Measure:
@@ -173,6 +266,10 @@ class ShapeKernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel for the shapes of this call; raises `ConfigError` where none fits."""
         return self.kernel_for(shapes_of(args))(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the kernel for the shapes of this call, as Inductor's wrappers call it."""
+        return self(*args, **kwargs)
 
     def kernel_for(self, shapes: Shapes) -> Kernel:
         """Return the kernel whose shapes are nearest, the first of equals.

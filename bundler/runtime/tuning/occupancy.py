@@ -37,6 +37,18 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class DeviceLimits:
+    """What somebody knows of a multiprocessor of the device: 32-bit registers, and threads that can be resident; None for unknown."""
+
+    registers: int | None = None
+    threads: int | None = None
+
+    def or_else(self, other: DeviceLimits) -> DeviceLimits:
+        """Return these limits, and those of another source where these are unknown."""
+        return DeviceLimits(self.registers or other.registers, self.threads or other.threads)
+
+
+@dataclass(frozen=True)
 class Occupancy:
     """What one multiprocessor of a device has.
 
@@ -55,13 +67,21 @@ class Occupancy:
     multiprocessors: int
 
     @staticmethod
-    def of(backend: str, properties: DeviceProperties) -> Occupancy:
-        """Return what is known of a kind of device; these figures are the same for all of an architecture."""
+    def of(backend: str, properties: DeviceProperties, told: DeviceLimits | None = None) -> Occupancy:
+        """Return what is known of a device: as it was told, else the figures of its architecture.
+
+        Args:
+            backend, properties: of the device.
+            told: by the device itself, or by whoever declared it.
+        """
         capability = int(properties.arch) if properties.arch.isdecimal() else 0
         known = [number for number in sorted(_CUDA_THREADS) if number <= capability]
         threads = _AMD_THREADS if backend == "hip" else _CUDA_THREADS[known[-1]] if known else 0
-        return Occupancy(backend, capability // 10, _REGISTERS, threads, properties.warp_size,
-                         properties.multiprocessors)  # fmt: skip
+        limits = (told or DeviceLimits()).or_else(DeviceLimits(_REGISTERS, threads))
+        return Occupancy(
+            backend, capability // 10, limits.registers or 0, limits.threads or 0, properties.warp_size,
+            properties.multiprocessors,
+        )  # fmt: skip
 
 
 def usage_of(image: bytes, entry: str, target: Target) -> Usage:

@@ -46,7 +46,7 @@ def rescaled(
         registers: registers of a thread in its binary; None when that is not known.
         size_hints: sizes by axis.
         device: what a multiprocessor has.
-        min_r: the smallest reduction block allowed.
+        min_r: the smallest block of the first reduced axis (`R0_BLOCK`) allowed.
     """
     blocks = r_blocks(config)
     if registers is None or not config.dynamic_scale or math.prod(blocks.values()) <= SMALLEST_R or not blocks:
@@ -59,4 +59,5 @@ def rescaled(
         return None
     largest = max(blocks, key=lambda name: blocks[name])
     half = blocks[largest] // 2
-    return config.with_kwargs(**{largest: half}) if half >= max(min_r, 1) else None
+    least = min_r if largest == "R0_BLOCK" else 1
+    return config.with_kwargs(**{largest: half}) if half >= max(least, 1) else None

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bundler.errors import BundlerError, FormatError
 from bundler.format.bundle import Bundle
-from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of, record_id
+from bundler.format.candidate_timings import Parts, Timing, Tuning, id_of
 from bundler.format.entries import Target
 from bundler.format.launch_spec import TuningRecord
 from bundler.lifecycle.triton_results import results_text, results_timings
-from bundler.lifecycle.tuning_directory import Hit, Miss, TuningFolder, explain, tuning_listeners, tunings_of
+from bundler.lifecycle.tuning_directory import Hit, Miss, tuning_listeners
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.tuning import tuning_winners
-from bundler.runtime.tuning.config_list import ListedConfigs
+from bundler.runtime.tuning.config_list import ListedConfigs, ignored_on, keywords_on
+from bundler.runtime.tuning.kept_records import find_record, keep_record
 from bundler.runtime.tuning.tuner import TuningOutcome
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
-from bundler.toolchain.directories import triton_cache_dir
 from bundler.user_warnings import warn
 
 _US_OF_S = 1e6
@@ -40,9 +40,10 @@ class Choice:
 
     Attributes:
         config: the config.
-        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `autotune` or
+        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `autotune`, `steps` or
             `coordinate_descent` (measured just now).
         keywords: what it adds to a call.
+        ignored: its options that this device's compiler does not have, such as `waves_per_eu` on CUDA; nothing was done with them.
         time_ms: a launch's measured time; None where it was not measured here.
         specializations: kernels of a bundle that come with it.
     """
@@ -52,11 +53,14 @@ class Choice:
     keywords: Mapping[str, Any]
     time_ms: float | None = None
     specializations: tuple[Specialization, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @staticmethod
-    def of(config: Config, how: str, time_ms: float | None = None, found: Sequence[Specialization] = ()) -> Choice:
-        """Return a choice with what its config adds to a call."""
-        return Choice(config, how, config.all_kwargs(), time_ms, tuple(found))
+    def of(
+        config: Config, how: str, target: Target, time_ms: float | None = None, found: Sequence[Specialization] = ()
+    ) -> Choice:
+        """Return a choice with what its config adds to a call on a target."""
+        return Choice(config, how, keywords_on(config, target), time_ms, tuple(found), ignored_on(config, target))
 
 
 @dataclass(frozen=True)
@@ -114,26 +118,23 @@ class ResultLookup:
             # A table is the user's word, so it comes before any record.
             config = self._table.find(self._name, parts["source"], parts["arguments"])
             if config is not None:
-                return Choice.of(config, "table")
+                return Choice.of(_for_kernel(config, listed), "table", question.target)
         # One config without refinement leaves nothing to look up, and no record would say more.
-        if len(listed.configs) == 1 and self._options.descent is None:
-            return Choice.of(listed.configs[0], "only")
+        if len(listed.configs) == 1 and self._options.descent is None and not self._options.steps:
+            return Choice.of(listed.configs[0], "only", question.target)
         found = self._recorded(question)
-        if isinstance(found, Miss) and self._results:
+        if isinstance(found, Miss) and self._results and self._options.reuse == "all":
             results = self._triton_results(question)
             return results if isinstance(results, Choice) else Miss(f"{found.reason}; {results.reason}")
         return found
 
     def _recorded(self, question: LookupQuestion) -> Choice | Miss:
-        found = self._in_bundle(question.parts)
+        found = find_record(self._name, question.parts, self._bundle, self._options)
         if isinstance(found, Miss):
-            # Asked for at each search: a program may change its cache directory while it runs.
-            here = TuningFolder(triton_cache_dir()).find(self._name, question.parts)
-            if isinstance(here, Miss):
-                return here if self._bundle is None else Miss(f"{found.reason}; on disk: {here.reason}")
-            found = here
+            return found
         try:
-            config = tuning_winners.config_of(found.record.config)
+            # A record made of another tuner's result names options among the parameters.
+            config = _for_kernel(tuning_winners.config_of(found.record.config), question.listed)
         except FormatError as error:
             return Miss(f"{found.source}: {error}")
         why = _foreign(config, question.listed)
@@ -143,16 +144,7 @@ class ResultLookup:
         tuning_listeners.tell(found.record, found.tuning)
         # The user's own object, where the config is one of the list: it may have attributes that a record does not hold.
         config = next((known for known in question.listed.configs if known == config), config)
-        return Choice.of(config, "record", found=self._kernels_of(found))
-
-    def _in_bundle(self, parts: Parts) -> Hit | Miss:
-        if self._bundle is None:
-            return Miss(f"{self._name}: no bundle was given")
-        pairs, wanted = tunings_of(self._bundle), record_id(self._name, parts)
-        for record, measured in pairs:
-            if id_of(record) == wanted:
-                return Hit(record, measured, f"bundle {self._bundle.digest[:19]}")
-        return explain(self._name, parts, (record for record, _ in pairs))
+        return Choice.of(config, "record", question.target, found=self._kernels_of(found))
 
     def _kernels_of(self, hit: Hit) -> list[Specialization]:
         """Return kernels of the bundle that may be launched: the record's winner, and others of the very same source."""
@@ -171,12 +163,14 @@ class ResultLookup:
         timings = Miss("no result file of Triton's tuner") if text is None else results_timings(text)
         if isinstance(timings, Miss):
             return timings
-        known = {tuning_winners.named_of(config): config for config in question.listed.configs}
+        # In Triton's file a config is as its user wrote it, with options among the parameters.
+        pairs = zip(question.listed.originals, question.listed.configs, strict=True)
+        known = {tuning_winners.named_of(_as_in_triton(original)): config for original, config in pairs}
         timed = [(ms, known[named]) for named, ms in timings if named in known and ms is not None]
         # Triton's file may be of an earlier list of configs: only times of configs that are still listed count.
         if not timed:
             return Miss("the result file of Triton's tuner has no time for any of these configs")
-        return Choice.of(min(timed, key=lambda pair: pair[0])[1], "results")
+        return Choice.of(min(timed, key=lambda pair: pair[0])[1], "results", question.target)
 
     def keep(self, outcome: TuningOutcome, question: LookupQuestion) -> None:
         """Tell recordings of a winner, and write it where the next process looks; a failure to write is a warning."""
@@ -185,26 +179,41 @@ class ResultLookup:
         )
         spent = (round(outcome.compile_s * _US_OF_S), round(outcome.measure_s * _US_OF_S))
         measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
-        tuning_listeners.tell(record, measured)
-        if not self._options.record:  # recordings were told above: the option is about files alone
-            return
-        try:
-            TuningFolder(triton_cache_dir()).put(record, measured)
-            if self._results:
+        if keep_record(record, measured, self._options) and self._results:
+            try:
                 self._write_results(outcome.timings, question)
-        except BundlerError as error:
-            warn(f"the winner for {self._name} is not kept for other processes: {error}")
+            except BundlerError as error:
+                warn(f"the times for {self._name} are not kept for Triton's tuner: {error}")
 
     def _write_results(self, timings: Sequence[Timing], question: LookupQuestion) -> None:
         by_config = {timing.config: timing for timing in timings}
         kind = toolchain.triton_config_class()
         rows = [
-            (toolchain.as_triton_fields(config.to_triton(kind)), by_config[tuning_winners.named_of(config)])
-            for config in question.listed.configs
+            (
+                toolchain.as_triton_fields(_as_in_triton(original).to_triton(kind)),
+                by_config[tuning_winners.named_of(config)],
+            )
+            for original, config in zip(question.listed.originals, question.listed.configs, strict=True)
         ]
         names = [str(original) for original in question.listed.originals]
         text = results_text(question.key, rows)
         toolchain.write_results(self._function, question.target, question.key, names, text)
+
+
+def _for_kernel(config: Config, listed: ListedConfigs) -> Config:
+    return config if listed.parameters is None else config.for_parameters(listed.parameters)
+
+
+def _as_in_triton(original: Any) -> Config:
+    """Return a config of a user's list as Triton's own tuner has it: an option of ours that is no field there is among the parameters."""
+    if not isinstance(original, Config):
+        return Config.from_triton(original)
+    apart = {name: value for name, value in original.options.items() if name not in toolchain.triton_config_fields()}
+    return replace(
+        original,
+        kwargs={**original.kwargs, **apart},
+        options={name: value for name, value in original.options.items() if name not in apart},
+    )
 
 
 def _foreign(config: Config, listed: ListedConfigs) -> str | None:

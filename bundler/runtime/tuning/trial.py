@@ -14,9 +14,10 @@ from typing import Any
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning.benchmark import Clock, CudaClock, Sample, Sandbox
 from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, StaticCandidate, TritonCandidate
-from bundler.runtime.tuning.occupancy import Occupancy
+from bundler.runtime.tuning.occupancy import DeviceLimits, Occupancy
 from bundler.runtime.tuning.tuner import Candidate, Refused, Search, Traits, TuningOutcome
 from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain import tuner_toolchain as toolchain
 
 Hook = Callable[..., Any]
 
@@ -89,9 +90,13 @@ class Trial:
 
     def _traits(self) -> Traits:
         options, place = self._options, self._compiler.place
-        occupancy = Occupancy.of(place.driver.backend, place.driver.properties(place.device))
-        return Traits(options.kind, options.space, occupancy, options.custom, options.deterministic,
-                      rescale=options.rescale)  # fmt: skip
+        # The device of this process knows best, then who declared it; figures by architecture are for what neither tells.
+        told = DeviceLimits(*toolchain.device_limits(place.device)).or_else(options.limits)
+        occupancy = Occupancy.of(place.driver.backend, place.driver.properties(place.device), told)
+        return Traits(
+            options.kind, options.space, occupancy, options.custom is not False, options.deterministic,
+            min_r=options.space.min_blocks.get("r0_", 1), rescale=options.rescale, steps=options.steps,
+        )  # fmt: skip
 
     @functools.cached_property
     def _clock(self) -> Clock:

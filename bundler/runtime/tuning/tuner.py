@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,14 @@ from bundler.format.candidate_timings import Timing
 from bundler.format.summary import count
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning.benchmark import Sample, usable
-from bundler.runtime.tuning.descent import SKIPPED, SKIPPED_DETERMINISTIC, UNMEASURED_DETERMINISTIC, Descent, Space
+from bundler.runtime.tuning.descent import (
+    SKIPPED,
+    SKIPPED_DETERMINISTIC,
+    UNMEASURED_DETERMINISTIC,
+    Descent,
+    Space,
+    put,
+)
 from bundler.runtime.tuning.occupancy import Occupancy
 from bundler.runtime.tuning.register_pressure import may_rescale, r_blocks, rescaled
 from bundler.runtime.tuning.tuning_winners import named_of
@@ -84,6 +91,7 @@ class Traits:
         deterministic: equal input has to give equal output in every process, so no measurement may choose among reductions.
         min_r: the smallest reduction block.
         rescale: whether reduction blocks may be halved.
+        steps: changes to try on top of the best config, one step after the other.
     """
 
     kind: str = "user_autotune"
@@ -93,6 +101,7 @@ class Traits:
     deterministic: bool = False
     min_r: int = 1
     rescale: bool = True
+    steps: tuple[tuple[Mapping[str, Any], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ class TuningOutcome:
 
     Attributes:
         winner: the candidate to launch, still loaded.
-        found_by: `autotune`, `coordinate_descent`, or `only` when nothing had to be measured.
+        found_by: `autotune`, `steps`, `coordinate_descent`, or `only` when nothing had to be measured.
         timings: every config that was tried.
         compile_s, measure_s: wall time spent.
         measured: how many configs were timed.
@@ -124,7 +133,8 @@ class Search:
         bench: times one candidate.
         traits: what is known of the kernel.
         descent: how to refine the winner; None not to.
-        spill_threshold: candidates that spill more are not timed, unless the kernel is a user's own; None for 16, and 32 on AMD.
+        spill_threshold: candidates that spill more are not timed, unless the kernel is a user's own or no other runs; None for 16, and 32
+            on AMD.
     """
 
     def __init__(
@@ -163,13 +173,14 @@ class Search:
             for loser in candidates[1:]:
                 loser.close()
             return self._outcome(candidates[0], "only")
-        # One after the other: two launches at once would disturb each other's times.
-        for candidate in candidates:
-            self._time(candidate)
+        self._time_all(candidates)
         if self._best is None:
             raise self._none()
         found_by = "autotune" if len(self._samples) > 1 else "only"
-        # Descent finds the nearest minimum, so it begins at the best config of the list.
+        if self._traits.steps:
+            self._step_through()
+            found_by = "steps"
+        # Descent finds the nearest minimum, so it begins at the best config so far.
         if self._refines():
             self._refine(self._best[0].config)
             found_by = "coordinate_descent"
@@ -178,7 +189,7 @@ class Search:
     def _must_not_measure(self, candidates: Sequence[Candidate]) -> bool:
         if self._traits.deterministic and self._traits.kind in UNMEASURED_DETERMINISTIC:
             return True
-        return len(candidates) == 1 and not self._refines()
+        return len(candidates) == 1 and not self._refines() and not self._traits.steps
 
     def _refines(self) -> bool:
         if self._descent is None or (self._traits.kind in SKIPPED and self._traits.space.fields is None):
@@ -215,6 +226,25 @@ class Search:
                 found[smaller] = None
         return list(found)
 
+    def _time_all(self, candidates: Sequence[Candidate]) -> None:
+        # One after the other: two launches at once would disturb each other's times.
+        spilling = [candidate for candidate in candidates if self._spills(candidate)]
+        for candidate in candidates:
+            if candidate not in spilling:
+                self._time(candidate)
+        for candidate in spilling:
+            if self._best is None or self._best[0] in spilling:
+                # A kernel that runs in no other config is still better than none.
+                self._time(candidate)
+            else:
+                self._leave_out(candidate)
+
+    def _leave_out(self, candidate: Candidate) -> None:
+        spills = count(candidate.spills or 0, "word")
+        words = f"register spilling: {spills}, and {self._spill_threshold} are allowed"
+        self._timings[candidate.config] = replace(self._timings[candidate.config], reason=words)
+        candidate.close()
+
     def _time(self, candidate: Candidate) -> float:
         """Measure a candidate, and keep it loaded only while it is the best."""
         started = time.perf_counter()
@@ -234,12 +264,6 @@ class Search:
 
     def _measured(self, candidate: Candidate) -> tuple[float, Timing]:
         blank = Timing(named_of(candidate.config), candidate.key)
-        # Spilled words go through memory at each use.  Only a user's own config is timed all the same: its author chose it.
-        if not self._traits.custom and (candidate.spills or 0) > self._spill_threshold:
-            words = (
-                f"register spilling: {count(candidate.spills or 0, 'word')}, and {self._spill_threshold} are allowed"
-            )
-            return math.inf, replace(blank, reason=words)
         try:
             sample = self._bench(candidate)
         except DriverError as error:  # too many registers or too much shared memory for this device: the others may do
@@ -249,6 +273,20 @@ class Search:
         times = (round(ms * _NS_OF_MS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
         median, low, high = times
         return sample.median_ms, replace(blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0))
+
+    def _spills(self, candidate: Candidate) -> bool:
+        # Spilled words go through memory at each use.  Only a user's own config is timed all the same: its author chose it.
+        return not self._traits.custom and (candidate.spills or 0) > self._spill_threshold
+
+    def _step_through(self) -> None:
+        """Try each step's changes on top of the best config so far; one that is not faster changes nothing."""
+        for step in self._traits.steps:
+            for change in step:
+                assert self._best is not None
+                config = self._best[0].config
+                for name, value in change.items():
+                    config = put(config, name, value)
+                self._time_of(config)
 
     def _refine(self, start: Config) -> None:
         # A persistent kernel holds its row whole, in its source; a block for it would be a field that changes nothing.
@@ -268,6 +306,9 @@ class Search:
             BundlerError
         ) as error:  # descent goes beyond the user's list, so a config of its own may fail and end nothing
             self._timings[config] = Timing(named_of(config), reason=str(error))
+            return math.inf
+        if built and self._spills(built[0]):
+            self._leave_out(built[0])
             return math.inf
         return self._time(built[0]) if built else math.inf
 

@@ -6,12 +6,15 @@ A `BandwidthReport` says how near to the memory's speed kernels come, a `LaunchD
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors
 from bundler.runtime.launch.argument_types import is_tensor
 
@@ -19,7 +22,9 @@ from bundler.runtime.launch.argument_types import is_tensor
 SLOW_GB_S, SLOW_FROM_MS = 650.0, 0.012
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 _MS_OF_S = 1e3
+# The latest measurements: a server that tunes for months must not run out of memory by its report.
 MAX_KEPT = 100_000
+_LOG = logging.getLogger("bundler.runtime")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ def moved_bytes(values: Mapping[str, Any]) -> int:
     total = 0
     for name, value in values.items():
         if is_tensor(value) and hasattr(value, "numel"):
+            # By Inductor's names, the only sign of a kernel that updates a tensor in place.
             size = int(value.numel()) * int(value.dtype.itemsize)
             total += size * (2 if name.startswith("in_out_ptr") else 1)
     return total
@@ -61,11 +67,26 @@ class BandwidthReport:
 
     Args:
         path: a file that `write` appends to.
+        pattern: a regular expression; only kernels whose name begins with a match are measured.
+        lines: append each kernel's line to the file when it was measured, and log it, without waiting for `write`.
+
+    Raises:
+        ConfigError: the pattern is no regular expression.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._path, self._lock = path, threading.Lock()
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, pattern: str | None = None, lines: bool = False
+    ) -> None:
+        self._path, self._lock, self._lines = path, threading.Lock(), lines
         self._rows: list[Bandwidth] = []
+        try:
+            self._pattern = None if pattern is None else re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern={pattern!r}: no regular expression: {error}", got=pattern) from error
+
+    def wants(self, name: str) -> bool:
+        """Whether a kernel of this name is measured."""
+        return self._pattern is None or self._pattern.match(name) is not None
 
     @property
     def rows(self) -> tuple[Bandwidth, ...]:
@@ -73,10 +94,18 @@ class BandwidthReport:
         return tuple(self._rows)
 
     def add(self, name: str, milliseconds: float, gigabytes: float) -> Bandwidth:
-        """Add a measurement; returns it."""
+        """Add a measurement; returns it.
+
+        Raises:
+            AccessDenied, StoreFull, NotFound: with `lines`, the file cannot be written.
+        """
         row = Bandwidth(name, milliseconds, gigabytes)
         with self._lock:
+            # Replaced, never changed: `rows` and `table` read it without the lock.
             self._rows = [*self._rows, row][-MAX_KEPT:]
+            if self._lines:
+                _LOG.info("%s", row.line())
+                self._append(row.line())
         return row
 
     def table(self, title: str = "", *, color: bool = False) -> str:
@@ -96,10 +125,13 @@ class BandwidthReport:
         Raises:
             AccessDenied, StoreFull, NotFound: it cannot be written.
         """
+        self._append(self.table(title))
+
+    def _append(self, text: str) -> None:
         if self._path is None:
             return
         with os_errors(os.fspath(self._path), "write"), open(self._path, "a", encoding="utf-8") as file:
-            file.write(self.table(title) + "\n")
+            file.write(text + "\n")
 
 
 class LaunchDump:

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TreePlan`: which trees of a bundle this machine can use, and where their files and kernels belong.
+
+`RestorePlan` makes one for a bundle that has trees; `read_trees` reads the indexes, also for commands that show a bundle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bundler.errors import BundlerError, ConfigError, DigestMismatch, FormatError, NotFound
+from bundler.format.bundle import Bundle
+from bundler.format.digest import digest_raw
+from bundler.format.entries import Artifact
+from bundler.format.tree_index import TreeFile, TreeIndex, blob_path, is_index_path, is_tree_path
+from bundler.lifecycle.bundle_builder import NOT_NEEDED
+from bundler.lifecycle.family import Family, takes
+from bundler.lifecycle.kernel_placement import NEEDS_TRUST
+from bundler.lifecycle.known_families import find_family
+from bundler.lifecycle.restore_options import RestoreOptions
+from bundler.lifecycle.tree_fingerprint import compare_fingerprints, shown
+from bundler.toolchain.machine_facts import machine_facts
+
+_RANKS = "ranks"
+
+
+@dataclass(frozen=True)
+class PlacedTree:
+    """A tree and the directory that is its family's root here."""
+
+    tree: TreeIndex
+    root: str
+
+
+class TreePlan:
+    """Where the trees of one bundle go.  Reads their indexes, looks at this machine, and writes nothing.
+
+    Attributes:
+        unusable: (name, reason) of trees, and of files of trees, that are left out.
+        damaged: names among them whose index is damaged.
+        unchecked: facts that are not known on this machine, or not in the bundle, and excluded nothing.
+        wanted: the trees to restore.
+        kernel_roots: key of a kernel, or directory of a helper library -> the cache directories where trees have it.
+    """
+
+    def __init__(self, bundle: Bundle, options: RestoreOptions) -> None:
+        self._bundle, self._options = bundle, options
+        self.unusable: list[tuple[str, str]] = []
+        self.damaged: list[str] = []
+        self.unchecked: set[str] = set()
+        self.wanted: list[PlacedTree] = []
+        self.kernel_roots: dict[str, list[str]] = {}
+        self._facts: dict[tuple[str, ...], dict[str, str]] = {}
+        self._artifacts = {entry.path: entry.artifact for entry in bundle.opaque if is_tree_path(entry.path)}
+        trees = list(read_trees(bundle, self.unusable, self.damaged))
+        families = {tree.family for tree in trees}
+        base = options.cache_dir
+        if base is not None and len(families) > 1:
+            raise ConfigError(
+                f"cache_dir is one directory, and the bundle has trees of {', '.join(sorted(families))}: give the root of each, "
+                "--root NAME=DIR or roots=",
+                got=base,
+            )
+        for tree in trees:
+            self._plan(tree, [one for one in trees if (one.family, one.place) == (tree.family, tree.place)])
+
+    def files(self, placed: PlacedTree) -> Iterator[tuple[str, TreeFile]]:
+        """Yield (path relative to the root, file) of what is to be restored; what is not is in `unusable` then."""
+        family = self._declared(placed.tree)
+        for file in placed.tree.files:
+            path = placed.tree.path_of(file.path)
+            if family is not None and not takes(family, path):
+                self.unusable.append(
+                    (f"{placed.tree.family}:{path}", f"{family.name}, as declared here, has no such file")
+                )
+            elif escapes(placed.root, os.path.dirname(path)):
+                self.unusable.append((f"{placed.tree.family}:{path}", "a symbolic link there leads out of the root"))
+            else:
+                yield path, file
+
+    def read(self, tree: TreeIndex, file: TreeFile) -> bytes:
+        """Return the bytes of a file.
+
+        Raises:
+            NotFound: a chunk is not in the bundle.
+            DigestMismatch, FormatError: it is damaged.
+        """
+        artifacts = [self._artifacts.get(blob_path(tree.family, digest_raw(chunk))) for chunk in file.chunks]
+        known = [artifact for artifact in artifacts if artifact is not None]
+        if len(known) != len(artifacts):
+            raise NotFound(f"the bundle lacks part of {tree.path_of(file.path)}", name=file.path)
+        if sum(artifact.size for artifact in known) != file.size or any(artifact.spans for artifact in known):
+            raise FormatError(f"the index of {tree.name} gives {file.path} another size", name=file.path)
+        self._bundle.blobs.prefetch([digest_raw(artifact.digest) for artifact in known])
+        return b"".join(self._read_chunk(artifact) for artifact in known)
+
+    def _read_chunk(self, artifact: Artifact) -> bytes:
+        return self._bundle.read(artifact)
+
+    def _plan(self, tree: TreeIndex, same_place: list[TreeIndex]) -> None:
+        family = self._declared(tree)
+        try:
+            root = self._root_of(tree, family)
+        except NotFound as error:
+            self.unusable.append((tree.name, error.message))
+            return
+        for path, keys in tree.kernels.items():
+            inside = tree.path_of(path)
+            if escapes(root, inside):
+                self.unusable.append((f"{tree.family}:{inside}", "a symbolic link there leads out of the root"))
+                continue
+            for key in keys:
+                roots = self.kernel_roots.setdefault(key, [])
+                roots += [os.path.join(root, inside)] if os.path.join(root, inside) not in roots else []
+        reason = self._why_not(_with_ranks_of(tree, same_place), family)
+        if not tree.files:
+            return
+        if reason is None:
+            self.wanted.append(PlacedTree(tree, root))
+        else:
+            self.unusable.append((tree.name, reason))
+
+    def _declared(self, tree: TreeIndex) -> Family | None:
+        try:
+            return find_family(tree.family, self._options.trees.families)
+        except NotFound:
+            return None
+
+    def _root_of(self, tree: TreeIndex, family: Family | None) -> str:
+        given = self._options.trees.roots.get(tree.family, self._options.cache_dir)
+        if given is not None:
+            return os.path.abspath(os.fspath(given))
+        # Says which families are declared.
+        return (family or find_family(tree.family, self._options.trees.families)).find_root()
+
+    def _why_not(self, tree: TreeIndex, family: Family | None) -> str | None:
+        if self._options.keep == "launch":
+            return NOT_NEEDED
+        # What a bundle says of itself decides nothing: a family that is not declared here is code.
+        if self._options.trust != "code" and (family is None or family.trust == "code"):
+            return NEEDS_TRUST
+        if self._options.only == "all":
+            return None
+        names = fact_names(tree, family)
+        if names not in self._facts:
+            self._facts[names] = machine_facts(names)
+        ours = {**self._facts[names], **self._options.trees.facts}
+        found = compare_fingerprints(tree.fingerprint, ours, names)
+        self.unchecked |= {_unknown(tree, name) for name in found.unknown}
+        if not found.differing:
+            return None
+        parts = (
+            f"{name}: made for {shown(name, theirs)}, here {shown(name, value)}"
+            for name, theirs, value in found.differing
+        )
+        return "; ".join(parts)
+
+
+def fact_names(tree: TreeIndex, family: Family | None) -> tuple[str, ...]:
+    """Return the names of what a tree depends on, by itself and by the declaration of its family."""
+    declared = set(family.fingerprint) if family is not None else set()
+    return tuple(sorted({*tree.fingerprint, *declared} - (set() if tree.ranks else {_RANKS})))
+
+
+def _unknown(tree: TreeIndex, name: str) -> str:
+    if name not in tree.fingerprint:
+        return f"{name} of {tree.family}: the bundle does not say"
+    hint = "; say it with --fact ranks=N, or facts=" if name == _RANKS else ""
+    return f"{name} of {tree.family}: not known here{hint}"
+
+
+def _with_ranks_of(tree: TreeIndex, others: list[TreeIndex]) -> TreeIndex:
+    """Return a tree with the ranks of all hosts that have one of its place: a bundle merged from several hosts has one of each."""
+    if all(one.fingerprint.get(_RANKS) == tree.fingerprint.get(_RANKS) for one in others):
+        return tree
+    ranks = sorted({rank for one in others for rank in one.fingerprint.get(_RANKS, "").split()})
+    return replace(tree, fingerprint={**tree.fingerprint, _RANKS: " ".join(ranks)})
+
+
+def read_trees(
+    bundle: Bundle, left_out: list[tuple[str, str]] | None = None, damaged: list[str] | None = None
+) -> Iterator[TreeIndex]:
+    """Yield the trees of a bundle, by family and place.
+
+    Args:
+        bundle: the bundle.
+        left_out: gets (name, reason) of each index that cannot be read; without it that is an error.
+        damaged: gets the names of those.
+
+    Raises:
+        FormatError, DigestMismatch, NotFound: an index cannot be read, and nobody asked for its name.
+    """
+    found = []
+    for entry in bundle.opaque:
+        if is_index_path(entry.path):
+            try:
+                tree = TreeIndex.decode(bundle.read(entry.artifact))
+                if tree.entry_path != entry.path:
+                    raise FormatError(f"{entry.path} is not where the index of {tree.name} belongs", name=entry.path)
+                found.append(tree)
+            except (FormatError, DigestMismatch, NotFound) as error:
+                _note(error, entry.path, left_out, damaged)
+    yield from sorted(found, key=lambda tree: (tree.family, tree.place, tree.ranks))
+
+
+def _note(error: BundlerError, path: str, left_out: list[tuple[str, str]] | None, damaged: list[str] | None) -> None:
+    if left_out is None:
+        raise error
+    left_out.append((path, error.message))
+    if damaged is not None:
+        damaged.append(path)
+
+
+def escapes(root: str, path: str) -> bool:
+    """Whether a path below a root leads out of it, by a symbolic link in it; the root itself may be one."""
+    return not f"{os.path.realpath(os.path.join(root, path))}/".startswith(f"{os.path.realpath(root).rstrip('/')}/")

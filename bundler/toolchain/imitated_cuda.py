@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`imitate_cuda`: torch's `torch.cuda` as on a machine with the target's GPU, for programs that are captured; nothing of it touches a driver.
+
+Libraries look at `torch.cuda` when they are imported, and programs before each launch.  What is asked about the device comes from
+`target_devices.py`; streams, events, graphs and memory statistics are objects that do nothing.  Used by `program_imitation.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Self
+
+from bundler.format.entries import Target
+from bundler.toolchain.declared_target import DeclaredDriver
+from bundler.toolchain.replaced_attributes import Replacements
+from bundler.toolchain.target_devices import TargetDevice
+
+# What an event says has passed since another, in milliseconds: no time passes where nothing runs.
+ELAPSED_MS = 1.0
+_KILOHERTZ = 1_000_000
+# The first generation with bfloat16 and TF32.
+_AMPERE = 8
+
+
+class ImitatedStream:
+    """A stream on which nothing runs."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        import torch
+
+        self.device, self.device_index, self.device_type = torch.device("cuda", 0), 0, 1
+        self.stream_id = self.cuda_stream = 0
+        self.priority = priority
+
+    def query(self) -> bool:
+        """Whether all work is done: there is none."""
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event that has happened."""
+        return event if event is not None else ImitatedEvent()
+
+    def synchronize(self, *_: Any) -> None:
+        """Wait for nothing."""
+
+    wait_event = wait_stream = synchronize
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the stream."""
+
+
+class ImitatedEvent:
+    """An event that has always happened."""
+
+    def __init__(self, *_: Any, **_options: Any) -> None:
+        self.cuda_event = 0
+
+    def query(self) -> bool:
+        """Whether it happened."""
+        return True
+
+    def elapsed_time(self, _end: Any) -> float:
+        """Return the milliseconds that every kernel is said to take."""
+        return ELAPSED_MS
+
+    def record(self, *_: Any) -> None:
+        """Do nothing."""
+
+    synchronize = wait = record
+
+
+class ImitatedGraph:
+    """A graph of launches; the launches are captured when the program makes the graph."""
+
+    def __init__(self, *_: Any, **_options: Any) -> None:
+        """Make an empty graph."""
+
+    def replay(self, *_: Any, **_options: Any) -> None:
+        """Do nothing."""
+
+    capture_begin = capture_end = reset = replay
+
+    def pool(self) -> tuple[int, int]:
+        """Return a memory pool's name."""
+        return 0, 0
+
+
+class _ImitatedGraphBlock(contextlib.nullcontext[None]):
+    """`torch.cuda.graph(graph)`: the block runs as it would without a graph."""
+
+    def __init__(self, *_: Any, **_options: Any) -> None:
+        super().__init__()
+
+
+def imitate_cuda(changes: Replacements, target: Target, device: TargetDevice) -> None:
+    """Replace what `torch.cuda` says and does, until the changes are undone."""
+    import torch
+
+    changes.put_all(torch.cuda, {**_facts(target, device), **_state(), **_memory(device), **_objects()})
+    # Torch's own code asks the module that defines a function, and programs the package.
+    changes.put_all(torch.cuda.streams, {"Stream": ImitatedStream, "Event": ImitatedEvent})
+    if target.backend == "hip":
+        changes.put_all(torch.version, {"hip": "6.4", "cuda": None})
+    elif torch.version.cuda is None:
+        changes.put(torch.version, "cuda", "12.8")
+
+
+def _facts(target: Target, device: TargetDevice) -> dict[str, Any]:
+    major, minor = DeclaredDriver(target).get_device_capability()
+    properties = SimpleNamespace(
+        name=device.name,
+        major=major,
+        minor=minor,
+        total_memory=device.total_memory,
+        multi_processor_count=device.multi_processor_count,
+        max_threads_per_multi_processor=device.max_threads_per_multi_processor,
+        max_threads_per_block=1024,
+        warp_size=target.warp_size,
+        regs_per_multiprocessor=device.regs_per_multiprocessor,
+        shared_memory_per_block=device.shared_memory_per_block,
+        shared_memory_per_block_optin=device.shared_memory_per_block_optin,
+        shared_memory_per_multiprocessor=device.shared_memory_per_multiprocessor,
+        L2_cache_size=device.L2_cache_size,
+        clock_rate=_KILOHERTZ,
+        memory_clock_rate=_KILOHERTZ,
+        memory_bus_width=1024,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName=target.arch if target.backend == "hip" else device.name,
+        uuid="00000000-0000-0000-0000-000000000000",
+    )
+    return {
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda *_, **__: target.backend == "hip" or major >= _AMPERE,
+        "is_tf32_supported": lambda: target.backend == "cuda" and major >= _AMPERE,
+        "device_count": lambda: 1,
+        "get_device_name": lambda _device=None: device.name,
+        "get_device_capability": lambda _device=None: (major, minor),
+        "get_device_properties": lambda _device=None: properties,
+        "get_arch_list": lambda: [target.arch if target.backend == "hip" else f"sm_{target.arch}"],
+        "can_device_access_peer": lambda *_: False,
+    }
+
+
+def _state() -> dict[str, Any]:
+    import torch
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    def zero(*_: Any, **__: Any) -> int:
+        return 0
+
+    return {
+        "init": nothing,
+        "_lazy_init": nothing,
+        "_lazy_call": nothing,
+        "is_initialized": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "current_device": zero,
+        "set_device": nothing,
+        "_exchange_device": zero,
+        "_maybe_exchange_device": zero,
+        "synchronize": nothing,
+        "ipc_collect": nothing,
+        "current_stream": lambda _device=None: ImitatedStream(),
+        "default_stream": lambda _device=None: ImitatedStream(),
+        "set_stream": nothing,
+        "stream": lambda _stream: contextlib.nullcontext(),
+        "is_current_stream_capturing": lambda: False,
+        "manual_seed": nothing,
+        "manual_seed_all": nothing,
+        "seed": nothing,
+        "seed_all": nothing,
+        "initial_seed": zero,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "set_rng_state": nothing,
+        "set_rng_state_all": nothing,
+    }
+
+
+def _memory(device: TargetDevice) -> dict[str, Any]:
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    def zero(*_: Any, **__: Any) -> int:
+        return 0
+
+    amounts = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    resets = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "empty_cache")
+    return {
+        "mem_get_info": lambda _device=None: (device.total_memory, device.total_memory),
+        "memory_stats": lambda _device=None: {},
+        **dict.fromkeys(amounts, zero),
+        **dict.fromkeys(resets, nothing),
+    }
+
+
+def _objects() -> dict[str, Any]:
+    return {
+        "Stream": ImitatedStream,
+        "Event": ImitatedEvent,
+        "ExternalStream": ImitatedStream,
+        "CUDAGraph": ImitatedGraph,
+        "graph": _ImitatedGraphBlock,
+        "graph_pool_handle": lambda: (0, 0),
+    }
+
+
+@contextlib.contextmanager
+def imitated_cuda(target: Target, device: TargetDevice) -> Iterator[None]:
+    """Imitate the target's GPU to torch while the block runs."""
+    changes = Replacements()
+    try:
+        imitate_cuda(changes, target, device)
+        yield
+    finally:
+        changes.undo()

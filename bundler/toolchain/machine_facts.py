@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`machine_facts`: what this machine has of the things that a tree of a server's cache depends on, by name, as texts.
+
+Packing a family notes them as the fingerprint of its trees, restoring and explaining compare.  Imports no package that it names, and opens no
+device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable
+
+from bundler.toolchain import identity, targets
+
+_CUDA = re.compile(r"""^(?:cuda|hip)\b[^=\n]*=\s*["']([^"']+)["']""", re.MULTILINE)
+_TORCH_BYTES = 1 << 16
+
+
+def machine_facts(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> value of each fact that is known here; a name that is none of ours is a package, which stands for its version."""
+    found = {name: _FACTS[name]() if name in _FACTS else identity.version_of(name) for name in dict.fromkeys(names)}
+    return {name: value for name, value in found.items() if value}
+
+
+def _python() -> str:
+    return f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _platform() -> str:
+    return f"{sys.platform} {identity.machine()}"
+
+
+def _environment(name: str) -> Callable[[], str | None]:
+    return lambda: dict(identity.environment()).get(name)
+
+
+def _target() -> str | None:
+    return ", ".join(map(str, targets.visible_targets() or ())) or None
+
+
+def _cuda() -> str | None:
+    """Return the CUDA, or ROCm, that torch was built for: its `version.py` says so, in a line each."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin:
+        return None
+    try:
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8") as file:
+            found = _CUDA.search(file.read(_TORCH_BYTES))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[1] if found is not None else None
+
+
+def _triton() -> str | None:
+    installed = identity.installed_triton()
+    return installed.release if installed is not None else None
+
+
+_FACTS: dict[str, Callable[[], str | None]] = {
+    "python": _python,
+    "platform": _platform,
+    "gpu": _environment("gpu"),
+    "driver": _environment("driver"),
+    "target": _target,
+    "cuda": _cuda,
+    "triton": _triton,
+    # Nothing on a machine says how many ranks a server will have there: users do.
+    "ranks": lambda: None,
+}

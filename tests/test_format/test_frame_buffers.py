@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that frames are decoded into: used again, and never while somebody looks at it."""
+
+import os
+import threading
+
+import pytest
+import zstandard
+
+from bundler.errors import DigestMismatch, FormatError, NotFound
+from bundler.format import container, frame_buffers
+from bundler.format.bundle import Bundle
+from bundler.format.digest import digest_raw
+from bundler.format.frame_buffers import FrameBuffers
+
+SIZES = [1, 4096, 100_000, 3 << 20, 4 << 20, 8 << 20]
+
+
+@pytest.fixture
+def buffers():
+    return FrameBuffers()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_view_has_the_size_that_was_asked_for(buffers, size):
+    view = buffers.take(size)
+    view[-1] = 7
+    assert (len(view), view[-1], view.readonly) == (size, 7, False)
+
+
+def test_nothing_needs_no_memory(buffers):
+    assert len(buffers.take(0)) == 0
+
+
+def test_a_buffer_nobody_looks_at_is_used_again(buffers):
+    """What was written into it is still there, which tells that it is the same memory."""
+    view = buffers.take(3 << 20)
+    view[:5] = b"first"
+    del view
+    assert bytes(buffers.take(3 << 20)[:5]) == b"first"
+
+
+@pytest.mark.parametrize("held", [lambda view: view, lambda view: view[5:6], lambda view: view.toreadonly()[7:7]])
+def test_a_buffer_that_is_looked_at_is_left_alone(buffers, held):
+    """As long as any view of it is left, however small, nobody else gets the memory."""
+    view = buffers.take(4096)
+    view[:] = b"a" * 4096
+    kept = held(view)
+    del view
+    others = [buffers.take(4096) for _ in range(20)]
+    for other in others:
+        other[:] = b"b" * 4096
+    assert set(kept.obj[:4096]) == {ord("a")}
+
+
+def test_much_larger_buffers_are_left_to_larger_frames(buffers):
+    view = buffers.take(8 << 20)
+    view[0] = 1
+    del view
+    small = buffers.take(1 << 20)
+    assert small[0] == 0
+    assert buffers.take(8 << 20)[0] == 1
+
+
+def test_few_buffers_are_kept(buffers):
+    """Frames that were all in use at once do not stay in memory."""
+    views = [buffers.take(4096) for _ in range(50)]
+    del views
+    assert len(buffers._buffers) <= frame_buffers._MOST
+    buffers.clear()
+    assert buffers._buffers == []
+
+
+def test_threads_never_get_the_same_buffer(buffers):
+    """Each writes its own number everywhere, and finds nothing else there."""
+    wrong = []
+
+    def work(number):
+        for _ in range(300):
+            view = buffers.take(5000)
+            view[:] = bytes([number]) * 5000
+            if bytes(view) != bytes([number]) * 5000:
+                wrong.append(number)
+            del view
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_does_not_write_into_its_parents_frames(buffers):
+    view = buffers.take(4096)
+    view[:] = b"p" * 4096
+    child = os.fork()
+    if not child:
+        view[:] = b"c" * 4096
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert bytes(view) == b"p" * 4096
+
+
+def test_a_system_that_has_no_huge_pages_is_fine(buffers, monkeypatch):
+    monkeypatch.setattr(frame_buffers.mmap, "MADV_HUGEPAGE", -1, raising=False)
+    assert len(buffers.take(8 << 20)) == 8 << 20
+
+
+def test_no_memory_is_a_memory_error(buffers):
+    """As it is when Python itself finds none; an error of the system would look like one of the file."""
+    with pytest.raises(MemoryError, match="no memory for a frame of"):
+        buffers.take(1 << 62)
+
+
+@pytest.fixture(scope="module")
+def wide(build):
+    """The bytes of a bundle with more compressed frames than stay decoded, and their blobs."""
+    files = build.Files()
+    texts = [build.noise(number, 1 << 16) * 100 for number in range(9)]
+    kernels = [files.kernel(n, f"k{n}", extra={f"k{n}.llir": text}) for n, text in enumerate(texts)]
+    return files.bundle(*kernels).to_bytes(), files.blobs
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order):
+    """A blob that somebody holds has its bytes also after more frames than stay decoded, and than there are buffers."""
+    data, blobs = wide
+    with Bundle.from_bytes(data) as bundle:
+        frames = [section for section in bundle.blobs.sections if section.codec == container.ZSTD and section.blobs]
+        assert len(frames) > frame_buffers._MOST > container.CACHED_FRAMES
+        held = {digest: bundle.blobs.stored_blobs([digest])[0] for digest in [*blobs][::order]}
+    assert held == blobs
+    assert all(view.readonly for view in held.values())
+
+
+def test_frames_are_decoded_into_memory_that_was_used_before(wide, monkeypatch):
+    """Who holds no blob makes a restore need no more memory than a few frames take."""
+    made = []
+    real = frame_buffers._new_buffer
+    monkeypatch.setattr(frame_buffers, "_new_buffer", lambda size: made.append(size) or real(size))
+    data, blobs = wide
+    with Bundle.from_bytes(data) as bundle:
+        for _ in range(3):
+            assert all(bundle.blobs.read_blob(digest) == raw for digest, raw in blobs.items())
+    assert 0 < len(made) <= container.CACHED_FRAMES + 1
+
+
+def test_unverified_blobs_are_what_the_frame_holds(build):
+    """`stored_blobs` leaves the digest to its caller; reading the same blob as usual raises."""
+    parts = build.Parts.of(build.several().to_bytes())
+    section = parts.find(2)
+    section.data = build.compressed(b"x" * section.raw)
+    with Bundle.from_bytes(parts.join()) as bundle:
+        artifact = bundle.kernels[0].artifact("k.ttir")
+        (view,) = bundle.blobs.stored_blobs([digest_raw(artifact.digest)])
+        assert bytes(view) == b"x" * artifact.size
+        with pytest.raises(DigestMismatch):
+            bundle.read(artifact)
+        with pytest.raises(NotFound, match="no blob sha256:"):
+            bundle.blobs.stored_blobs([bytes(32)])
+
+
+EMPTY = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True).compress(b"")
+SKIPPABLE = b"\x50\x2a\x4d\x18\1\0\0\0x"
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"\x28", EMPTY, SKIPPABLE, EMPTY[:5], SKIPPABLE[:8], b"x" * 100])
+def test_nothing_follows_a_frame(build, tail):
+    """Whatever stands behind the frame in its section, also what a decoder of streams passes over, is refused."""
+    parts = build.Parts.of(build.several().to_bytes())
+    parts.find(2).data += tail
+    with Bundle.from_bytes(parts.join()) as bundle, pytest.raises(FormatError, match="section at offset"):
+        bundle.verify()
+
+
+@pytest.mark.parametrize("block", [100, 1 << 17])
+@pytest.mark.parametrize("raw", [b"", b"a", b"a" * 1000, bytes(1 << 20), bytes(range(256)) * 5000])
+def test_a_cut_frame_is_noticed_wherever_it_is_cut(build, raw, block):
+    """`_frame_bytes` finds the end of frames of every kind of block; of a shorter one nothing is taken."""
+    compressor = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True)
+    steps = compressor.compressobj(size=len(raw))
+    pieces = [raw[start : start + block] for start in range(0, min(len(raw), 20 * block), block)] + [raw[20 * block :]]
+    flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
+    frame = b"".join([*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()])
+    assert zstandard.decompress(frame) == raw
+    assert container._frame_bytes(frame) == len(frame)
+    assert all(container._frame_bytes(frame[:size]) != size for size in range(max(len(frame) - 300, 18), len(frame)))
+
+
+def test_the_last_bytes_of_a_checksum_are_compared(build):
+    parts = build.Parts.of(build.several().to_bytes())
+    section = parts.find(2)
+    section.data = section.data[:-4] + bytes(4)
+    with Bundle.from_bytes(parts.join()) as bundle, pytest.raises(FormatError, match="checksum"):
+        bundle.verify()

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches of heuristic kernels after the first: the same as the first, as cheap as a tuned kernel's, on any stream."""
+
+import contextlib
+import statistics
+import sys
+import time
+from types import SimpleNamespace
+
+import launch_calls as calls
+import pytest
+
+import bundler
+from bundler.errors import CannotLaunchStatically, ConfigError
+from bundler.runtime import Config, DryDriver, TunerOptions, heuristics
+from bundler.runtime.heuristics.facts import Device, Setting
+from bundler.runtime.heuristics.launch_grids import FixedGrid
+from bundler.runtime.tuning import known_grids
+from bundler.runtime.tuning.benchmark import GivenClock
+from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
+
+pytestmark = pytest.mark.toolchain
+X, Y, OUT = calls.X, calls.Y, calls.OUT
+SETTING = Setting(Device("cuda", 132))
+# By how much a launch of a heuristic kernel may cost more than one of a tuned kernel, whose grid is a function too.
+MOST = 1.3
+
+
+def by_blocks(blocks, sizes):
+    return (-(-sizes["n"] // blocks["BLOCK"]), 1, 1)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def make(launch_kernels, monkeypatch, compiled):
+    """A function that makes a heuristic kernel on a GPU that is not there, and the driver."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
+
+    def make(configs=({"BLOCK": 64}, {"BLOCK": 128}), grid=by_blocks, **launch):
+        driver = DryDriver("cuda", handle=5)
+        kernel = heuristics.user_autotune(
+            list(configs), SETTING, grid=grid, options=TunerOptions(driver=driver, workers=1, record=False),
+            clock=lambda: GivenClock(lambda fn, quantiles: [1.0] * 3), **launch,
+        )(launch_kernels.add)  # fmt: skip
+        return kernel, driver
+
+    return make
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """The calls whose arguments were bound by name, which takes longer than a launch."""
+    heard, real = [], HeuristicKernel.bind
+
+    def bind(self, *args, **kwargs):
+        heard.append((args, kwargs))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(HeuristicKernel, "bind", bind)
+    return heard
+
+
+def grids(driver):
+    return [launch.grid[0] for launch in driver.launches]
+
+
+def test_later_calls_launch_as_the_first_without_binding_names(make, bound):
+    """Positional calls go straight to the kernel that was chosen; others are bound, and launch the same."""
+    kernel, driver = make()
+    kernel.run(X, Y, OUT, 1024)
+    assert len(bound) == 1
+    kernel.run(X, Y, OUT, 1024, stream=5)
+    kernel.run(X, Y, OUT, 512)
+    kernel.run(X, Y, OUT, 0)
+    assert (len(bound), grids(driver)) == (1, [16, 16, 8])
+    kernel.run(X, Y, out=OUT, n=1024)
+    assert (len(bound), grids(driver)) == (2, [16, 16, 8, 16])
+    assert len({launch.plan.key for launch in driver.launches}) == 1
+    assert len({launch.parameters for launch in driver.launches if launch.grid[0] == 16}) == 1
+    assert kernel.tuned.best_config == Config({"BLOCK": 64})
+    with pytest.raises(ConfigError, match="missing n"):
+        kernel.run(X, Y, OUT)
+    with pytest.raises(ConfigError, match="takes 4 arguments"):
+        kernel.run(X, Y, OUT, 1024, 7)
+
+
+def test_other_types_are_tuned_and_other_alignments_compiled_as_by_the_first(make):
+    """A call of other element types is chosen for anew; one of another alignment gets its own kernel."""
+    kernel, driver = make()
+    kernel.run(X, Y, OUT, 1024)
+    half = calls.Tensor("float16")
+    kernel.run(half, half, half, 1024)
+    kernel.run(X, Y, OUT, 1000)
+    kernel.run(X, Y, OUT, 1024)
+    assert len(kernel.tuned.choices) == 2
+    assert len({launch.plan.key for launch in driver.launches}) == 3
+    assert driver.launches[0].plan.key == driver.launches[-1].plan.key
+
+
+def test_constants_options_and_arguments_of_the_grid_are_given_as_in_the_first(make):
+    """What stands between the arguments by position is what it was; an argument of the grid alone never reaches the kernel."""
+    kernel, driver = make(
+        grid=FixedGrid(("a", "b", 1)), extra_arguments=["a", "b"], compile_options={"enable_fp_fusion": False},
+    )  # fmt: skip
+    for a in (3, 3, 4):
+        kernel.run(X, Y, OUT, 1024, a, 2)
+    assert [launch.grid for launch in driver.launches] == [(3, 2, 1), (3, 2, 1), (4, 2, 1)]
+    assert len({launch.plan.key for launch in driver.launches}) == 1
+
+
+def test_grids_that_repeat_are_worked_out_once_and_a_users_function_each_time(make, monkeypatch):
+    """Sizes repeat; a function of the user's may look at anything, so its grids are never kept."""
+    asked = []
+    kernel, driver = make(grid=lambda blocks, sizes: asked.append(sizes["n"]) or (sizes["n"] // 64 + len(asked), 1, 1))
+    for _ in range(3):
+        kernel.run(X, Y, OUT, 1024)
+    assert len(set(grids(driver))) == 3
+    fixed, driver = make(grid=FixedGrid(("n // 64", 1, 1)))
+    worked, real = [], fixed._grids._work
+    monkeypatch.setattr(fixed._grids, "_work", lambda *blocks: worked.append(1) or real(*blocks))
+    monkeypatch.setattr(known_grids, "MAX_KNOWN", 2)
+    for n in (64, 64, 128, 64, 192, 256, 64, 0):
+        fixed.run(X, Y, OUT, n)
+    # The first call of all is tuned; the sizes that follow are worked out once, until there are more than are kept.
+    assert len(worked) < 8
+    assert grids(driver) == [1, 1, 2, 1, 3, 4, 1]
+    with pytest.raises(CannotLaunchStatically, match="along x"):
+        fixed.run(X, Y, OUT, 2**50)
+    fixed.run(X, Y, OUT, 1)
+    for wrong in (True, 1.0, "1"):  # equal to a size that is known, and none
+        with pytest.raises(ConfigError, match="needs the size 'n' as a whole number"):
+            fixed.run(X, Y, OUT, wrong)
+
+
+def test_a_launch_goes_to_the_stream_that_is_named(make):
+    """Any stream, at the first call and later; the next call without one is on the current stream again; hooks see it."""
+    kernel, driver = make()
+    for stream in (42, None, 42, 5, 7, None):
+        kernel.run(X, Y, OUT, 1024, stream=stream)
+    assert [launch.stream for launch in driver.launches] == [42, 5, 42, 5, 7, 5]
+    assert len({(launch.plan.key, launch.grid, launch.parameters) for launch in driver.launches}) == 1
+    seen = []
+    kernel.tuned.hooks.enter.append(lambda facts: seen.append((facts["stream"], facts["grid"])))
+    kernel.run(X, Y, OUT, 1024, stream=9)
+    kernel.run(X, Y, out=OUT, n=0, stream=9)
+    assert (seen, len(driver.launches)) == ([(9, (16, 1, 1))], 7)
+
+
+def test_where_torch_uses_the_gpu_the_stream_is_torchs_current_one_meanwhile(make, monkeypatch):
+    """The driver asks torch, and so do Triton's own launches and allocators; afterwards it is as it was."""
+    kernel, driver = make()
+    kernel.run(X, Y, OUT, 1024)
+
+    @contextlib.contextmanager
+    def on(stream):
+        before, driver.handle = driver.handle, stream
+        yield
+        driver.handle = before
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, stream=on, ExternalStream=lambda stream, device: stream)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    kernel.run(X, Y, OUT, 1024, stream=77)
+    kernel.run(X, Y, OUT, 1024)
+    assert [launch.stream for launch in driver.launches] == [5, 77, 5]
+
+
+def test_a_kernel_that_only_triton_launches_is_not_put_on_a_stream_that_triton_does_not_know(make, monkeypatch):
+    """Without torch nobody could tell Triton of the stream, so it is an error and not the wrong stream."""
+    kernel, _ = make(configs=[{"BLOCK": 64}])
+    kernel.run(X, Y, OUT, 1024)
+    state = kernel.tuned._state
+    state.through_triton.add(kernel.tuned.best_config)
+    with pytest.raises(ConfigError, match=r"only Triton can launch it.*0x2a"):
+        kernel.run(X, Y, OUT, 1024, stream=42)
+
+
+@pytest.mark.slow
+def test_a_launch_costs_at_most_three_tenths_more_than_a_tuned_one(make, launch_kernels):
+    """Both work their grid out by a function; CPU time, in turns, the best of each, so that other programs do not count."""
+    kernel, _ = make()
+    driver = DryDriver("cuda")
+    tuned = bundler.autotune(
+        [Config({"BLOCK": 64}), Config({"BLOCK": 128})], ["n"], do_bench=lambda fn, quantiles: [1.0] * 3,
+        options=TunerOptions(driver=driver, workers=1, record=False),
+    )(launch_kernels.add)  # fmt: skip
+
+    def spent(launch, rounds=1000):
+        started = time.process_time()
+        for _ in range(rounds):
+            launch()
+        return time.process_time() - started
+
+    launches = (
+        lambda: kernel.run(X, Y, OUT, 1024, stream=5),
+        lambda: tuned[lambda meta: (-(-meta["n"] // meta["BLOCK"]),)](X, Y, OUT, 1024),
+    )
+    for launch in launches:
+        spent(launch, 20)
+    pairs = [(spent(launches[0]), spent(launches[1])) for _ in range(7)]
+    assert statistics.median(ours / theirs for ours, theirs in pairs) <= MOST

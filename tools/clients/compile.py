@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the kernels of one client for one target, and writes them into a bundle: `python -m tools.clients compile fla cuda:90`.
+
+The files of one client are imported, which is code of its authors.  `check.py` starts it for each client and target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bundler.compile.service import CompileService
+from bundler.format.entries import Target
+from bundler.lifecycle.bundle_builder import Builder, join
+from bundler.toolchain import identity
+from tools.clients import captured, found_kernels, stand_ins
+from tools.clients.trials import CAPTURED, Calls, Trials, guessed
+from tools.clients.wheels import CLIENTS, unpacked
+
+PREPARE = "tools.clients.stand_ins:prepare"
+# Of one compile; a wrong guess may lead to kernels that no compiler can finish.
+_TIMEOUT_S = 90.0
+_MEMORY_BYTES = 3 << 30
+
+
+def main() -> int:
+    """Compile what is asked for."""
+    parser = argparse.ArgumentParser(
+        prog=sys.argv[0], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("client", choices=CLIENTS)
+    parser.add_argument("target", type=Target.parse, help="such as cuda:90")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where wheels and compiled kernels are kept between runs"
+    )
+    parser.add_argument("--part", action="append", help="only this folder of the package; may be given several times")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--wanted", type=int, help="stop when so many kernels are compiled")
+    parser.add_argument("--most", type=int, help="try no more kernels than these")
+    parser.add_argument("--guesses", type=int, help="guess no more often than this; a later run goes on from there")
+    parser.add_argument(
+        "--seconds", type=float, default=7200, help="stop after so long; what is left counts as not tried"
+    )
+    parser.add_argument("--captured", type=Path, help="a bundle whose launches are compiled instead of guessed ones")
+    parser.add_argument(
+        "--result", type=Path, required=True, help="where the result goes; beside it .jobs and .tbundle"
+    )
+    options = parser.parse_args()
+    options.result.parent.mkdir(parents=True, exist_ok=True)
+    result = compile_client(options)
+    options.result.write_text(json.dumps(result, indent=1))
+    return 0
+
+
+def compile_client(options: argparse.Namespace) -> dict[str, Any]:
+    """Find, compile and bundle; returns what is known then."""
+    until = time.monotonic() + options.seconds
+    client, target, folder = CLIENTS[options.client], options.target, options.folder.absolute()
+    roots = unpacked(client, folder)
+    sys.path[:0] = map(str, roots)
+    stand_ins.install()
+    found = found_kernels.find(roots[0], [Path(client.package, part) for part in options.part or [""]], target)
+    kernels = list(found.kernels.values())[: options.most]
+    cache = folder / "compiled" / f"{options.client}-{target.backend}"
+    calls: Calls = guessed
+    state = folder / "state" / options.client / str(target).replace(":", "-")
+    if options.captured is not None:
+        calls, state = captured.calls_of(options.captured, guessed), state.with_name(f"{state.name}-captured")
+    with CompileService(
+        options.workers,
+        cache_dir=cache,
+        timeout_s=_TIMEOUT_S,
+        memory_bytes=_MEMORY_BYTES,
+        isolate=True,
+        preload=PREPARE,
+    ) as service:
+        trials = Trials(service, target, state, calls)
+        untried = trials.run(kernels, until, options.wanted, options.guesses)
+    left_out = _bundle(trials, cache, options.result)
+    refused = dict(sorted(trials.refused.items()))
+    return {
+        "client": options.client, "version": client.version, "target": str(target), "root": str(roots[0]),
+        "files": found.files, "files_refused": found.refused, "helpers": found.helpers,
+        "found": len(found.kernels), "tried": len(kernels) - untried, "compiled": len(trials.compiled),
+        "keys": len({one.key for one in trials.compiled.values()}), "left_out": left_out, "refused": refused,
+        "unfinished": trials.unfinished,
+        "captured": sum(how == CAPTURED for how in trials.how.values()),
+    }  # fmt: skip
+
+
+def _bundle(trials: Trials, cache: Path, result: Path) -> dict[str, str]:
+    """Write the bundle, and the jobs that lead to it; returns the kernels that are in no bundle, with the reason."""
+    builder, left_out = Builder(str(cache)), {}
+    for name, compiled in trials.compiled.items():
+        if (reason := compiled.add_to(builder)) is not None:
+            left_out[name] = reason
+    join([builder], identity.environment()).save(result.with_suffix(".tbundle"))
+    with open(result.with_suffix(".jobs"), "wb") as file:
+        for job in trials.jobs.values():
+            data = job.to_bytes()
+            file.write(len(data).to_bytes(8, "little") + data)
+    return left_out
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return environment variables for a process that imports clients: none finds a GPU, or writes outside the folder."""
+    return {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HOME": os.fspath(folder),
+        "TRITON_CACHE_DIR": os.fspath(folder / "compiled" / "other"),
+    }

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that what was captured without a GPU is what a process on a GPU asks for, and prints a table.
+
+    python -m tools.gpu capture [--only liger,fla,varlen,wide] [--results DIR] [--check]
+
+Two processes, one after another, run `library_calls.py`: the first under `triton-bundler capture`, without a GPU; the second on the GPU, from an
+empty cache directory into which the captured bundle was restored.  Triton's listener counts the keys that the second asks for, and whether each
+was there.  Of each miss the nearest captured kernel and the parts of the key that differ are named.  The libraries (fla-core with einops,
+liger-kernel) come from PYTHONPATH; one that is not there is left out, and named.
+With `--check` the exit status is 1 when fewer than 95 % of the keys were captured.  The result goes to docs/results/gpu-capture.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tools.shared import measurement
+from tools.shared.processes import ROOT, python_path
+
+WORKLOAD = ROOT / "tools" / "gpu" / "library_calls.py"
+LIBRARIES = ("torch", "triton", "fla-core", "liger-kernel", "einops")
+# Of the keys that are asked for, so many must have been captured.
+LEAST_PERCENT = 95.0
+_TIMEOUT_S = 3600
+
+
+def main() -> int:
+    """Capture, run on the GPU, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="liger,fla,varlen", help="groups of operators: liger, fla, varlen, wide")
+    parser.add_argument("--target", default="cuda:90", help="what to capture for")
+    parser.add_argument("--jobs", help="kernels compiled at a time; one a core without it")
+    parser.add_argument("--keep", type=Path, help="directory that keeps the captured bundle, and has it used again")
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-capture.json goes")
+    parser.add_argument("--check", action="store_true", help=f"exit status 1 below {LEAST_PERCENT} %%")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gpu-capture.") as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = compare(folder, options.only, options.target, options.jobs)
+    for check, found in _lines(result):
+        print(f"{check:<40}  {found}")
+    print(f"\nwritten to {measurement.save('gpu-capture', result, options.results)}")
+    return 1 if options.check and result["percent"] < LEAST_PERCENT else 0
+
+
+def compare(folder: Path, only: str, target: str, jobs: str | None) -> dict[str, Any]:
+    """Run both processes; returns the result."""
+    captured = _captured(folder, only, target, jobs)
+    asked = _asked(folder, only)
+    keys = {item["key"]: item for item in asked["asked"]}
+    hits = sum(item["hit"] for item in keys.values())
+    return {
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "python": sys.version.split()[0],
+        "only": only,
+        "captured": captured,
+        "device": asked["device"],
+        "asked": len(keys),
+        "hits": hits,
+        "percent": round(100 * hits / len(keys), 2) if keys else 0.0,
+        "restored": asked["restored"],
+        "first_seconds": asked["seconds"],
+        "kernels_asked": dict(sorted(Counter(item["name"] for item in keys.values()).items())),
+        "misses": asked["misses"],
+        "operators": asked["operators"],
+    }
+
+
+def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[str, Any]:
+    """Capture without a GPU, unless the folder has the bundle already; returns what the command reported."""
+    bundle, report = folder / "captured.tbundle", folder / "capture.json"
+    if not (bundle.is_file() and report.is_file()):
+        started = time.perf_counter()
+        limit = ["--jobs", jobs] if jobs else []
+        done = subprocess.run(
+            [sys.executable, "-m", "bundler", "capture", "-o", str(bundle), "--target", target, "--json", *limit, "--",
+             sys.executable, str(WORKLOAD), "--only", only, "--seen", str(folder / "captured-operators.json")],
+            env={**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
+        )  # fmt: skip
+        if not bundle.is_file():
+            raise SystemExit(f"nothing was captured; the command ended with {done.returncode}:\n{done.stdout[-4000:]}")
+        said = json.loads(done.stdout)
+        said["seconds"] = time.perf_counter() - started
+        report.write_text(json.dumps(said))
+    said = json.loads(report.read_text())
+    one = said["captures"][0]
+    return {
+        "kernels": said["counts"]["kernels"],
+        "seconds": round(said["seconds"], 1),
+        "size_bytes": said["size_bytes"],
+        "status": said["status"],
+        **{
+            name: one[name]
+            for name in ("target", "device", "launches", "functions", "guesses", "unanswered", "failures")
+        },
+        "operators": json.loads((folder / "captured-operators.json").read_text()),
+    }
+
+
+def _asked(folder: Path, only: str) -> dict[str, Any]:
+    """Run the workload really, in a fresh process with a cache directory that has the captured kernels alone."""
+    result = folder / "asked.json"
+    with tempfile.TemporaryDirectory(prefix="gpu-capture-cache.") as cache:
+        subprocess.run(
+            [sys.executable, "-m", "tools.gpu.capture", str(folder), only, str(result)],
+            env={**os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": cache},
+            check=True, timeout=_TIMEOUT_S, cwd=ROOT,
+        )  # fmt: skip
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def run_really(folder: Path, only: str, result: Path) -> None:
+    """Restore, run the workload on the GPU, and write which keys were asked for."""
+    import torch
+    from triton import knobs
+
+    import bundler
+    from bundler.toolchain.events import kernel_key
+    from tools.gpu import library_calls
+
+    asked: list[dict[str, Any]] = []
+    captured = bundler.Bundle.load(folder / "captured.tbundle")
+    report = bundler.restore(captured)
+
+    def hear(*, src: Any, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
+        asked.append({"key": kernel_key(metadata["hash"]), "name": src.name, "hit": bool(cache_hit)})
+
+    knobs.compilation.listener = hear
+    started = time.perf_counter()
+    operators = folder / "asked-operators.json"
+    with bundler.recording() as recording:
+        library_calls.main(["--only", only, "--seen", str(operators)])
+    seconds = time.perf_counter() - started
+    with captured, recording.collect("launch") as recorded:
+        missed = {item["key"] for item in asked if not item["hit"]}
+        misses = [_explained(kernel, captured) for kernel in recorded.kernels if kernel.key in missed]
+    result.write_text(
+        json.dumps(
+            {
+                "device": torch.cuda.get_device_name(0),
+                "asked": asked,
+                "restored": len(report.restored),
+                "seconds": round(seconds, 1),
+                "misses": misses,
+                "operators": json.loads(operators.read_text()),
+            }
+        )
+    )
+
+
+def _explained(kernel: Any, captured: Any) -> dict[str, Any]:
+    """Say which parts of a key that was not captured differ from those of the nearest kernel of the same function that was."""
+    own = dict(kernel.parts.parts) if kernel.parts is not None else {}
+    others = [
+        dict(other.parts.parts) for other in captured.kernels if other.name == kernel.name and other.parts is not None
+    ]
+    differing = [
+        {
+            part: [own.get(part), other.get(part)]
+            for part in sorted(own.keys() | other)
+            if own.get(part) != other.get(part)
+        }
+        for other in others
+    ]
+    nearest = min(differing, key=len, default=None)
+    return {
+        "key": kernel.key, "name": kernel.name, "same function captured": len(others),
+        "differs (asked, nearest captured)": nearest,
+    }  # fmt: skip
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
+    captured = result["captured"]
+    left_out = {name: said for name, said in result["operators"].items() if said != "fine"}
+    return [
+        ("captured without a GPU", f"{captured['kernels']} kernels of {captured['functions']} functions, {captured['launches']} launches, {captured['seconds']} s"),
+        ("lines that depend on data", str(len(captured["guesses"]))),
+        ("not compiled", str(len(captured["failures"]))),
+        ("asked for on " + result["device"], f"{result['asked']} keys"),
+        ("of these captured", f"{result['hits']} ({result['percent']} %)"),
+        ("operators called", f"{len(result['operators']) - len(left_out)} of {len(result['operators'])}"),
+        *((f"left out: {name}", said[:100]) for name, said in left_out.items()),
+        *((f"miss: {miss['name']}", str(miss["differs (asked, nearest captured)"])[:200]) for miss in result["misses"]),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    run_really(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

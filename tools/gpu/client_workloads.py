@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workloads of real clients, each an object as examples/kernels.py is one: `run_all(device)` calls every kernel, `checksum` tells results apart.
+
+`monitor.py` runs those whose package can be imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tools.shared import example_kernels
+
+_SEED = 5
+_ROWS, _COLUMNS = 64, 1024
+_HEADS, _STEPS, _WIDTH = 2, 128, 64
+
+Calls = Callable[[str], Mapping[str, Any]]
+
+
+class Workload:
+    """Functions of a client's package, forward and backward.
+
+    Args:
+        calls: returns results by name, for a device.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def run_all(self, device: str) -> Mapping[str, Any]:
+        """Call everything once, with the same inputs each time."""
+        import torch
+
+        torch.manual_seed(_SEED)
+        return self._calls(device)
+
+    @staticmethod
+    def checksum(tensor: Any) -> str:
+        """Return the digest of a tensor's bytes."""
+        return hashlib.sha256(tensor.detach().float().cpu().numpy().tobytes()).hexdigest()
+
+
+def available() -> dict[str, Callable[[], Any]]:
+    """Return name -> loader of each workload whose package is installed; the examples always are."""
+    clients = {"liger": ("liger_kernel", _liger), "fla": ("fla", _fla)}
+    found: dict[str, Callable[[], Any]] = {"examples": example_kernels.load}
+    return found | {name: load for name, (package, load) in clients.items() if importlib.util.find_spec(package)}
+
+
+def _backward(results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results and the gradients of the inputs."""
+    total: Any = sum(result.float().sum() for result in results.values())
+    total.backward()
+    return {**results, **{f"d{name}": tensor.grad for name, tensor in inputs.items() if tensor.grad is not None}}
+
+
+def _liger() -> Workload:
+    from liger_kernel.ops import geglu, layer_norm, rms_norm, softmax, swiglu  # type: ignore[import-not-found]
+
+    def calls(device: str) -> Mapping[str, Any]:
+        import torch
+
+        shapes = {"x": (_ROWS, _COLUMNS), "gate": (_ROWS, _COLUMNS), "weight": (_COLUMNS,), "bias": (_COLUMNS,)}
+        inputs = {name: torch.randn(shape, device=device, requires_grad=True) for name, shape in shapes.items()}
+        x, gate, weight, bias = inputs.values()
+        return _backward(
+            {
+                "rms_norm": rms_norm.LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", False),
+                # Their backward passes write into what was given.
+                "swiglu": swiglu.LigerSiLUMulFunction.apply(gate.clone(), x.clone()),
+                "geglu": geglu.LigerGELUMulFunction.apply(gate.clone(), x.clone()),
+                "layer_norm": layer_norm.LigerLayerNormFunction.apply(x, weight, bias, 1e-5),
+                "softmax": softmax.LigerSoftmaxFunction.apply(x),
+            },
+            inputs,
+        )
+
+    return Workload(calls)
+
+
+def _fla() -> Workload:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
+    from fla.ops.gla import chunk_gla  # type: ignore[import-not-found]
+
+    def calls(device: str) -> Mapping[str, Any]:
+        import torch
+
+        def tensor(*shape: int) -> Any:
+            return torch.randn(1, _STEPS, _HEADS, *shape, device=device, dtype=torch.bfloat16)
+
+        inputs = {name: tensor(_WIDTH).requires_grad_() for name in ("q", "k", "v")}
+        gates = torch.nn.functional.logsigmoid(tensor(_WIDTH).float())
+        normal = torch.nn.functional.normalize(inputs["k"], dim=-1)
+        delta = chunk_gated_delta_rule(
+            inputs["q"], normal, inputs["v"], gates[..., 0].contiguous(), torch.sigmoid(tensor())
+        )
+        return _backward({"gla": chunk_gla(**inputs, g=gates)[0], "gated_delta_rule": delta[0]}, inputs)
+
+    return Workload(calls)
