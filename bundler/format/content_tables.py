@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Content of schema 2, in bundles of version 2.x: what kernels have in common stands in tables, once.
 
-`Content` calls `decode_tables`, `table_encoder` writes what it reads, and docs/format.md describes the records  A kernel's name, target, toolchain,
+`Content` calls `decode_tables`, `table_encoder` writes what it reads, and docs/format.md describes the records.  A kernel's name, target, toolchain,
 launch spec, file names, and pieces of launch facts and key parts are numbers into tables, which hold what a kernel refers to
 and nothing else, in the order in which the kernels refer to it.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice, pairwise
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -45,7 +45,7 @@ from bundler.format.entry_rows import (
 )
 from bundler.format.lazy_kernel import LazyKernel, spans_of
 from bundler.format.limits import Limits
-from bundler.format.sentinel import Span
+from bundler.format.span_numbers import check_spans, spans_by_position
 from bundler.format.summary import count
 
 if TYPE_CHECKING:
@@ -54,16 +54,12 @@ if TYPE_CHECKING:
 SCHEMA = 2
 # Stands for the name of the kernel, at the beginning of a file name, which cannot hold it.
 NAME = "*"
-# A file of a kernel that has path sentinels: its position, and then what a span has.
-_NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 # Real ones have some hundred bytes; what is here is decoded for each kernel, and again when its files are asked for.
 _REFERENCE_BYTES = 1 << 16
 _FILE_LIST_BYTES = 4 << 20
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
-# Metadata of one kind of kernel has its path at one of few offsets.
-_SPANS_REMEMBERED = 1024
 T = TypeVar("T")
 
 
@@ -223,7 +219,7 @@ class _Tables:
         """Return the files of a kernel at these positions."""
         references = _FILE_REFERENCES.decode(row.references)
         filenames, blobs = self._filenames(row.name, row.file_list), references.blobs
-        spans = _spans_by_position(references.spans) if references.spans else {}
+        spans = spans_by_position(references.spans) if references.spans else {}
         sizes, digests, width = self._sizes, self._blobs.digests, DIGEST_BYTES
         return [
             (filenames[at], digests[blobs[at] * width : (blobs[at] + 1) * width], sizes[blobs[at]], spans.get(at, ()))
@@ -293,7 +289,7 @@ class _Tables:
         if size > limits.kernel_bytes:
             limits.check("kernel_bytes", size, f"kernel {key}")
         if references.spans:
-            _check_spans(references.spans, len(sizes), key)
+            check_spans(references.spans, len(sizes), key)
         self._pieces.check(references.facts, key)
         self._pieces.check(references.parts, key)
         return LazyKernel.of_row(self, row, layout, key, name, target, toolchain)
@@ -382,23 +378,3 @@ class _Tables:
 @functools.lru_cache(maxsize=4096)
 def _with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
     return tuple([name + item[1:] if item.startswith(NAME) else item for item in file_list])
-
-
-def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
-    if len(flat) == _NUMBERS_PER_FILE_SPAN and 0 <= flat[0] < files:  # nearly every kernel has one
-        return
-    positions = flat[::_NUMBERS_PER_FILE_SPAN]
-    in_order = all(one <= two for one, two in pairwise(positions))
-    if len(flat) % _NUMBERS_PER_FILE_SPAN or positions[0] < 0 or positions[-1] >= files or not in_order:
-        raise FormatError(
-            f"{key}: {len(flat)} span numbers for {count(files, 'file')}, of files {positions!r:.80}", key=key
-        )
-
-
-@functools.lru_cache(_SPANS_REMEMBERED)
-def _spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
-    grouped: dict[int, list[int]] = {}
-    for start in range(0, len(flat), _NUMBERS_PER_FILE_SPAN):
-        position, *numbers = flat[start : start + _NUMBERS_PER_FILE_SPAN]
-        grouped.setdefault(position, []).extend(numbers)
-    return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}
