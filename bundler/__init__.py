@@ -121,102 +121,6 @@ if TYPE_CHECKING:
     from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
 
 __version__ = "0.1.0"
-
-_ERRORS = (
-    "AccessDenied", "BundlerError", "BundlerWarning", "CannotLaunchStatically", "CompileFailed", "CompileTimeout",
-    "ConfigError", "DigestMismatch", "DriverError", "DriverUnavailable", "EmptyBundle", "FormatError", "LimitExceeded",
-    "MergeConflict", "NoValidConfig", "NotFound", "RecordingError", "StoreFull", "StoreUnavailable",
-    "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedVersion",
-    "WorkerDied",
-)  # fmt: skip
-_HOMES = {
-    **dict.fromkeys(_ERRORS, "errors"),
-    **dict.fromkeys(("BandwidthReport", "LaunchDump"), "runtime.tuning.tuner_reports"),
-    **dict.fromkeys(("Compiled", "Job"), "compile.compile_job"),
-    **dict.fromkeys(("Descent", "Space"), "runtime.tuning.descent"),
-    **dict.fromkeys(("LaunchPlan", "Parameter", "Piece", "TensorMap"), "runtime.launch.plan"),
-    **dict.fromkeys(("JobTiming", "Progress", "ServiceCounters"), "compile.service_progress"),
-    **dict.fromkeys(("Argument", "LaunchFacts", "LaunchSpec", "Named", "Path", "TuningRecord"), "format.launch_spec"),
-    **dict.fromkeys(("BlobSource", "Bundle", "Keep"), "format.bundle"),
-    **dict.fromkeys(("Capture", "CaptureReport", "Guess", "capturing"), "compile.program_capture"),
-    **dict.fromkeys(("CheckReport", "Reasons", "RecordReport", "RestoreReport"), "lifecycle.lifecycle_reports"),
-    **dict.fromkeys(("CompiledOnce", "How", "compile_once"), "lifecycle.compiled_once"),
-    **dict.fromkeys(("DeviceProperties", "Driver", "Launcher", "Module"), "runtime.launch.driver"),
-    **dict.fromkeys(("Diff", "diff", "merge"), "format.bundle_union"),
-    **dict.fromkeys(("Explanation", "Status", "explain"), "integrations.explanations"),
-    **dict.fromkeys(
-        ("Held", "PruneReport", "PushReport", "StoreStats", "TagInfo", "VerifyReport"), "store.store_reports"
-    ),
-    **dict.fromkeys(("Only", "TreeOptions", "Trust"), "lifecycle.restore_options"),
-    **dict.fromkeys(("Recording", "begin_compile", "collect", "end_compile", "recording"), "lifecycle.recorder"),
-    **dict.fromkeys(("install", "register", "session"), "integrations._process"),
-    "Artifact": "format.entries",
-    "AutotunedKernel": "runtime.tuning.autotuned_kernel",
-    "Choice": "runtime.tuning.result_lookup",
-    "Clock": "runtime.tuning.benchmark",
-    "CompileFuture": "compile.job_futures",
-    "CompileService": "compile.service",
-    "Config": "runtime.configs",
-    "Content": "format.manifest",
-    "Counters": "integrations.session_counters",
-    "DeviceLimits": "runtime.tuning.occupancy",
-    "Difference": "integrations.key_comparison",
-    "DryDriver": "runtime.launch.dry_driver",
-    "Exported": "runtime.tuning.kernel_export",
-    "Family": "lifecycle.family",
-    "FileLayout": "format.entries",
-    "FileRecords": "store.file_records",
-    "GeneratedKernel": "integrations.inductor_kernels",
-    "Grid": "runtime.grids",
-    "Handle": "runtime.launch.handle",
-    "HelperLibrary": "format.entries",
-    "HeuristicKernel": "runtime.tuning.heuristic_kernel",
-    "Hooks": "runtime.launch.launch_hooks",
-    "Kernel": "format.entries",
-    "KernelRecords": "store.kernel_records",
-    "Kernels": "runtime.launch.bundle_kernels",
-    "KeyParts": "format.keyparts",
-    "Limits": "format.limits",
-    "LookupTable": "runtime.tuning.tuning_winners",
-    "Mode": "config",
-    "Observed": "format.manifest",
-    "Opaque": "format.entries",
-    "PushMode": "store.bundle_store",
-    "ReplayReport": "integrations.replayed_kernels",
-    "ScopeProgress": "compile.joined_futures",
-    "Session": "integrations.sessions",
-    "Span": "format.sentinel",
-    "Specialization": "runtime.launch.specialization_match",
-    "StaticKernel": "runtime.launch.static_kernel",
-    "Store": "lifecycle.machine_store",
-    "StoredFile": "format.entries",
-    "Strict": "config",
-    "Target": "format.entries",
-    "TierCounters": "backends.counters",
-    "Toolchain": "format.entries",
-    "TreeExplanation": "lifecycle.tree_comparison",
-    "TunerOptions": "runtime.tuning.tuner_options",
-    "TuningFile": "format.entries",
-    "Value": "format.constant_values",
-    "WhenDown": "backends.tiers",
-    "autotune": "runtime.tuning.autotune_decorator",
-    "build_plan": "runtime.launch.plan_builder",
-    "can_launch": "runtime.launch.plan_builder",
-    "check": "lifecycle.restore_check",
-    "explain_trees": "lifecycle.tree_comparison",
-    "handles_on": "runtime.tuning.compiled_handles",
-    "load": "runtime.launch.bundle_kernels",
-    "open_driver": "runtime.launch.drivers",
-    "open_store": "lifecycle.machine_store",
-    "pack": "lifecycle.directory_pack",
-    "pack_family": "lifecycle.family_pack",
-    "prebuild": "compile.declarations",
-    "read_and_emit": "lifecycle.restoration",
-    "replay": "integrations.replayed_kernels",
-    "restore": "lifecycle.restoration",
-    "winners_only": "lifecycle.tuning_directory",
-}
-
 __all__ = [
     "AccessDenied",
     "Argument",
@@ -375,7 +279,9 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
+        from bundler.public_homes import HOMES
+
+        home = HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = importlib.import_module(f"{__name__}.{home}")

@@ -166,7 +166,8 @@ def _interpreter(command: Sequence[str]) -> tuple[str, list[str]]:
     found = shutil.which(first)
     if found is None:
         raise NotFound(f"cannot capture with {first}: no such program; check its name and PATH", path=first)
-    return found, rest
+    # Absolute, since the check of its modules runs elsewhere; not resolved, since an environment's Python is a link.
+    return os.path.abspath(found), rest
 
 
 def _check_modules(python: str, environment: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from bundler.compile.job_futures import CompileFuture
 from bundler.compile.worker_messages import as_failure
 from bundler.errors import BundlerError, CompileFailed, CompileTimeout
-from bundler.fork_safety import ForkSafeLock
+from bundler.fork_safety import ForkSafeLock, after_fork
 
 T = TypeVar("T")
 
@@ -40,6 +40,8 @@ class JoinedFuture(CompileFuture[T]):
         self._outcome: tuple[T | None, BaseException | None] | None = None
         self._counting, self._left = threading.Lock(), len(self._parts)
         self.on_cancel(self._cancel_parts)
+        # Who waits for it in a forked child is told at once, as by its parts, and asks them for the reason.
+        after_fork(self.abandon)
         for part in self._parts:
             part.add_done_callback(self._part_done)
         if not self._parts:

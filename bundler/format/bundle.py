@@ -40,10 +40,12 @@ class BlobSource(Protocol):
     Attributes:
         waits: whether `prefetch` mostly waits for another machine, so that it is worth a thread of its own.
         verified: whether the source has compared every blob that it returns with its digest; who reads need not do it again.
+        verifies_stored: whether, where it is `verified`, that goes for `stored_blobs` too.
     """
 
     waits: bool = False
     verified: bool = False
+    verifies_stored: bool = True
 
     @abstractmethod
     def read_blob(self, digest: bytes) -> bytes:
@@ -58,7 +60,7 @@ class BlobSource(Protocol):
         return [self.view_blob(digest) for digest in digests]
 
     def stored_blobs(self, digests: Sequence[bytes]) -> Sequence[bytes | memoryview]:
-        """Return the bytes of several blobs, which the caller compares with their digests; raises as `view_blobs`."""
+        """Return the bytes of several blobs, which the caller verifies, unless `verifies_stored`; raises as `view_blobs`."""
         return self.view_blobs(digests)
 
     def verify(self, digests: Collection[bytes]) -> None:

@@ -76,6 +76,7 @@ class Container:
     # What a blob source says of itself (`BlobSource`): it reads a local file, and hashes each blob before it returns it.
     waits = False
     verified = True
+    verifies_stored = False
 
     def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
         self._source = source

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Content of schema 2, in bundles of version 2.x: what kernels have in common stands in tables, once.
 
-`Content` calls `decode_tables`, `table_encoder` writes what it reads, and docs/format.md describes the records.  A kernel's name, target, toolchain,
+`Content` calls `decode_tables`, `table_encoder` writes what it reads, and docs/format.md describes the records  A kernel's name, target, toolchain,
 launch spec, file names, and pieces of launch facts and key parts are numbers into tables, which hold what a kernel refers to
 and nothing else, in the order in which the kernels refer to it.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -43,9 +43,8 @@ from bundler.format.entry_rows import (
     tuning_records,
     value_of,
 )
-from bundler.format.lazy_kernel import LazyKernel, spans_of
+from bundler.format.lazy_kernel import NUMBERS_PER_FILE_SPAN, LazyKernel, spans_by_position, spans_of
 from bundler.format.limits import Limits
-from bundler.format.span_numbers import check_spans, spans_by_position
 from bundler.format.summary import count
 
 if TYPE_CHECKING:
@@ -289,7 +288,7 @@ class _Tables:
         if size > limits.kernel_bytes:
             limits.check("kernel_bytes", size, f"kernel {key}")
         if references.spans:
-            check_spans(references.spans, len(sizes), key)
+            _check_spans(references.spans, len(sizes), key)
         self._pieces.check(references.facts, key)
         self._pieces.check(references.parts, key)
         return LazyKernel.of_row(self, row, layout, key, name, target, toolchain)
@@ -378,3 +377,14 @@ class _Tables:
 @functools.lru_cache(maxsize=4096)
 def _with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
     return tuple([name + item[1:] if item.startswith(NAME) else item for item in file_list])
+
+
+def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
+    if len(flat) == NUMBERS_PER_FILE_SPAN and 0 <= flat[0] < files:  # nearly every kernel has one
+        return
+    positions = flat[::NUMBERS_PER_FILE_SPAN]
+    in_order = all(one <= two for one, two in pairwise(positions))
+    if len(flat) % NUMBERS_PER_FILE_SPAN or positions[0] < 0 or positions[-1] >= files or not in_order:
+        raise FormatError(
+            f"{key}: {len(flat)} span numbers for {count(files, 'file')}, of files {positions!r:.80}", key=key
+        )

@@ -8,18 +8,21 @@ kernel lies in its manifest.  Everybody else sees a `Kernel`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bundler.format.digest import digest_text
 from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain
+from bundler.format.entry_rows import NUMBERS_PER_SPAN
 from bundler.format.sentinel import Span
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec
 
 _SPANS_REMEMBERED = 1024
+# A file of a kernel that has path sentinels: its position, and then what a span has.
+NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 
 
 class KernelSource(Protocol):
@@ -188,3 +191,13 @@ class _Refiled(LazyKernel):
 def spans_of(flat: tuple[int, ...]) -> tuple[Span, ...]:
     """Return the path sentinels that a manifest holds as three numbers each."""
     return tuple(Span(*flat[start : start + 3]) for start in range(0, len(flat), 3))
+
+
+@lru_cache(_SPANS_REMEMBERED)
+def spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
+    """Return the path sentinels of a kernel's files by position, from four numbers each: the position, and what a span has."""
+    grouped: dict[int, list[int]] = {}
+    for start in range(0, len(flat), NUMBERS_PER_FILE_SPAN):
+        position, *numbers = flat[start : start + NUMBERS_PER_FILE_SPAN]
+        grouped.setdefault(position, []).extend(numbers)
+    return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}

@@ -89,7 +89,7 @@ class StoredKernel:
                 self.digests[name] = digest
         self.with_paths = tuple(self._spans)
         self.metadata = bytes(self.files[self._metadata_name])
-        self._checked, self._written_checked = False, not verified
+        self._checked = self._written_checked = False
 
     @classmethod
     def read(cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False) -> StoredKernel:
@@ -119,7 +119,11 @@ class StoredKernel:
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
-        return cls(wanted, source.stored_blobs(wanted.digests), verified=False)
+        # What comes from a store was compared as its unit was opened; nothing is hashed twice.
+        verified = source.verified and source.verifies_stored
+        kernel = cls(wanted, source.stored_blobs(wanted.digests), verified=verified)
+        kernel._written_checked = True
+        return kernel
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.

@@ -178,3 +178,12 @@ def test_what_is_missing_is_told(cli, script, program, said, tmp_path):
     assert done.exit_code == 1
     assert said in done.output
     assert not Path(output).exists()
+
+
+def test_a_python_by_relative_path_is_found_from_anywhere(tmp_path, monkeypatch):
+    """The Python of a virtual environment is often named by a path from the working directory; its link is kept."""
+    from bundler.cli.capture_command import _interpreter
+
+    (tmp_path / "python3").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    assert _interpreter(["./python3", "warm_up.py"]) == (str(tmp_path / "python3"), ["warm_up.py"])

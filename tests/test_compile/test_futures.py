@@ -107,11 +107,15 @@ def test_in_a_forked_child_joined_futures_fail_too(service):
     if child == 0:
         try:
             os.write(write, str(joined.result(RESULT_S)).encode())
+            one.wait({"joined": joined, "number": 5}, timeout_s=RESULT_S)
+            os.write(write, b"; waited")
         finally:
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        assert b"the parent of this forked process compiles it" in pipe.read()
+        said = pipe.read()
+    assert b"the parent of this forked process compiles it" in said
+    assert said.endswith(b"; waited")
     os.waitpid(child, 0)
     joined.cancel()
 

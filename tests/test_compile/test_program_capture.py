@@ -219,6 +219,18 @@ def test_a_compiler_that_dies_fails_its_kernel_alone(torch, kernels, monkeypatch
     assert [name for name, why in capture.report.failures if "signal 9" in why] == ["broken"]
 
 
+def test_what_a_store_holds_is_not_compiled_again(torch, kernels, tmp_path):
+    """A second capture of the same program takes its kernels from the store."""
+    reports = []
+    with bundler.open_store(f"file://{tmp_path}/store") as store:
+        for _ in range(2):
+            with bundler.capturing("cuda:90") as capture:
+                kernels.add_one[(8,)](torch.randn(64, device="cuda"), 64, BLOCK=64)
+            assert names(capture.build(1, store)) == ["add_one"]
+            reports.append(capture.report)
+    assert [(len(report.compiled), len(report.reused)) for report in reports] == [(1, 0), (0, 1)]
+
+
 def test_a_build_inside_the_block_is_refused(torch, kernels):
     """`build` says that the block is not over."""
     with bundler.capturing("cuda:90") as capture, pytest.raises(ConfigError, match="after the block"):

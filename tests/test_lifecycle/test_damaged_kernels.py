@@ -14,6 +14,7 @@ from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.manifest import Content
 from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory
+from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.ready_kernel import ReadyKernel
 
@@ -121,3 +122,22 @@ def test_damage_shows_as_well_when_the_digest_fits_the_first_look(tmp_path, monk
     assert (key, type(error)) == ("K", DigestMismatch)
     assert "changed in memory" in error.message
     assert os.listdir(tmp_path / "there") == []
+
+
+@pytest.mark.parametrize("kept_in", ["file", "memory", "verified memory", "store"])
+def test_each_file_is_compared_once(small, tmp_path, kept_in):
+    """The one who writes compares what nobody has compared before: not what a store gave, whose units were compared as they were opened."""
+    blobs = blobs_of(small)
+    with bundler.open_store(f"file://{tmp_path}/store") as store:
+        store.push(small, "t")
+        small.save(tmp_path / "file.tbundle")
+        sources = {
+            "file": lambda: bundler.Bundle.load(tmp_path / "file.tbundle").blobs,
+            "memory": lambda: MemoryBlobs(blobs),
+            "verified memory": lambda: MemoryBlobs(blobs, verified=True),
+            "store": lambda: store.pull("t").blobs,
+        }
+        kernel = StoredKernel.read_unverified(sources[kept_in](), WantedKernel.of(small.kernels[0], "all"))
+        left = kernel.ready_for(str(tmp_path / "there"), None).digests
+    assert bool(left) == (kept_in in {"file", "memory"})
+    assert set(left.values()) <= set(blobs)

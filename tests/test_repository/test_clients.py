@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bundler.format.entries import Target
-from tools.clients import found_kernels, guesses, wheels
+from tools.clients import found_kernels, guesses, table, wheels
 
 # (client, folders of its package, how many of its kernels)
-SAMPLE = (("fla", ("modules", "ops/utils"), 80), ("liger", ("ops",), 50), ("conch", ("kernels",), 20))
+SAMPLE = (("fla", ("modules", "ops/utils"), 85), ("liger", ("ops",), 50), ("conch", ("kernels",), 15))
 _PATIENCE_S = 400
 
 _PACKAGE = """
@@ -77,6 +77,28 @@ def test_each_guess_is_another_one(found):
     assert len(calls) == len(set(calls)) > 4
 
 
+def test_results_of_earlier_runs_are_put_together(run_tool, tmp_path):
+    """`check --merge` runs nothing: it adds up what is there, fails where a target is missed, and the page shows it."""
+    again = {"restored": 3, "asked": 3, "hits": 3, "compiles": 0, "ptxas_calls": 1, "failed": {}}
+    told = {
+        "client": "fla", "version": "0.6.0", "target": "cuda:90", "root": "/x", "files": 2, "files_refused": {}, "helpers": 1, "found": 5,
+        "tried": 4, "compiled": 3, "keys": 3, "left_out": {}, "refused": {"m:k": "no /x/m.py or /usr/lib/site-packages/triton/x.py"}, "unfinished": {"m:l": "why"}, "captured": 0,
+    }  # fmt: skip
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "fla-cuda-90.json").write_text(json.dumps(told))
+    (tmp_path / "results" / "fla-cuda-90.restored").write_text(json.dumps(again))
+    (tmp_path / "results" / "liger-cuda-90.json").write_text(json.dumps(told))
+    done = run_tool("clients check", "--merge", "--folder", tmp_path, "--results", tmp_path)
+    assert done.returncode == 1, done.stderr
+    result = json.loads((tmp_path / "clients.json").read_text())
+    assert [(row["figure"], row["ok"]) for row in result["rows"]] == [
+        (3, False), (3, True), (1, False), (0, False), (0, True), (0, True),
+    ]  # fmt: skip
+    assert result["clients"][0]["refused"] == {"m:k": "no m.py or triton/x.py"}
+    assert "root" not in result["clients"][0]
+    assert "| fla 0.6.0 | cuda:90 | 5 | 4 | 3 | 1 | 1 | 3 | 3 | 1 |" in table.section(result)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with the wheels of the sample, unpacked."""
@@ -102,24 +124,23 @@ def _compiled(run_tool, folder, client, *options, result="result"):
 
 
 @pytest.mark.slow
-def test_150_kernels_of_clients_are_found_elsewhere_without_a_compile(run_tool, folder):
-    """Compiled, bundled, restored to another path; another process, whose ptxas refuses, finds each under its key."""
-    total = 0
-    for client, parts, wanted in SAMPLE:
-        limits = [word for part in parts for word in ("--part", part)]
-        told, path = _compiled(run_tool, folder, client, *limits, "--wanted", wanted, "--guesses", 1)
-        assert (told["compiled"] >= wanted, told["left_out"]) == (True, {}), told
-        done = run_tool("clients restore", path, "--folder", folder, timeout=_PATIENCE_S)
-        assert done.returncode == 0, done.stderr
-        again = json.loads(path.with_suffix(".restored").read_text())
-        assert again == {
-            "restored": told["keys"], "asked": told["compiled"], "hits": told["compiled"], "compiles": 0, "ptxas_calls": 0, "failed": {},
-        }  # fmt: skip
-        total += told["compiled"]
-    assert total >= 150
+@pytest.mark.timeout(_PATIENCE_S)
+@pytest.mark.parametrize(("client", "parts", "wanted"), SAMPLE, ids=[client for client, _, _ in SAMPLE])
+def test_kernels_of_clients_are_found_elsewhere_without_a_compile(run_tool, folder, client, parts, wanted):
+    """150 in all: compiled, bundled, restored to another path; another process, whose ptxas refuses, finds each under its key."""
+    limits = [word for part in parts for word in ("--part", part)]
+    told, path = _compiled(run_tool, folder, client, *limits, "--wanted", wanted, "--guesses", 1)
+    assert (told["compiled"] >= wanted, told["left_out"]) == (True, {}), told
+    done = run_tool("clients restore", path, "--folder", folder, timeout=_PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    again = json.loads(path.with_suffix(".restored").read_text())
+    assert again == {
+        "restored": told["keys"], "asked": told["compiled"], "hits": told["compiled"], "compiles": 0, "ptxas_calls": 0, "failed": {},
+    }  # fmt: skip
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(_PATIENCE_S)
 def test_captured_launches_take_the_place_of_guesses(run_tool, folder):
     """A bundle of launches, as a capture makes one, gives the calls: the same kernels come out."""
     guessed, path = _compiled(run_tool, folder, "conch", "--wanted", 20, "--guesses", 1)
@@ -135,5 +156,5 @@ def test_captured_launches_take_the_place_of_guesses(run_tool, folder):
         path.with_suffix(".tbundle"),
         result="captured",
     )
-    assert captured["captured"] >= 20
+    assert captured["captured"] >= 15
     assert captured["compiled"] >= guessed["compiled"]

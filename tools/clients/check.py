@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,7 @@ from tools.shared import measurement, processes
 TARGETS = ("cuda:90", "hip:gfx942")
 # The whole of cuda:90, and so many kernels of each client for the other target.
 _WANTED = {"hip:gfx942": 60}
+_SITE_PACKAGES = re.compile(r"/[^\s\"\\]*/site-packages/")
 _TIMEOUT_S = 4 * 3600.0
 _LEAST = {"cuda:90": 1000, "hip:gfx942": 200}
 
@@ -65,7 +67,10 @@ def check(name: str, target: str, options: argparse.Namespace) -> dict[str, Any]
     path = _path(name, target, options)
     if not options.merge:
         _run(name, target, path, options)
-    told: dict[str, Any] = json.loads(path.read_text())
+    text = path.read_text()
+    root = json.loads(text)["root"]
+    # Reasons name files of this machine.
+    told: dict[str, Any] = json.loads(_SITE_PACKAGES.sub("", text.replace(f"{root}/", "")))
     del told["root"]
     told["second_process"] = json.loads(path.with_suffix(RESTORED).read_text())
     print(

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tools.shared import example_kernels
+from tools.shared.processes import ROOT, python_path
 
 _SEED = 5
 _ROWS, _COLUMNS = 64, 1024
@@ -48,6 +53,16 @@ def available() -> dict[str, Callable[[], Any]]:
     clients = {"liger": ("liger_kernel", _liger), "fla": ("fla", _fla)}
     found: dict[str, Callable[[], Any]] = {"examples": example_kernels.load}
     return found | {name: load for name, (package, load) in clients.items() if importlib.util.find_spec(package)}
+
+
+def capture(bundle: Path, module: str, *words: object) -> None:
+    """Compile what a module launches on all cores, without the GPU: a recording would compile FLA's many configurations one by one."""
+    subprocess.run(
+        [sys.executable, "-m", "bundler", "capture", "-o", str(bundle), "--target", "cuda:90", "--quiet", "--",
+         sys.executable, "-m", module, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.DEVNULL, check=False, cwd=ROOT,
+    )  # fmt: skip
 
 
 def _backward(results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says where the time of first launches goes, phase by phase, with a driver that launches nothing: it needs no GPU.
 
-    python -m tools.gpu launch-profile [--rounds N] [--results DIR]
+    python -m tools.gpu launch-profile [--rounds N] [--library FILE] [--results DIR]
 
 It needs Triton, which compiles the 150 kernels of `python -m tools.gpu check --only first` for sm_90 once; each round then loads
-and launches them in a process of its own, without torch and Triton.  The table has microseconds a kernel, the least of all rounds.
+and launches them in a process of its own, without torch and Triton.  The table has microseconds of processor time a kernel, the least
+of all rounds.  With a library that stands in for CUDA's driver (tests/test_runtime/drivers/fake_driver.c, compiled) launches take the
+path that they take on a GPU, through the compiled extensions.
 
 `first_launches.py` takes the same profile on a GPU: `watch` puts a clock around our functions and the driver's.
 """
@@ -35,9 +37,14 @@ DRIVER_CALLS = (
 
 
 class Profile:
-    """Seconds by phase, each without the phases inside it, and how often each was entered."""
+    """Seconds by phase, each without the phases inside it, and how often each was entered.
 
-    def __init__(self) -> None:
+    Args:
+        clock: on a machine that others use the one of this process's own time tells more.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
         self._inside: list[float] = []
@@ -47,12 +54,12 @@ class Profile:
 
         @functools.wraps(function, updated=())
         def run(*arguments: Any, **keywords: Any) -> Any:
-            started = time.perf_counter()
+            started = self._clock()
             self._inside.append(0.0)
             try:
                 return function(*arguments, **keywords)
             finally:
-                spent, inside = time.perf_counter() - started, self._inside.pop()
+                spent, inside = self._clock() - started, self._inside.pop()
                 self.seconds[phase] = self.seconds.get(phase, 0.0) + spent - inside
                 self.calls[phase] = self.calls.get(phase, 0) + 1
                 if self._inside:
@@ -69,16 +76,17 @@ class Profile:
         return {phase: seconds / kernels * 1e6 for phase, seconds in self.seconds.items()}
 
 
-def watch(driver: Any) -> Profile:
-    """Put everything between a bundle file and a launch under the clock, for the rest of this process."""
+def watch(driver: Any, clock: Callable[[], float] = time.perf_counter) -> Profile:
+    """Put everything between a bundle file and a launch under a clock, for the rest of this process."""
     from bundler.format.bundle import Bundle
     from bundler.runtime.launch import loaded_plans
     from bundler.runtime.launch.bundle_kernels import Kernels
     from bundler.runtime.launch.specialization_choice import Choices
+    from bundler.runtime.launch.specialization_index import CallShape
     from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
 
-    profile = Profile()
+    profile = Profile(clock)
     Bundle.load = staticmethod(profile.timed("load: manifest", Bundle.load))  # type: ignore[method-assign]
     profile.watch(Kernels, "__init__", "load: kernels by name")
     facts = vars(Specialization)["facts"]
@@ -86,6 +94,7 @@ def watch(driver: Any) -> Profile:
     profile.watch(StaticKernel, "__init__", "choose: arguments of all specializations")
     profile.watch(Choices, "_grouped", "choose: index")
     profile.watch(StaticKernel, "_meet", "choose: specialization for the call")
+    profile.watch(CallShape, "find", "choose: specialization for the constants")
     profile.watch(Bundle, "view_blob", "read: verified bytes")
     profile.watch(loaded_plans, "build_plan", "plan")
     profile.watch(type(driver), "load", "driver: around its calls")
@@ -133,24 +142,35 @@ def compile_all(path: str) -> dict[str, Any]:
         return {"kernels": len(bundle.kernels)}
 
 
-def launch_all(path: str, watched: str) -> dict[str, Any]:
-    """Load the bundle and launch all kernels with the dry driver; `watched` says whether each phase is timed."""
+def launch_all(path: str, watched: str, library: str = "") -> dict[str, Any]:
+    """Load the bundle and launch all kernels with the dry driver, or over a library; `watched` says whether each phase is timed."""
     from bundler.runtime.launch.bundle_kernels import load
-    from bundler.runtime.launch.dry_driver import DryDriver
 
-    driver = DryDriver("cuda")
-    profile = watch(driver) if watched else Profile()
-    started = time.perf_counter()
+    driver = _driver(library)
+    profile = watch(driver, time.process_time) if watched else Profile()
+    started = time.process_time()
     kernel, x = load(path, driver=driver)["numbered"], Vector(ADDRESS)
     launch = profile.timed("launch", lambda number: kernel[GRID](
         x, Vector(ADDRESS + (number + 1) * SIZE * 4), SIZE, NUMBER=number, BLOCK=BLOCK
     ))  # fmt: skip
     for number in range(KERNELS):
         launch(number)
-    seconds = time.perf_counter() - started
-    if len({launched.plan.key for launched in driver.launches}) != KERNELS:
+    seconds = time.process_time() - started
+    if not library and len({launched.plan.key for launched in driver.launches}) != KERNELS:
         raise RuntimeError(f"{len(driver.launches)} launches, expected one of each of {KERNELS} kernels")
     return {"us": seconds / KERNELS * 1e6, "phases_us": profile.microseconds(KERNELS)}
+
+
+def _driver(library: str) -> Any:
+    if library:
+        from bundler.runtime.launch.cuda import CudaDriver
+
+        driver = CudaDriver(library, compiled=True)
+        driver.properties(driver.device())  # which the bare loop on a GPU does not ask for either
+        return driver
+    from bundler.runtime.launch.dry_driver import DryDriver
+
+    return DryDriver("cuda")
 
 
 STEPS: dict[str, Callable[..., dict[str, Any]]] = {"compile": compile_all, "launch": launch_all}
@@ -160,6 +180,9 @@ def main() -> int:
     """Compile, let processes launch in turn, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="processes of each kind (7)")
+    parser.add_argument(
+        "--library", default="", help="a library that stands in for CUDA's driver; left out, the dry driver is used"
+    )
     parser.add_argument("--results", type=Path, help="where launch-profile.json goes; left out, nothing is written")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -169,11 +192,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="launch-profile.") as folder:
         bundle = str(Path(folder, "first.tbundle"))
         _step(folder, "compile", bundle)
-        plain = [_step(folder, "launch", bundle, "")["us"] for _ in range(options.rounds)]
-        watched = [_step(folder, "launch", bundle, "watched")["phases_us"] for _ in range(options.rounds)]
+        plain = [_step(folder, "launch", bundle, "", options.library)["us"] for _ in range(options.rounds)]
+        watched = [
+            _step(folder, "launch", bundle, "watched", options.library)["phases_us"] for _ in range(options.rounds)
+        ]
     phases = {phase: min(each[phase] for each in watched) for phase in watched[0]}
     print(
-        f"{min(plain):8.1f} us a kernel, first launches of {KERNELS} kernels with the dry driver (the clocks are off)"
+        f"{min(plain):8.1f} us a kernel, first launches of {KERNELS} kernels with "
+        f"{options.library or 'the dry driver'} (the clocks are off)"
     )
     for phase, spent in phases.items():
         print(f"{spent:8.1f}   {phase}")

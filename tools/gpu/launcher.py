@@ -25,11 +25,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import launches
+from tools.gpu import client_workloads, launches
 from tools.gpu.launcher_workloads import WORKLOADS
 from tools.shared import measurement
 from tools.shared.processes import ROOT, python_path
 
+_MODULE = "tools.gpu.launcher"
 _TIMEOUT_S = 500
 # First calls with our launcher may take this many times those from the warm directory, and a launch what one of Triton's takes.
 MOST_FIRST, MOST_LAUNCH = 1.15, 1.0
@@ -61,6 +62,7 @@ def main() -> int:
 
 def _all_rows(folder: Path, rounds: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
     for name in only:
+        client_workloads.capture(folder / f"captured-{name}", _MODULE, "call", folder, name)
         recorded = _process(folder, "record", name)
         if recorded.get("error"):
             # What is not installed is no fault; what is, and cannot be recorded, is one.
@@ -139,7 +141,7 @@ def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
         "GPU_CHECK_BUILD": str(folder / "extensions"),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "tools.gpu.launcher", step, str(folder), *words],
+        [sys.executable, "-m", _MODULE, step, str(folder), *words],
         env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
     )  # fmt: skip
     lines = done.stdout.strip().splitlines()
@@ -161,9 +163,16 @@ def counting_compiler(folder: Path) -> tuple[str, Path]:
 # Steps, each in a process of its own --------------------------------------------------------------------------------------
 
 
+def _call(_folder: Path, name: str) -> dict[str, Any]:
+    return {"called": sorted(WORKLOADS[name]()())}
+
+
 def _record(folder: Path, name: str) -> dict[str, Any]:
     import bundler
 
+    # Triton compiles what the capture did not get.
+    if (folder / f"captured-{name}").is_file():
+        bundler.restore(folder / f"captured-{name}")
     with bundler.session(f"file://{folder}/store-{name}", "prod"):
         return {"numbers": WORKLOADS[name]()()}
 
@@ -238,7 +247,13 @@ def _cost(_folder: Path) -> dict[str, Any]:
     return {"ours_us": [pair[0] for pair in pairs], "triton_us": [pair[1] for pair in pairs]}
 
 
-_STEPS: dict[str, Callable[..., dict[str, Any]]] = {"record": _record, "first": _first, "cases": _cases, "cost": _cost}
+_STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+    "call": _call,
+    "record": _record,
+    "first": _first,
+    "cases": _cases,
+    "cost": _cost,
+}
 
 if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1] in _STEPS:
     launches.provide_extension()

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +22,6 @@ from typing import Any
 
 from tools.gpu import client_workloads, replay
 from tools.shared import measurement
-from tools.shared.processes import ROOT, python_path
 from tools.shared.vllm_monitor import lay_out_monitor
 
 _MODULE = "tools.gpu.monitor"
@@ -63,7 +60,7 @@ def check(folder: Path, workload: str, package: Path) -> Iterator[dict[str, Any]
     """Record a workload in one process, serve it in others."""
     folder.mkdir()
 
-    capture(folder / _CAPTURED, workload)
+    client_workloads.capture(folder / _CAPTURED, _MODULE, "call", folder, workload, "")
 
     def run(step: str, witness: str = "hook") -> dict[str, Any]:
         return replay.process(folder, step, workload, witness, module=_MODULE, path=package)
@@ -76,16 +73,6 @@ def check(folder: Path, workload: str, package: Path) -> Iterator[dict[str, Any]
         yield replay.row(f"{workload}: replayed, {words}", done, ok=silent)
     restored = run("restore", "monitor")
     yield replay.row(f"{workload}: restored alone, the monitor raises", restored, ok=_RAISED in restored["error"])
-
-
-def capture(bundle: Path, workload: str) -> None:
-    """Compile what the workload launches, without the GPU: recording it would compile FLA's many configurations one by one."""
-    subprocess.run(
-        [sys.executable, "-m", "bundler", "capture", "-o", str(bundle), "--target", "cuda:90", "--quiet", "--",
-         sys.executable, "-m", _MODULE, "call", str(bundle.parent), workload, ""],
-        env={**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.DEVNULL, check=False, cwd=ROOT,
-    )  # fmt: skip
 
 
 def _step(step: str, where: str, workload: str, witness: str) -> dict[str, Any]:

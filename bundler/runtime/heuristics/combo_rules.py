@@ -51,11 +51,13 @@ class ComboGroup:
         members: positions of the kernels.
         fields: parameters of the combined kernel that they own.
         elements: of one of them; groups are tuned largest first.
+        changes: one for each candidate: the fields of every member, and options, that it sets.
     """
 
     members: tuple[int, ...]
     fields: tuple[str, ...]
     elements: int
+    changes: tuple[Mapping[str, object], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,21 @@ class ComboPlan:
         base: the first candidate of every kernel, with the most warps and stages among them.
         groups: largest first.
         field_limits: parameter -> largest block.
+        warp_stages: warps and stages that any kernel's candidates have; tried when the blocks are found.
     """
 
     base: Config
     groups: tuple[ComboGroup, ...]
     field_limits: Mapping[str, int]
+    warp_stages: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def steps(self) -> tuple[tuple[Mapping[str, object], ...], ...]:
+        """What a tuner tries, step by step, each change on top of the best so far: each group's candidates, then warps and stages."""
+        pairs = tuple({"num_warps": warps, "num_stages": stages} for warps, stages in self.warp_stages)
+        # A single candidate is what the base has already.
+        blocks = tuple(group.changes for group in self.groups if len(group.changes) > 1)
+        return (*blocks, pairs)
 
 
 def combo_plan(
@@ -99,9 +111,7 @@ def combo_plan(
     owners = []
     for number, (kernel, configs) in enumerate(zip(kernels, lists, strict=True)):
         blocks = _own_fields(kernel, configs[0])
-        for name, value in blocks.items():
-            suffixed = f"{name}_{number}"
-            kwargs[suffixed if parameters is None or suffixed in parameters else name] = value
+        kwargs |= _numbered(blocks, number, parameters)
         owned = [name for name in blocks if name.endswith("BLOCK")]
         owners.append(tuple(f"{name}_{number}" for name in owned))
         for name in owned:
@@ -117,8 +127,22 @@ def combo_plan(
         options={name: value for config in firsts for name, value in config.options.items()},
         origin="combination",
     )
-    groups = _groups(kernels, owners, grouping=grouping)
-    return ComboPlan(base, groups, limits)
+    changes = [
+        [{**_numbered(_own_fields(kernel, config), number, parameters), **config.options} for config in configs]
+        for number, (kernel, configs) in enumerate(zip(kernels, lists, strict=True))
+    ]
+    groups = _groups(kernels, owners, changes, grouping=grouping)
+    pairs = [(config.num_warps, config.num_stages) for configs in lists for config in configs]
+    return ComboPlan(base, groups, limits, tuple(dict.fromkeys([*pairs, most])))
+
+
+def _numbered(fields: Mapping[str, object], number: int, parameters: Collection[str] | None) -> dict[str, object]:
+    """Return a kernel's fields under the names that they have in the combination."""
+    names = {name: f"{name}_{number}" for name in fields}
+    return {
+        names[name] if parameters is None or names[name] in parameters else name: value
+        for name, value in fields.items()
+    }
 
 
 def _candidates(kernel: SubKernel, setting: Setting) -> list[Config]:
@@ -148,16 +172,30 @@ def _own_fields(kernel: SubKernel, config: Config) -> dict[str, object]:
 
 
 def _groups(
-    kernels: Sequence[SubKernel], fields: Sequence[tuple[str, ...]], *, grouping: bool
+    kernels: Sequence[SubKernel],
+    fields: Sequence[tuple[str, ...]],
+    changes: Sequence[Sequence[Mapping[str, object]]],
+    *,
+    grouping: bool,
 ) -> tuple[ComboGroup, ...]:
     members: dict[object, list[int]] = {}
     for number, kernel in enumerate(kernels):
         members.setdefault(kernel.fingerprint() if grouping else number, []).append(number)
     groups = [
-        ComboGroup(tuple(numbers), fields[numbers[0]], product(kernels[numbers[0]].hints.values()))
+        ComboGroup(
+            tuple(numbers),
+            fields[numbers[0]],
+            product(kernels[numbers[0]].hints.values()),
+            # Kernels with equal fingerprints have equal candidates, and get the same one.
+            tuple(_merged(several) for several in zip(*(changes[number] for number in numbers), strict=True)),
+        )
         for numbers in members.values()
     ]
     return tuple(sorted(groups, key=lambda group: -group.elements))
+
+
+def _merged(changes: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    return {name: value for change in changes for name, value in change.items()}
 
 
 def shared_blocks(hints: SizeHints) -> dict[str, int]:

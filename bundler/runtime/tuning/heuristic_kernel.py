@@ -138,6 +138,7 @@ class HeuristicKernel:
             options,
             kind=kind,
             space=self.space(),
+            steps=options.steps or self._steps(),
             custom=bool(
                 options.custom
             ),  # a heuristic's candidates, or a list of a generator, were not chosen by a person
@@ -152,6 +153,11 @@ class HeuristicKernel:
             self.fn, ListedConfigs.of(self.configs), (), Pruning(), effects=effects, clock=clock, options=options,
             source=self.source,
         )  # fmt: skip
+
+    def _steps(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+        """Return how a combined kernel is tuned further; not at all where a reduction among its kernels has to give the same numbers."""
+        combo, policy = self.candidates.combo, self.candidates.setting.policy
+        return () if combo is None or policy.deterministic else combo.steps
 
     def run(self, *args: Any, stream: int | None = None, **kwargs: Any) -> None:
         """Launch with the grid that follows from the arguments; a grid with a zero launches nothing.

@@ -40,7 +40,7 @@ class Choice:
 
     Attributes:
         config: the config.
-        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `autotune` or
+        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `autotune`, `steps` or
             `coordinate_descent` (measured just now).
         keywords: what it adds to a call.
         ignored: its options that this device's compiler does not have, such as `waves_per_eu` on CUDA; nothing was done with them.
@@ -120,7 +120,7 @@ class ResultLookup:
             if config is not None:
                 return Choice.of(_for_kernel(config, listed), "table", question.target)
         # One config without refinement leaves nothing to look up, and no record would say more.
-        if len(listed.configs) == 1 and self._options.descent is None:
+        if len(listed.configs) == 1 and self._options.descent is None and not self._options.steps:
             return Choice.of(listed.configs[0], "only", question.target)
         found = self._recorded(question)
         if isinstance(found, Miss) and self._results and self._options.reuse == "all":

@@ -95,7 +95,7 @@ class Trial:
         occupancy = Occupancy.of(place.driver.backend, place.driver.properties(place.device), told)
         return Traits(
             options.kind, options.space, occupancy, options.custom is not False, options.deterministic,
-            min_r=options.space.min_blocks.get("r0_", 1), rescale=options.rescale,
+            min_r=options.space.min_blocks.get("r0_", 1), rescale=options.rescale, steps=options.steps,
         )  # fmt: skip
 
     @functools.cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,14 @@ from bundler.format.candidate_timings import Timing
 from bundler.format.summary import count
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning.benchmark import Sample, usable
-from bundler.runtime.tuning.descent import SKIPPED, SKIPPED_DETERMINISTIC, UNMEASURED_DETERMINISTIC, Descent, Space
+from bundler.runtime.tuning.descent import (
+    SKIPPED,
+    SKIPPED_DETERMINISTIC,
+    UNMEASURED_DETERMINISTIC,
+    Descent,
+    Space,
+    put,
+)
 from bundler.runtime.tuning.occupancy import Occupancy
 from bundler.runtime.tuning.register_pressure import may_rescale, r_blocks, rescaled
 from bundler.runtime.tuning.tuning_winners import named_of
@@ -84,6 +91,7 @@ class Traits:
         deterministic: equal input has to give equal output in every process, so no measurement may choose among reductions.
         min_r: the smallest reduction block.
         rescale: whether reduction blocks may be halved.
+        steps: changes to try on top of the best config, one step after the other.
     """
 
     kind: str = "user_autotune"
@@ -93,6 +101,7 @@ class Traits:
     deterministic: bool = False
     min_r: int = 1
     rescale: bool = True
+    steps: tuple[tuple[Mapping[str, Any], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ class TuningOutcome:
 
     Attributes:
         winner: the candidate to launch, still loaded.
-        found_by: `autotune`, `coordinate_descent`, or `only` when nothing had to be measured.
+        found_by: `autotune`, `steps`, `coordinate_descent`, or `only` when nothing had to be measured.
         timings: every config that was tried.
         compile_s, measure_s: wall time spent.
         measured: how many configs were timed.
@@ -168,7 +177,10 @@ class Search:
         if self._best is None:
             raise self._none()
         found_by = "autotune" if len(self._samples) > 1 else "only"
-        # Descent finds the nearest minimum, so it begins at the best config of the list.
+        if self._traits.steps:
+            self._step_through()
+            found_by = "steps"
+        # Descent finds the nearest minimum, so it begins at the best config so far.
         if self._refines():
             self._refine(self._best[0].config)
             found_by = "coordinate_descent"
@@ -177,7 +189,7 @@ class Search:
     def _must_not_measure(self, candidates: Sequence[Candidate]) -> bool:
         if self._traits.deterministic and self._traits.kind in UNMEASURED_DETERMINISTIC:
             return True
-        return len(candidates) == 1 and not self._refines()
+        return len(candidates) == 1 and not self._refines() and not self._traits.steps
 
     def _refines(self) -> bool:
         if self._descent is None or (self._traits.kind in SKIPPED and self._traits.space.fields is None):
@@ -265,6 +277,16 @@ class Search:
     def _spills(self, candidate: Candidate) -> bool:
         # Spilled words go through memory at each use.  Only a user's own config is timed all the same: its author chose it.
         return not self._traits.custom and (candidate.spills or 0) > self._spill_threshold
+
+    def _step_through(self) -> None:
+        """Try each step's changes on top of the best config so far; one that is not faster changes nothing."""
+        for step in self._traits.steps:
+            for change in step:
+                assert self._best is not None
+                config = self._best[0].config
+                for name, value in change.items():
+                    config = put(config, name, value)
+                self._time_of(config)
 
     def _refine(self, start: Config) -> None:
         # A persistent kernel holds its row whole, in its source; a block for it would be a field that changes nothing.

@@ -6,9 +6,11 @@ Users give them to `autotune`, and Inductor's generated modules to `HeuristicKer
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from bundler.compile.service import CompileService
 from bundler.errors import ConfigError
@@ -36,6 +38,8 @@ class TunerOptions:
         kind: what kind of kernel it is, such as `reduction`; decides what may be refined.
         space: size hints and limits for refining.
         descent: refine the winner by coordinate descent; for a user's kernel only with `space.fields`.
+        steps: changes of the winner's fields, as `plan.steps` of a combined kernel has them: each step's changes are tried one after the other on
+            top of the best so far, before `descent`.
         deterministic: no measurement decides for a user's kernel or a reduction: a table, or else the first config that compiles.
         custom: the kernel is written by a user, so that spills do not rule a config out; None for `autotune`'s kernels alone.
         spill_threshold: 32-bit words that a config may spill otherwise; None for 16, and 32 on AMD.
@@ -61,6 +65,7 @@ class TunerOptions:
     kind: str = "user_autotune"
     space: Space = field(default_factory=Space)
     descent: Descent | None = None
+    steps: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     deterministic: bool = False
     custom: bool | None = None
     spill_threshold: int | None = None
@@ -90,6 +95,9 @@ class TunerOptions:
         kind = "" if self.kind == "user_autotune" else f"{self.kind}: "
         if self.deterministic and self.kind in UNMEASURED_DETERMINISTIC:
             return f"{kind}the first that compiles"
+        if self.steps:
+            tried = [[sorted(change.items()) for change in step] for step in self.steps]
+            kind += f"in steps {hashlib.sha256(repr(tried).encode()).hexdigest()[:16]}, "
         if self.descent is None:
             return f"{kind}autotune"
         d, space = self.descent, self.space
