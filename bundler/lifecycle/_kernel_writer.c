@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * write_kernels(root, kernels, threads): writes kernels into a cache directory, each whole, by one rename.
+ * begin_writing(root, kernels, threads): begins to write kernels into a cache directory, each whole, by one rename.
  *
- * bundler/lifecycle/kernel_writer.py has the same function in Python, and says what it promises.  Here the interpreter lock is
- * released from the first kernel to the last, so that Python prepares the next kernels meanwhile.
- *
- * SHA-256 is OpenSSL's: the very library that Python's own _hashlib is linked with, found by name when this module is loaded.
- * Where it is not found (a Python with OpenSSL built in), COMPARES_DIGESTS is false, and the caller compares digests itself.
+ * It returns at once, a Writing, whose `finish` waits and has the codes.  bundler/lifecycle/kernel_writer.py has the same in Python, and says
+ * what it promises.  Here threads of our own write, which need no interpreter, so that Python prepares the next kernels meanwhile.  A Python
+ * thread would not do: it begins only when the caller lets go of the interpreter, which takes as long as preparing two batches.
  */
 
 #include "_kernel_threads.h"
-#include <dlfcn.h>
-#include <stdint.h>
+#include "_kernel_checks.h"
 #include <stdio.h>
 
 #define DIGEST_BYTES 32
@@ -43,77 +40,6 @@ typedef struct {
   atomic_llong next;
   atomic_int stopped;
 } batch_t;
-
-/* ------------------------------------------------------------------------------------------------- SHA-256, without Python */
-
-/* Functions of libcrypto, each of them in OpenSSL since 1.1; set once, when the module is loaded. */
-static struct {
-  void *(*new_context)(void);
-  void (*free_context)(void *);
-  int (*begin)(void *, const void *, void *);
-  int (*update)(void *, const void *, size_t);
-  int (*end)(void *, unsigned char *, unsigned int *);
-  const void *sha256;
-} crypto;
-
-/* POSIX lets a function's address be taken from dlsym; the C language only knows the way through memory. */
-static int find(void *library, const char *name, void *function) {
-  void *address = dlsym(library, name);
-  memcpy(function, &address, sizeof(address));
-  return address != NULL;
-}
-
-static void find_sha256(const char *hashlib) {
-  void *(*fetch)(void *, const char *, const char *);
-  const void *(*plain)(void);
-  /* Already loaded, and never closed: Python uses it as long as the process lives. */
-  void *library = dlopen(hashlib, RTLD_NOW | RTLD_NOLOAD);
-  if (library == NULL || !find(library, "EVP_MD_CTX_new", &crypto.new_context) ||
-      !find(library, "EVP_MD_CTX_free", &crypto.free_context) || !find(library, "EVP_DigestInit_ex", &crypto.begin) ||
-      !find(library, "EVP_DigestUpdate", &crypto.update) || !find(library, "EVP_DigestFinal_ex", &crypto.end))
-    return;
-  /* Since OpenSSL 3 the plain one is looked up again for each digest, under a lock that all threads share. */
-  if (find(library, "EVP_MD_fetch", &fetch))
-    crypto.sha256 = fetch(NULL, "SHA256", NULL);
-  else if (find(library, "EVP_sha256", &plain))
-    crypto.sha256 = plain();
-}
-
-/* ------------------------------------------------------------------------------------ ELF, as bundler/lifecycle/elf.py reads it */
-
-static uint64_t number_at(const unsigned char *bytes, int size) {
-  uint64_t number = 0;
-  while (size > 0)
-    number = number << 8 | bytes[--size];
-  return number;
-}
-
-/* Whether each row of a table, and what it says where bytes are, lies within the file.  A section of type 8 has no bytes. */
-static int is_within(const unsigned char *data, uint64_t size, uint64_t start, uint64_t row_bytes, uint64_t count, int sections) {
-  uint64_t needed = sections ? 64 : 56;
-  if (start > size || row_bytes * count > size - start)
-    return 0;
-  for (uint64_t number = 0; number < count; number++) {
-    uint64_t offset, length, row = start + number * row_bytes;
-    if (needed > size - row)
-      return 0;
-    offset = number_at(data + row + (sections ? 24 : 8), 8);
-    length = sections && number_at(data + row + 4, 4) == 8 ? 0 : number_at(data + row + 32, 8);
-    if (offset > size || length > size - offset)
-      return 0;
-  }
-  return 1;
-}
-
-static int is_whole_elf(const unsigned char *data, uint64_t size) {
-  if (size < 4 || memcmp(data, "\x7f" "ELF", 4) != 0)
-    return 0;
-  if (size > 4 && data[4] != 2)
-    return 1; /* not of 64 bits: nothing is known against it */
-  return size >= 64 &&
-         is_within(data, size, number_at(data + 32, 8), number_at(data + 54, 2), number_at(data + 56, 2), 0) &&
-         is_within(data, size, number_at(data + 40, 8), number_at(data + 58, 2), number_at(data + 60, 2), 1);
-}
 
 /* ---------------------------------------------------------------------------------------------- writing, without Python */
 
@@ -217,19 +143,6 @@ static void *write_some(void *argument) {
   return NULL;
 }
 
-static void write_all(const char *root, batch_t *batch, long threads) {
-  Py_ssize_t number;
-  do
-    batch->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  while (batch->root < 0 && errno == EINTR);
-  for (number = 0; number < batch->count; number++)
-    batch->kernels[number].code = batch->root < 0 ? errno : ECANCELED;
-  if (batch->root < 0)
-    return;
-  work_in_threads(write_some, batch, threads < batch->count ? threads : (long)batch->count);
-  close(batch->root);
-}
-
 /* ------------------------------------------------------------------------------------------------------ from and to Python */
 
 /* Returns a text that is one component of a path; NULL with an exception. */
@@ -309,53 +222,145 @@ static PyObject *codes_of(const batch_t *batch) {
   return codes;
 }
 
-/* Everything given is a tuple, which no other thread can change while the lock is released. */
-static PyObject *write_kernels(PyObject *module, PyObject *arguments) {
-  PyObject *path, *kernels, *codes = NULL;
-  batch_t batch = {.root = -1};
+/* Kernels that are being written.  Everything given is a tuple, which no other thread can change meanwhile. */
+typedef struct {
+  PyObject_HEAD
+  PyObject *path, *kernels; /* what the batch points into */
+  const char *root;
+  batch_t batch;
   long threads;
-  int read = 1;
-  (void)module;
-  if (!PyArg_ParseTuple(arguments, "O&O!l", PyUnicode_FSConverter, &path, &PyTuple_Type, &kernels, &threads))
+  pthread_t writer;
+  pid_t process;
+  enum { NOT_BEGUN, UNDER_WAY, WRITTEN } state;
+} writing_t;
+
+static void *write_all(void *argument) {
+  writing_t *writing = argument;
+  batch_t *batch = &writing->batch;
+  do
+    batch->root = open(writing->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  while (batch->root < 0 && errno == EINTR);
+  if (batch->root < 0) {
+    for (Py_ssize_t number = 0; number < batch->count; number++)
+      batch->kernels[number].code = errno;
     return NULL;
-  batch.count = PyTuple_Size(kernels);
-  batch.kernels = calloc((size_t)batch.count + 1, sizeof(kernel_t));
-  if (batch.kernels == NULL) {
-    Py_DECREF(path);
-    return PyErr_NoMemory();
   }
-  for (Py_ssize_t number = 0; read && number < batch.count; number++)
-    read = read_kernel(PyTuple_GetItem(kernels, number), &batch.kernels[number], &batch.compares);
-  if (read) {
-    const char *root = PyBytes_AsString(path);
-    Py_BEGIN_ALLOW_THREADS
-    write_all(root, &batch, threads);
-    Py_END_ALLOW_THREADS
-    codes = codes_of(&batch);
+  work_in_threads(write_some, batch, writing->threads < batch->count ? writing->threads : (long)batch->count);
+  close(batch->root);
+  return NULL;
+}
+
+/* Where no thread can be had, `finish` writes everything. */
+static void start(writing_t *writing) {
+  pthread_attr_t attributes;
+  sigset_t all, before;
+  if (pthread_attr_init(&attributes) != 0)
+    return;
+  pthread_attr_setstacksize(&attributes, STACK_BYTES);
+  sigfillset(&all); /* signals are for the program's own threads */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  if (pthread_create(&writing->writer, &attributes, write_all, writing) == 0)
+    writing->state = UNDER_WAY;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+}
+
+/* The interpreter lock is held, and released while this waits.  Not for two threads at once.  In a child that was forked meanwhile there is
+ * no such thread, and nothing to wait for. */
+static void wait_for(writing_t *writing) {
+  if (writing->state == WRITTEN || writing->process != getpid())
+    return;
+  int begun = writing->state == UNDER_WAY;
+  writing->state = WRITTEN;
+  Py_BEGIN_ALLOW_THREADS
+  if (begun)
+    pthread_join(writing->writer, NULL);
+  else
+    write_all(writing);
+  Py_END_ALLOW_THREADS
+}
+
+static PyObject *finish(PyObject *self, PyObject *nothing) {
+  (void)nothing;
+  wait_for((writing_t *)self);
+  return codes_of(&((writing_t *)self)->batch);
+}
+
+static void forget(PyObject *self) {
+  writing_t *writing = (writing_t *)self;
+  PyTypeObject *type = Py_TYPE(self);
+  wait_for(writing);
+  release(&writing->batch);
+  Py_XDECREF(writing->path);
+  Py_XDECREF(writing->kernels);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+static PyMethodDef writing_methods[] = {
+    {"finish", finish, METH_NOARGS, "finish(): waits until all is written; returns a code for each kernel."}, {NULL, NULL, 0, NULL}};
+
+static PyType_Slot writing_slots[] = {{Py_tp_dealloc, forget}, {Py_tp_methods, writing_methods}, {0, NULL}};
+
+static PyType_Spec writing_spec = {"bundler.lifecycle._kernel_writer.Writing", sizeof(writing_t), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, writing_slots};
+
+static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
+  PyObject *type = PyObject_GetAttrString(module, "Writing");
+  writing_t *writing = type == NULL ? NULL : (writing_t *)PyType_GenericAlloc((PyTypeObject *)type, 0);
+  Py_XDECREF(type);
+  if (writing == NULL)
+    return NULL;
+  /* The allocation is zero: until the first kernel was read there is nothing to release. */
+  writing->state = WRITTEN;
+  if (!PyArg_ParseTuple(arguments, "O&O!l", PyUnicode_FSConverter, &writing->path, &PyTuple_Type, &writing->kernels,
+                        &writing->threads)) {
+    writing->kernels = NULL;
+    goto failed;
   }
-  release(&batch);
-  Py_DECREF(path);
-  return codes;
+  Py_INCREF(writing->kernels);
+  writing->root = PyBytes_AsString(writing->path);
+  Py_ssize_t count = PyTuple_Size(writing->kernels);
+  writing->batch.kernels = calloc((size_t)count + 1, sizeof(kernel_t));
+  if (writing->batch.kernels == NULL) {
+    PyErr_NoMemory();
+    goto failed;
+  }
+  for (Py_ssize_t number = 0; number < count; number++) {
+    writing->batch.count++;
+    if (!read_kernel(PyTuple_GetItem(writing->kernels, number), &writing->batch.kernels[number], &writing->batch.compares))
+      goto failed;
+    writing->batch.kernels[number].code = ECANCELED;
+  }
+  writing->process = getpid();
+  writing->state = NOT_BEGUN;
+  start(writing);
+  return (PyObject *)writing;
+failed:
+  Py_DECREF(writing);
+  return NULL;
 }
 
 static PyMethodDef methods[] = {
-    {"write_kernels", write_kernels, METH_VARARGS,
-     "write_kernels(root, kernels, threads): as bundler.lifecycle.kernel_writer says."},
+    {"begin_writing", begin_writing, METH_VARARGS,
+     "begin_writing(root, kernels, threads): begins what bundler.lifecycle.kernel_writer.write_kernels does; returns a Writing."},
     {NULL, NULL, 0, NULL}};
 
-/* Without _hashlib, or without its file, there is no SHA-256 here; that is no error. */
+/* That there is no SHA-256 here is no error. */
 static int set_up(PyObject *module) {
   PyObject *hashlib = PyImport_ImportModule("_hashlib"), *file = NULL, *path = NULL;
   if (hashlib != NULL)
     file = PyObject_GetAttrString(hashlib, "__file__");
-  if (file != NULL && PyUnicode_FSConverter(file, &path)) {
-    find_sha256(PyBytes_AsString(path));
-    Py_DECREF(path);
-  }
-  PyErr_Clear();
+  if (file == NULL || !PyUnicode_FSConverter(file, &path))
+    PyErr_Clear();
+  find_sha256(path == NULL ? NULL : PyBytes_AsString(path));
+  Py_XDECREF(path);
   Py_XDECREF(file);
   Py_XDECREF(hashlib);
-  return PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
+  PyObject *type = PyType_FromModuleAndSpec(module, &writing_spec, NULL);
+  int failed = type == NULL || PyModule_AddObjectRef(module, "Writing", type) < 0;
+  Py_XDECREF(type);
+  return failed ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};

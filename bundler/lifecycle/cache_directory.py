@@ -35,7 +35,9 @@ from bundler.lifecycle.kernel_writer import (
     DAMAGED,
     NO_BINARY,
     OCCUPIED,
+    Finish,
     NewKernel,
+    begin_writing,
     remove_tree,
     write_file,
     write_kernels,
@@ -94,7 +96,8 @@ class CacheDirectory:
         batch = KernelBatch(self, [kernel])
 
         def write() -> Outcome:
-            batch.write(threads=1)
+            batch.begin(threads=1)
+            batch.finish()
             ((_, outcome),) = batch.settled()
             if isinstance(outcome, BundlerError):
                 raise outcome
@@ -124,9 +127,12 @@ class CacheDirectory:
             return temporary, key, (*files, (group, written))
         return temporary, key, (*files, (group, written)), [*kernel.files].index(kernel.binary)
 
-    def write(self, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
-        """Write kernels; returns what `write_kernels` says of each.  Any thread may call it."""
-        codes = write_kernels(self.path, kernels, threads)
+    def begin(self, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+        """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of each."""
+        return functools.partial(self._finished, begin_writing(self.path, kernels, threads), kernels, threads)
+
+    def _finished(self, finish: Finish, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+        codes = finish()
         for _ in range(ATTEMPTS):
             if errno.ENOENT not in codes:
                 break
@@ -238,18 +244,24 @@ def _group_file(filenames: tuple[str, ...]) -> tuple[str, str]:
 class KernelBatch:
     """Kernels that are written into one cache directory together.
 
-    `write` may run in a thread of its own.  After it `settled` says what became of the kernels, and in the end `clear` removes what is
-    left, however they ended.
+    `begin` returns while they are being written, and `finish` waits.  After it `settled` says what became of the kernels, and in the end
+    `clear` removes what is left, however they ended.
     """
 
     def __init__(self, directory: CacheDirectory, kernels: Sequence[ReadyKernel]) -> None:
         self._directory, self._kernels = directory, kernels
         self._new = tuple(map(directory.new_kernel, kernels))
+        self._finish: Finish | None = None
         self._codes: list[int] | None = None
 
-    def write(self, threads: int) -> None:
-        """Write them; trouble with the file system shows when they are settled."""
-        self._codes = self._directory.write(self._new, threads)
+    def begin(self, threads: int) -> None:
+        """Begin to write them; trouble with the file system shows when they are settled."""
+        self._finish = self._directory.begin(self._new, threads)
+
+    def finish(self) -> None:
+        """Wait until they are written, if that was begun; calling it again is fine."""
+        if self._codes is None and self._finish is not None:
+            self._codes = self._finish()
 
     def settled(self) -> Iterator[tuple[ReadyKernel, Outcome | BundlerError]]:
         """Yield what became of each kernel that is in place now or was refused, then raise what the first of the others met.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`write_kernels`: writes kernels below one directory, each whole, by one rename.
+"""`begin_writing` and `write_kernels`: write kernels below one directory, each whole, by one rename.
 
-The extension `_kernel_writer` does it where it was built, with the interpreter lock released and in several threads; elsewhere
-`write_in_python` does the same, one kernel after the other.  `CacheDirectory` calls it, and knows what to do about each answer.
+The extension `_kernel_writer` does it where it was built, in threads that need no interpreter; elsewhere `write_in_python` does the same,
+one kernel after the other, before it returns.  `CacheDirectory` calls them, and knows what to do about each answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ NewFile = tuple[str, Buffer] | tuple[str, Buffer, bytes]
 # Name of the temporary directory, name of the kernel's, and the files in it; and which of these is the device binary, unless that was
 # looked at before.
 NewKernel = tuple[str, str, tuple[NewFile, ...]] | tuple[str, str, tuple[NewFile, ...], int]
-WriteKernels = Callable[[str, tuple[NewKernel, ...], int], list[int]]
+# Waits, and returns the codes; calling it again returns them again.  Not for two threads at once.
+Finish = Callable[[], list[int]]
+BeginWriting = Callable[[str, tuple[NewKernel, ...], int], Finish]
 
 # The codes of a kernel of which a file does not have its digest, and of one whose device binary is not a whole ELF file; no error number
 # of a system is that large.
@@ -37,14 +39,28 @@ _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def compiled_writer() -> WriteKernels | None:
-    """Return the extension's `write_kernels`, None where it was not built."""
+def compiled_writer() -> BeginWriting | None:
+    """Return `begin_writing` of the extension, None where it was not built."""
     try:
         extension = importlib.import_module("bundler.lifecycle._kernel_writer")
     except ImportError:
         return None
-    found: WriteKernels = extension.write_kernels
-    return found if extension.COMPARES_DIGESTS else functools.partial(_compare_first, found)
+
+    def begin(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+        finish: Finish = extension.begin_writing(root, kernels, threads).finish
+        return finish
+
+    return begin if extension.COMPARES_DIGESTS else functools.partial(_compare_first, begin)
+
+
+def begin_writing(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+    """Begin what `write_kernels` does, and return what waits for it; without the extension it is done when this returns."""
+    return (compiled_writer() or _write_at_once)(root, kernels, threads)
+
+
+def _write_at_once(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+    codes = write_in_python(root, kernels, threads)
+    return lambda: codes
 
 
 def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
@@ -64,7 +80,7 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> li
         `NO_BINARY` when the binary is none, which stop no other kernel.  A negative one: the rename failed with that number, and the
         temporary directory is there, whole.
     """
-    return (compiled_writer() or write_in_python)(root, kernels, threads)
+    return begin_writing(root, kernels, threads)()
 
 
 def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: int) -> list[int]:
@@ -93,14 +109,19 @@ def _check_form(kernel: NewKernel) -> None:
         raise ValueError("the binary is none of the files")
 
 
-def _compare_first(write: WriteKernels, root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
-    """Do what `write_kernels` says with a writer that compares no digests."""
+def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+    """Do what `begin_writing` says with a writer that compares no digests."""
     for kernel in kernels:
         _check_form(kernel)
     unsound = [_why_unsound(kernel) for kernel in kernels]
     plain = [(temporary, key, tuple([file[:2] for file in files])) for temporary, key, files, *_ in kernels]
-    codes = iter(write(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads))
-    return [why or next(codes) for why in unsound]
+    finish = begin(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads)
+
+    def codes() -> list[int]:
+        written = iter(finish())
+        return [why or next(written) for why in unsound]
+
+    return codes
 
 
 def _why_unsound(kernel: NewKernel) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PlacementQueue`: verified kernels on their way into cache directories.  A restore fills it.
 
-Kernels are written in batches.  Where the extension of `kernel_writer.py` was built, a thread that does not need the interpreter writes
+Kernels are written in batches.  Where the extension of `kernel_writer.py` was built, threads that do not need the interpreter write
 one batch while the caller reads and verifies the next; elsewhere the caller writes each batch itself.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.limits import MIB
-from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome
 from bundler.lifecycle.ready_kernel import ReadyKernel
-from bundler.lifecycle.threaded_call import ThreadedCall, processors
+from bundler.lifecycle.threaded_call import processors
 
 # Enough to keep several threads busy, and few enough that little waits in memory: what waits keeps its decoded frames there too.
 KERNELS_PER_BATCH = 64
@@ -84,7 +83,7 @@ class PlacementQueue:
         batches = [KernelBatch(directory, kernels) for directory, kernels in self._waiting.values()]
         self._waiting, self._count, self._bytes = {}, 0, 0
         self._most = min(KERNELS_PER_BATCH, 2 * self._most)
-        # One thread at a time: that bounds the memory, and an error shows before more is written.
+        # One batch at a time: that bounds the memory, and an error shows before more is written.
         self._settle()
         if batches:
             self._writing = _BatchesUnderWay(batches)
@@ -97,33 +96,33 @@ class PlacementQueue:
 
 
 class _BatchesUnderWay:
-    """Batches that are being written, one after the other, in a thread of their own where that helps."""
+    """Batches that are being written, one for each cache directory."""
 
     def __init__(self, batches: Iterable[KernelBatch]) -> None:
         self._batches = deque(batches)
-        self._call = ThreadedCall(self._write)
 
     def start(self) -> None:
-        # Without the extension the thread would need the interpreter lock, and so hold up the caller.
-        self._call.start(apart=kernel_writer.compiled_writer() is not None)
+        threads = max(1, processors(MOST_WRITERS) // len(self._batches))
+        for batch in self._batches:
+            batch.begin(threads)
 
     def settle(self, placed: Placed) -> None:
         """Wait, tell what became of the kernels, and raise what went wrong."""
-        self._call.result()
+        self._wait()
         while self._batches:
             _tell(self._batches.popleft(), placed)
 
     def abandon(self, placed: Placed) -> None:
         """Wait, tell what became of the kernels, and leave out what went wrong."""
-        self._call.abandon()
+        self._wait()
         while self._batches:
             batch = self._batches.popleft()
             with contextlib.suppress(BundlerError):
                 _tell(batch, placed)
 
-    def _write(self) -> None:
+    def _wait(self) -> None:
         for batch in self._batches:
-            batch.write(processors(MOST_WRITERS))
+            batch.finish()
 
 
 def _tell(batch: KernelBatch, placed: Placed) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ThreadedCall`: one call in a thread of its own, for calls that leave the interpreter to others.
 
-`PlacementQueue` writes with it, `kernel_reader` reads ahead, and a restore from a store far away fetches ahead.
+`kernel_reader` reads ahead with it, and a restore from a store far away fetches ahead.
 """
 
 from __future__ import annotations

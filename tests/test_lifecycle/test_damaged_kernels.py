@@ -113,7 +113,7 @@ def test_damage_shows_as_well_when_the_digest_fits_the_first_look(tmp_path, monk
     monkeypatch.setattr(
         kernel_writer,
         "compiled_writer",
-        lambda: lambda _root, kernels, _threads: [kernel_writer.DAMAGED] * len(kernels),
+        lambda: lambda _root, kernels, _threads: lambda: [kernel_writer.DAMAGED] * len(kernels),
     )
     queue = PlacementQueue(lambda kernel, outcome: told.append((kernel.key, outcome)))
     queue.add(CacheDirectory(str(tmp_path / "there")), sound)

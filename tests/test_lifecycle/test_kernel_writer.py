@@ -8,6 +8,7 @@ import os
 import stat
 import struct
 import subprocess
+import sys
 import threading
 import time
 
@@ -30,9 +31,14 @@ def writer_of(kind):
     if kind == "python":
         return kernel_writer.write_in_python
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    begin = kernel_writer.compiled_writer()
     if kind == "plain":
-        return functools.partial(kernel_writer._compare_first, extension.write_kernels)
-    return kernel_writer.compiled_writer()
+
+        def plain(*arguments):
+            return extension.begin_writing(*arguments).finish
+
+        begin = functools.partial(kernel_writer._compare_first, plain)
+    return lambda *arguments: begin(*arguments)()
 
 
 @pytest.fixture(params=["compiled", "plain", "python"])
@@ -165,9 +171,7 @@ def test_paths_in_any_encoding_are_written_to(write, tmp_path):
 
 def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
     """Wrong types are errors of Python, not of memory."""
-    write = kernel_writer.compiled_writer()
-    if write is None:
-        pytest.skip("the extension _kernel_writer was not built here")
+    write = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="it was not built here").begin_writing
     root = str(tmp_path)
     wrong = [
         (root, [], 1), (root, (1,), 1), (root, ((),), 1), (root, (("t", "k", []),), 1), (root, (("t", "k", (1,)),), 1),
@@ -182,28 +186,59 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
 
 
 def test_python_runs_while_the_extension_writes(tmp_path):
-    """The interpreter lock is released for the whole batch."""
-    write = kernel_writer.compiled_writer()
-    if write is None:
-        pytest.skip("the extension _kernel_writer was not built here")
+    """Who began a batch goes on at once, and the interpreter lock is free while somebody waits for it."""
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
     kernels = batch(64, (("big", bytes(1 << 20)), ("k.json", b"{}")))
+    writing = extension.begin_writing(str(tmp_path), kernels, 1)
+    assert len(os.listdir(tmp_path)) < 64
     steps = []
-    running = threading.Event()
-
-    def write_apart():
-        running.set()
-        write(str(tmp_path), kernels, 1)
-        steps.append("written")
-
-    thread = threading.Thread(target=write_apart)
+    thread = threading.Thread(target=lambda: steps.append(writing.finish()))
     thread.start()
-    running.wait()
     count = 0
     while not steps:
         count += 1
         time.sleep(0)
     thread.join()
     assert count > 10
+    assert steps == [[0] * 64] == [writing.finish()]
+
+
+def test_what_nobody_waits_for_is_written_to_the_end(tmp_path):
+    """A batch whose answer is dropped holds its bytes until its threads are through."""
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension.begin_writing(str(tmp_path), batch(32, (("big", bytes(1 << 20)), ("k.json", b"{}"))), 2)
+    assert sorted(os.listdir(tmp_path)) == sorted(key for _, key, _ in batch(32, ()))
+
+
+def test_a_child_forked_meanwhile_waits_for_nothing(tmp_path):
+    """It has no such threads; it says that nothing is known to be written, and ends."""
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    writing = extension.begin_writing(str(tmp_path), batch(64, (("big", bytes(1 << 20)), ("k.json", b"{}"))), 1)
+    child = os.fork()
+    if child == 0:
+        codes = writing.finish()
+        del writing
+        os._exit(0 if set(codes) <= {0, errno.ECANCELED} else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert writing.finish() == [0] * 64
+
+
+def test_without_another_thread_the_caller_writes(tmp_path):
+    """Where the system gives no thread, a restore is slower and nothing else."""
+    pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    program = f"""
+import resource
+from bundler.lifecycle.kernel_writer import begin_writing
+begin_writing({os.fspath(tmp_path)!r}, (), 1)()
+kernels = tuple((f"t{{n}}", f"k{{n}}", (("k.json", b"{{}}"),)) for n in range(40))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used, used))  # no room for a stack
+finish = begin_writing({os.fspath(tmp_path)!r}, kernels, 4)
+print(finish().count(0))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "40\n"
+    assert len(os.listdir(tmp_path)) == 40
 
 
 def digested(files):

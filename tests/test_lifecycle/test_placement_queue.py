@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels on their way into cache directories: in which order, in which thread, and what stays when something goes wrong."""
 
-import _thread
 import errno
 import os
-import threading
+import time
 
 import pytest
 import workshop
@@ -71,52 +70,41 @@ def test_a_large_kernel_does_not_wait_for_others(way, queue, heard, directory):
 
 
 def test_the_caller_goes_on_while_a_batch_is_written(queue, heard, directory, monkeypatch):
-    """With the extension a thread writes; the caller waits for it when the next batch is full, and not before."""
+    """With the extension threads write that nobody has to wait for; the caller does when the next batch is full, and not before."""
     if kernel_writer.compiled_writer() is None:
         pytest.skip("the extension _kernel_writer was not built here")
-    real, go, who = cache_directory.write_kernels, threading.Event(), []
+    real, waited = cache_directory.begin_writing, []
 
-    def write(*arguments):
-        who.append(threading.get_ident())
-        go.wait(20)
-        return real(*arguments)
+    def begin(*arguments):
+        finish = real(*arguments)
+        return lambda: waited.append(1) or finish()
 
-    monkeypatch.setattr(cache_directory, "write_kernels", write)
+    monkeypatch.setattr(cache_directory, "begin_writing", begin)
     for number in range(placement_queue.KERNELS_AT_FIRST + 1):
         queue.add(directory, ready(number))
+    deadline = time.monotonic() + 20
+    while sum(not name.startswith("tmp.") for name in os.listdir(directory.path)) < placement_queue.KERNELS_AT_FIRST:
+        assert time.monotonic() < deadline
+    assert not waited
     assert not heard
-    go.set()
     queue.finish()
     assert len(heard) == placement_queue.KERNELS_AT_FIRST + 1
-    assert threading.get_ident() not in who
-
-
-def test_without_another_thread_the_caller_writes(queue, heard, directory, monkeypatch):
-    """Where the system gives no thread, a restore is slower and nothing else."""
-
-    def none(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", none)
-    for number in range(40):
-        queue.add(directory, ready(number))
-    queue.finish()
-    assert len(heard) == 40
+    assert len(waited) == 2
 
 
 def test_an_error_stops_the_queue_and_tells_what_was_placed(way, queue, heard, directory, monkeypatch):
     """The batch that fails raises what the system said; the kernels before it are told, later ones are not begun, nothing half-written
     stays.
     """
-    real = cache_directory.write_kernels
+    real = cache_directory.begin_writing
 
-    def write(root, kernels, threads):
+    def begin(root, kernels, threads):
         if any(int(key, 16) == 70 for _, key, _ in kernels):
-            kernels = kernels[:3]
-            return [*real(root, kernels, threads), errno.ENOSPC, *[errno.ECANCELED] * 60][:64]
+            finish = real(root, kernels[:3], threads)
+            return lambda: [*finish(), errno.ENOSPC, *[errno.ECANCELED] * 60][:64]
         return real(root, kernels, threads)
 
-    monkeypatch.setattr(cache_directory, "write_kernels", write)
+    monkeypatch.setattr(cache_directory, "begin_writing", begin)
     with pytest.raises(StoreFull, match="No space left on device"):
         for number in range(16 + 32 + 64 + 64):
             queue.add(directory, ready(number))
@@ -127,15 +115,15 @@ def test_an_error_stops_the_queue_and_tells_what_was_placed(way, queue, heard, d
 
 @pytest.mark.parametrize("moment", ["adding", "starting", "writing"])
 def test_an_interrupt_leaves_nothing_half_written(way, queue, heard, directory, monkeypatch, moment):
-    """Control-C while kernels are read, while a thread is started, or in the midst of a batch: what is there is whole."""
+    """Control-C while kernels are read, while a batch is begun, or in the midst of a batch: what is there is whole."""
     if moment == "starting":
-        real = _thread.start_new_thread
+        real = cache_directory.begin_writing
 
-        def start(*given):
+        def begin(*given):
             real(*given)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(_thread, "start_new_thread", start)
+        monkeypatch.setattr(cache_directory, "begin_writing", begin)
     elif moment == "writing" and way == "python":
         writing = os.write
         monkeypatch.setattr(os, "write", lambda *given: _interrupted() if given[1] == b"last" else writing(*given))

@@ -66,13 +66,13 @@ def test_a_quota_that_is_used_up_is_store_full_too(compiled, tmp_path, monkeypat
 def test_the_report_of_a_failure_has_what_was_published_with_it(bundle, tmp_path, monkeypatch):
     """Kernels that were written before one failed, and those of its batch, are in the error's report as well."""
     first = bundle.kernels[0].key
-    real = cache_directory.write_kernels
+    real = cache_directory.begin_writing
 
-    def write(root, kernels, threads):
-        codes = real(root, tuple(kernel for kernel in kernels if kernel[1] != first), threads)
-        return [errno.ENOSPC if key == first else codes.pop(0) for _, key, *_ in kernels]
+    def begin(root, kernels, threads):
+        codes = real(root, tuple(kernel for kernel in kernels if kernel[1] != first), threads)()
+        return lambda: [errno.ENOSPC if key == first else codes.pop(0) for _, key, *_ in kernels]
 
-    monkeypatch.setattr(cache_directory, "write_kernels", write)
+    monkeypatch.setattr(cache_directory, "begin_writing", begin)
     with pytest.raises(StoreFull, match=f"{first}: No space left on device") as caught:
         bundler.restore(bundle, tmp_path / "there", only="all")
     assert sorted(caught.value.report.restored) == sorted(os.listdir(tmp_path / "there"))
