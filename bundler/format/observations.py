@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +16,6 @@ from bundler.errors import FormatError
 from bundler.format import wire
 from bundler.format.entry_rows import Count, schema_of
 from bundler.format.limits import DEFAULT_LIMITS, Limits
-from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 if TYPE_CHECKING:
@@ -27,8 +25,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-@record(frozen=True)
-class Observation:
+class Observation(Struct, frozen=True, gc=False):
     """What was seen of one kernel.
 
     Attributes:
@@ -42,8 +39,7 @@ class Observation:
     times_us: tuple[tuple[str, int], ...] = ()
 
 
-@record(frozen=True, repr=False)
-class Observed(Summarized):
+class Observed(Summarized, Struct, frozen=True):
     """Facts about the recording that are no part of what the bundle is.
 
     Attributes:
@@ -52,7 +48,7 @@ class Observed(Summarized):
         tunings: how the winners among the tuning records were found, one a record, by record.
     """
 
-    kernels: Mapping[str, Observation] = field(default_factory=dict)
+    kernels: Mapping[str, Observation] = msgspec.field(default_factory=dict)
     environments: tuple[tuple[tuple[str, str], ...], ...] = ()
     tunings: tuple[Tuning, ...] = ()
 
@@ -185,4 +181,6 @@ def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning,
 def observed_of(observed: Observed, kernels: Iterable[Kernel]) -> Observed:
     """Return the observations of these kernels alone."""
     keys = {kernel.key for kernel in kernels}
-    return replace(observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys})
+    return msgspec.structs.replace(
+        observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys}
+    )

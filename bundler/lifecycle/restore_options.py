@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import Struct
 
 from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format.bundle import Keep
-from bundler.format.records import record
 
 if TYPE_CHECKING:
     from bundler.lifecycle.family import Family
@@ -24,8 +25,7 @@ Trust = Literal["kernels", "code"]
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
-@record(frozen=True)
-class TreeOptions:
+class TreeOptions(Struct, frozen=True):
     """How the trees of servers' caches in a bundle are restored, those that `pack_family` took.
 
     Attributes:
@@ -37,8 +37,8 @@ class TreeOptions:
         ConfigError: a root or a fact is empty.
     """
 
-    roots: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
+    roots: Mapping[str, str | os.PathLike[str]] = msgspec.field(default_factory=dict)
+    facts: Mapping[str, str] = msgspec.field(default_factory=dict)
     families: Sequence[Family] = ()
 
     def __post_init__(self) -> None:
@@ -50,8 +50,7 @@ class TreeOptions:
                 raise ConfigError(f"facts[{name!r}]={value!r}: expected a text that is not empty", got=value)
 
 
-@record(frozen=True)
-class RestoreOptions:
+class RestoreOptions(Struct, frozen=True):
     """The choices of one restore or check; `bundler.restore` says what each means.
 
     Raises:
@@ -66,7 +65,7 @@ class RestoreOptions:
     trust: Trust = "kernels"
     rekey: bool = False
     allow_empty: bool = False
-    trees: TreeOptions = field(default_factory=TreeOptions)
+    trees: TreeOptions = msgspec.field(default_factory=TreeOptions)
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
