@@ -8,11 +8,10 @@ import io
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
-
-from msgspec.structs import replace
 
 from bundler.errors import ConfigError, EmptyBundle, NotFound, UnsupportedVersion
 from bundler.format import entries as entry_types

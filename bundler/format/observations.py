@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,7 +40,9 @@ class Observation(Struct, frozen=True, gc=False):
     times_us: tuple[tuple[str, int], ...] = ()
 
 
-class Observed(Summarized, Struct, frozen=True):
+# No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Tuning`.
+@dataclass(frozen=True, repr=False)
+class Observed(Summarized):
     """Facts about the recording that are no part of what the bundle is.
 
     Attributes:
@@ -48,7 +51,7 @@ class Observed(Summarized, Struct, frozen=True):
         tunings: how the winners among the tuning records were found, one a record, by record.
     """
 
-    kernels: Mapping[str, Observation] = msgspec.field(default_factory=dict)
+    kernels: Mapping[str, Observation] = field(default_factory=dict)
     environments: tuple[tuple[tuple[str, str], ...], ...] = ()
     tunings: tuple[Tuning, ...] = ()
 
@@ -181,6 +184,4 @@ def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning,
 def observed_of(observed: Observed, kernels: Iterable[Kernel]) -> Observed:
     """Return the observations of these kernels alone."""
     keys = {kernel.key for kernel in kernels}
-    return msgspec.structs.replace(
-        observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys}
-    )
+    return replace(observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys})

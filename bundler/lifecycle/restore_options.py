@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -25,7 +26,9 @@ Trust = Literal["kernels", "code"]
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
-class TreeOptions(Struct, frozen=True):
+# No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Family`.
+@dataclass(frozen=True)
+class TreeOptions:
     """How the trees of servers' caches in a bundle are restored, those that `pack_family` took.
 
     Attributes:
@@ -37,8 +40,8 @@ class TreeOptions(Struct, frozen=True):
         ConfigError: a root or a fact is empty.
     """
 
-    roots: Mapping[str, str | os.PathLike[str]] = msgspec.field(default_factory=dict)
-    facts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    roots: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
     families: Sequence[Family] = ()
 
     def __post_init__(self) -> None:

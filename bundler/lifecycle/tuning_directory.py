@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from bundler.errors import BundlerError, FormatError
 from bundler.fork_safety import after_fork
 from bundler.format.bundle import Bundle
@@ -193,7 +191,7 @@ def with_tunings(bundle: Bundle, pairs: Iterable[Pair]) -> Bundle:
     records = [record for record, _ in best.values()]
     tunings = merge_tunings((), [tuning for _, tuning in best.values() if tuning is not None])
     return Bundle(
-        Content.of(bundle.content.entries, records), msgspec.structs.replace(bundle.observed, tunings=tunings), bundle.blobs,
+        Content.of(bundle.content.entries, records), replace(bundle.observed, tunings=tunings), bundle.blobs,
         writable=bundle.writable, variants_dropped=bundle.variants_dropped, left_out=bundle.left_out,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 
 import msgspec
@@ -86,6 +87,12 @@ def test_copies_and_pickles_are_equal(made, fields, other):
     one = made(**fields)
     assert copy.copy(one) == copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == one
     assert made.__match_args__[: len(fields)] == tuple(fields)
+
+
+@EACH
+def test_its_signature_can_be_read(made, fields, other):
+    """`help` and editors show it; a struct reads its annotations for that, which name nothing that only type checkers import."""
+    assert list(inspect.signature(made).parameters)[: len(fields)] == list(fields)
 
 
 def test_defaults_are_not_shared():
