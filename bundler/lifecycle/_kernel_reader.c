@@ -6,25 +6,8 @@
  * at kernels that were read before.  Anything out of the ordinary is left to Python, which knows what to say about it.
  */
 
-#define Py_LIMITED_API 0x030b0000
-#define PY_SSIZE_T_CLEAN
-#define _GNU_SOURCE
-#define _FILE_OFFSET_BITS 64
-#include <Python.h>
+#include "_kernel_threads.h"
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#define MOST_THREADS 16
-/* A thread calls nothing that needs more; glibc's own stacks would take 8 MB of address space each. */
-#define STACK_BYTES (256 * 1024)
 
 typedef struct {
   char *name;
@@ -150,27 +133,10 @@ static void *work_some(void *argument) {
   }
 }
 
-/* The calling thread is one of the threads; where no other can be had, it does everything. */
 static void work_all(batch_t *batch, long threads, void (*work)(directory_t *, Py_ssize_t)) {
-  pthread_t others[MOST_THREADS];
-  pthread_attr_t attributes;
-  sigset_t all, before;
-  long started = 0;
   batch->work = work;
   atomic_store(&batch->next, 0);
-  if (threads > 1 && pthread_attr_init(&attributes) == 0) {
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    sigfillset(&all); /* signals are for the program's own threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (started < threads - 1 && started < MOST_THREADS &&
-           pthread_create(&others[started], &attributes, work_some, batch) == 0)
-      started++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-  }
-  work_some(batch);
-  while (started > 0)
-    pthread_join(others[--started], NULL);
+  work_in_threads(work_some, batch, threads);
 }
 
 /* ------------------------------------------------------------------------------------------------------ from and to Python */

@@ -9,33 +9,17 @@
  * Where it is not found (a Python with OpenSSL built in), COMPARES_DIGESTS is false, and the caller compares digests itself.
  */
 
-#define Py_LIMITED_API 0x030b0000
-#define PY_SSIZE_T_CLEAN
-#define _GNU_SOURCE
-#define _FILE_OFFSET_BITS 64
-#include <Python.h>
+#include "_kernel_threads.h"
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#define MOST_THREADS 16
 #define DIGEST_BYTES 32
 /* Answers a kernel of which a file does not have its digest; no error number of a system is that large. */
 #define DAMAGED (1 << 16)
 /* Answers a kernel whose device binary is not a whole ELF file. */
 #define NO_BINARY (DAMAGED + 1)
 #define ALREADY_CHECKED (-1)
-/* A thread calls nothing that needs more; glibc's own stacks would take 8 MB of address space each. */
-#define STACK_BYTES (256 * 1024)
 /* Linux writes no more in one call. */
 #define MOST_BYTES ((size_t)0x7ffff000)
 
@@ -233,27 +217,6 @@ static void *write_some(void *argument) {
   return NULL;
 }
 
-/* The calling thread is one of the threads; where no other can be had, it writes everything. */
-static void write_batch(batch_t *batch, long threads) {
-  pthread_t others[MOST_THREADS];
-  pthread_attr_t attributes;
-  sigset_t all, before;
-  long started = 0;
-  if (threads > 1 && pthread_attr_init(&attributes) == 0) {
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    sigfillset(&all); /* signals are for the program's own threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (started < threads - 1 && started < MOST_THREADS &&
-           pthread_create(&others[started], &attributes, write_some, batch) == 0)
-      started++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-  }
-  write_some(batch);
-  while (started > 0)
-    pthread_join(others[--started], NULL);
-}
-
 static void write_all(const char *root, batch_t *batch, long threads) {
   Py_ssize_t number;
   do
@@ -263,7 +226,7 @@ static void write_all(const char *root, batch_t *batch, long threads) {
     batch->kernels[number].code = batch->root < 0 ? errno : ECANCELED;
   if (batch->root < 0)
     return;
-  write_batch(batch, threads < batch->count ? threads : (long)batch->count);
+  work_in_threads(write_some, batch, threads < batch->count ? threads : (long)batch->count);
   close(batch->root);
 }
 

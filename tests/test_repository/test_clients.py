@@ -11,7 +11,11 @@ from bundler.format.entries import Target
 from tools.clients import found_kernels, guesses, table, wheels
 
 # (client, folders of its package, how many of its kernels)
-SAMPLE = (("fla", ("modules", "ops/utils"), 85), ("liger", ("ops",), 50), ("conch", ("kernels",), 15))
+SAMPLE = (
+    ("fla", ("modules", "ops/utils", "ops/gla", "ops/rwkv7"), 110),
+    ("liger", ("ops",), 25),
+    ("conch", ("kernels",), 15),
+)
 _PATIENCE_S = 400
 
 _PACKAGE = """

@@ -99,6 +99,26 @@ def test_no_file_is_longer_than_400_lines():
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
+def test_each_header_is_listed_with_its_extension():
+    """What an extension's files include of ours stands in `depends`, by which a source distribution takes it along."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    included = {}
+    for extension in listed:
+        texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in extension["sources"]}
+        included[extension["name"]] = {
+            str(Path(path).with_name(name))
+            for path, text in texts.items()
+            for name in re.findall(r'^#include "(.+)"$', text, re.MULTILINE)
+        }
+    assert included == {extension["name"]: set(extension.get("depends", ())) for extension in listed}
+    headers = {
+        str(path.relative_to(ROOT))
+        for path in project_files()
+        if path.suffix == ".h" and ROOT / "bundler" in path.parents
+    }
+    assert headers == set().union(*included.values())
+
+
 def test_no_text_file_names_a_machine_of_ours():
     """No text file of the project holds a path that exists only where it was written."""
     named = re.compile(r"(?<![\w.~-])/(?:work|root|tmp/v)/")

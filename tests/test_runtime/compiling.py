@@ -5,11 +5,12 @@ import importlib.util
 import shutil
 import subprocess
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).resolve().parents[2] / "bundler" / "runtime" / "launch"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def compiler():
@@ -20,6 +21,13 @@ def compiler():
     return found
 
 
+def sources(name):
+    """Return the C files of one of our extensions, as pyproject.toml lists them."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    (paths,) = (each["sources"] for each in listed if each["name"] == f"bundler.runtime.launch.{name}")
+    return [ROOT / path for path in paths]
+
+
 def compile_extension(name, folder):
     """Compile one of our extensions without a warning, and import it."""
     include = sysconfig.get_paths()["include"]
@@ -28,8 +36,7 @@ def compile_extension(name, folder):
     path = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
                 "-Wno-cast-function-type")  # fmt: skip
-    source = SOURCES / f"{name}.c"
-    command = [compiler(), "-std=c11", "-O2", *warnings, "-shared", "-fPIC", f"-I{include}", source, "-o", path]
+    command = [compiler(), "-std=c11", "-O2", *warnings, "-shared", "-fPIC", f"-I{include}", *sources(name), "-o", path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     spec = importlib.util.spec_from_file_location(name, path)

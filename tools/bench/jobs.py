@@ -216,6 +216,8 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
         blobs = [bundle.blobs.stored_blobs(one.digests) for one in wanted]
         watch.lap("reader: read and decompress the frames, find each file")
         stored = [StoredKernel(one, data, verified=False) for one, data in zip(wanted, blobs, strict=True)]
+        for kernel in stored:
+            kernel._written_checked = True  # noqa: SLF001  # as `StoredKernel.read_unverified` does
         watch.lap("reader: sha256 of metadata")
         ready = [one.ready_for(place.path, plan.triton_dir) for one in stored]
         watch.lap("reader: put paths into metadata, parse and check it")

@@ -16,7 +16,7 @@ from tools.gpu import cases
 from tools.gpu.cases import Case, Maker
 from tools.shared.processes import ROOT
 
-EXTENSIONS = ("_launch", "_dispatch", "_jit_driver")
+PACKAGE = "bundler.runtime.launch."
 PATHS = ("compiled", "ctypes")
 
 
@@ -156,16 +156,19 @@ def provide_extension() -> None:
 
 
 def build_extension(folder: Path) -> None:
-    """Compile the extensions of launches as setuptools would."""
+    """Compile the extensions of launches as setuptools would, from the sources that pyproject.toml lists."""
     import subprocess
     import sysconfig
+    import tomllib
 
     folder.mkdir(parents=True, exist_ok=True)
     include = sysconfig.get_paths()["include"]
-    for name in EXTENSIONS:
-        source = ROOT / "bundler" / "runtime" / "launch" / f"{name}.c"
-        path = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(path)], check=True)
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    for extension in listed:
+        if extension["name"].startswith(PACKAGE):
+            sources = [str(ROOT / source) for source in extension["sources"]]
+            path = folder / (extension["name"].removeprefix(PACKAGE) + sysconfig.get_config_var("EXT_SUFFIX"))
+            subprocess.run(["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", *sources, "-o", str(path)], check=True)
 
 
 def load_kernels() -> ModuleType:
