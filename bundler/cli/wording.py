@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from bundler.format import summary
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
@@ -140,12 +143,16 @@ def _told(value: Any, *, messages: bool = False) -> Any:
         return [_told(item, messages=messages) for item in value]
     if isinstance(value, dict):
         return {key: _told(item, messages=messages or key in _MESSAGES) for key, item in value.items()}
+    if isinstance(value, Struct):
+        return _told(msgspec.structs.asdict(value), messages=messages)
     if is_dataclass(value) and not isinstance(value, type):
         return _told(asdict(value), messages=messages)
     return value
 
 
 def _simple(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return msgspec.structs.asdict(value)
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, (set, frozenset)):

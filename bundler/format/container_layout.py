@@ -23,10 +23,10 @@ import struct
 from typing import Any, Protocol
 
 import zstandard
+from msgspec import Struct
 
 from bundler.format.digest import DIGEST_BYTES
 from bundler.format.limits import MIB
-from bundler.format.records import record
 
 MAGIC = b"\x89TBNDL\r\n"
 # The majors that are read and written, which are the schemas of the content in them, and the newest minor of each.
@@ -57,8 +57,7 @@ class ByteSource(Protocol):
         """Release the source; closing twice is fine."""
 
 
-@record(frozen=True)
-class Section:
+class Section(Struct, frozen=True, gc=False):
     """One entry of the table of contents; `blobs` are indices into the content's blob table, in frame order."""
 
     kind: int

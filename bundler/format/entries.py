@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from msgspec import Struct
 
 from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.metadata import check_metadata_size
-from bundler.format.records import record
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
 
@@ -36,7 +37,7 @@ _LAYOUTS_REMEMBERED = 4096
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
-@record(frozen=True, order=True)
+@dataclass(frozen=True, order=True)
 class Target:
     """What a device binary runs on; `arch` is text, `90` for sm_90 and `gfx942` for an AMD chip."""
 
@@ -57,8 +58,7 @@ class Target:
         return Target(match[1], match[2], 64 if match[2].startswith("gfx9") else 32)
 
 
-@record(frozen=True)
-class Toolchain:
+class Toolchain(Struct, frozen=True, gc=False):
     """Who compiled: Triton's release, the sha256 of its binary (hex), and ptxas's version; None where unknown."""
 
     release: str | None = None
@@ -66,8 +66,7 @@ class Toolchain:
     ptxas: str | None = None
 
 
-@record(frozen=True)
-class Artifact:
+class Artifact(Struct, frozen=True, gc=False):
     """One file: its name, kind, the digest and size (bytes) of what is stored, and its path sentinels."""
 
     filename: str
@@ -107,7 +106,7 @@ class FileLayout(NamedTuple):
         return all(position == place for place, position in enumerate(self.order))
 
 
-@record(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Kernel:
     """All artifacts of one kernel key, from one compile.
 
@@ -295,8 +294,7 @@ def file_layout(filenames: tuple[str, ...]) -> FileLayout:
     return FileLayout(order, launch, binaries[0], metadata[0], "so" in kinds)
 
 
-@record(frozen=True, repr=False)
-class TuningFile(Summarized):
+class TuningFile(Summarized, Struct, frozen=True, gc=False):
     """A tuner's result file: Triton's `KEY/*.autotune.json`, or Inductor's `xx/*.best_config`."""
 
     path: str
@@ -308,8 +306,7 @@ class TuningFile(Summarized):
         return names.is_kernel_key(self.path.partition("/")[0])
 
 
-@record(frozen=True, repr=False)
-class HelperLibrary(Summarized):
+class HelperLibrary(Summarized, Struct, frozen=True, gc=False):
     """A shared library that Triton built with the C compiler: `KEY/cuda_utils….so`, launchers.  Executable code."""
 
     path: str
@@ -317,8 +314,7 @@ class HelperLibrary(Summarized):
     machine: str
 
 
-@record(frozen=True, repr=False)
-class Opaque(Summarized):
+class Opaque(Summarized, Struct, frozen=True, gc=False):
     """A file of Inductor's cache that torch executes or unpickles, by its path relative to that cache."""
 
     path: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
@@ -197,7 +197,7 @@ _METADATA_FIELDS: tuple[tuple[str, str, Any], ...] = (
     ("pdl", "launch_pdl", False),
 )
 # In a manifest a launch spec lies inside three arrays: content, kernels, kernel.
-_SPEC_LIMITS = replace(DEFAULT_LIMITS, depth=DEFAULT_LIMITS.depth - 3)
+_SPEC_LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, depth=DEFAULT_LIMITS.depth - 3)
 _MAYBE = (int, type(None))
 _SPEC_KINDS: tuple[Any, ...] = (str, int, int, int, int, _MAYBE, _MAYBE, _MAYBE, _MAYBE, _MAYBE, bool, bool, list)
 

@@ -7,16 +7,16 @@ keep to them; users pass their own to `Bundle.load` and to `open_store`.
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from bundler.errors import LimitExceeded
-from bundler.format.records import record
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 
-@record(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Upper bounds; the defaults are far above what real caches hold.  Sizes are in bytes."""
 
     manifest_bytes: int = 64 * MIB

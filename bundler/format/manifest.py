@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from bundler.format.entry_rows import Entries, schema_of
 from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
-from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ SCHEMA = content_tables.SCHEMA
 ROWS_SCHEMA = 1
 
 
-@record(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Content(Summarized):
     """Everything that decides what a bundle is, in canonical order.
 

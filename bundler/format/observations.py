@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +17,6 @@ from bundler.errors import FormatError
 from bundler.format import wire
 from bundler.format.entry_rows import Count, schema_of
 from bundler.format.limits import DEFAULT_LIMITS, Limits
-from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-@record(frozen=True)
-class Observation:
+class Observation(Struct, frozen=True, gc=False):
     """What was seen of one kernel.
 
     Attributes:
@@ -42,7 +40,8 @@ class Observation:
     times_us: tuple[tuple[str, int], ...] = ()
 
 
-@record(frozen=True, repr=False)
+# No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Tuning`.
+@dataclass(frozen=True, repr=False)
 class Observed(Summarized):
     """Facts about the recording that are no part of what the bundle is.
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
+from msgspec import Struct
 
 from bundler.errors import FormatError
-from bundler.format.records import record
 from bundler.format.summary import count
 
 CACHE_DIR = 0
@@ -44,8 +44,7 @@ _PATHS_REMEMBERED = 64
 _DECODER = msgspec.json.Decoder()
 
 
-@record(frozen=True)
-class Span:
+class Span(Struct, frozen=True, gc=False):
     """One placeholder: byte offset in the stored file, which place it stands for, and how it was written."""
 
     offset: int

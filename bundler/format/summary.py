@@ -8,8 +8,10 @@ for their repr.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
+
+from msgspec import Struct
 
 # With the quotes of a debugger around it, a line of a terminal.
 REPR_CHARACTERS = 110
@@ -51,13 +53,14 @@ def printable(text: str) -> str:
 
 
 class Summarized:
-    """A dataclass, made with `repr=False`, whose repr is one short line: collections are counted, and what is empty is left out."""
+    """A dataclass with `repr=False`, or a `Struct`, whose repr is one short line: collections are counted, what is empty is left out."""
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        fields = [field for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
-        values = ((field.name, getattr(self, field.name)) for field in fields)
         text = f"<{type(self).__name__}"
-        for name, value in values:
+        for name in _shown_fields(self):
+            value = getattr(self, name)
             if value is None or value is False or (isinstance(value, (Sized, int, float)) and not value):
                 continue
             pair = f" {name}={_brief(value)}"
@@ -65,6 +68,12 @@ class Summarized:
                 return f"{text} …>"
             text += pair
         return f"{text}>"
+
+
+def _shown_fields(thing: Any) -> Iterable[str]:
+    if isinstance(thing, Struct):
+        return thing.__struct_fields__
+    return [field.name for field in dataclasses.fields(thing) if field.repr]
 
 
 def _brief(value: Any) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from typing import Annotated
 
 import msgspec
@@ -23,7 +22,6 @@ from msgspec import Meta, Struct
 from bundler.errors import FormatError, UnsafeName, UnsupportedVersion
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.names import GROUP_PREFIX, check_kernel_key
-from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 PREFIX = "@families"
@@ -38,8 +36,7 @@ _FAMILY = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _OURS_ALONE = (GROUP_PREFIX, "tmp.bundler.")
 
 
-@record(frozen=True, repr=False)
-class TreeFile(Summarized):
+class TreeFile(Summarized, Struct, frozen=True, gc=False):
     """One file of a tree: its path below the tree's place, its size in bytes, and the digests of its chunks in order."""
 
     path: str
@@ -47,8 +44,7 @@ class TreeFile(Summarized):
     chunks: tuple[str, ...]
 
 
-@record(frozen=True, repr=False)
-class TreeIndex(Summarized):
+class TreeIndex(Summarized, Struct, frozen=True):
     """One tree of a server's cache.
 
     Attributes:
@@ -62,10 +58,10 @@ class TreeIndex(Summarized):
 
     family: str
     place: str = ""
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = msgspec.field(default_factory=dict)
     ranks: tuple[str, ...] = ()
     files: tuple[TreeFile, ...] = ()
-    kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kernels: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgpack
@@ -157,7 +156,7 @@ def inside(limits: Limits, arrays: int) -> Limits:
 
 @functools.lru_cache(maxsize=16)
 def _inside(limits: Limits, arrays: int) -> Limits:
-    return replace(limits, depth=limits.depth - arrays)
+    return msgspec.structs.replace(limits, depth=limits.depth - arrays)
 
 
 def split(data: bytes, members: int) -> list[bytes] | None:

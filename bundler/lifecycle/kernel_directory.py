@@ -13,10 +13,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from bundler.errors import UnsafeName
 from bundler.format import names

@@ -8,15 +8,14 @@ and the command line read them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from bundler.format.records import record
 from bundler.format.summary import Summarized
 
 Reasons = tuple[tuple[str, str], ...]
 
 
-@record(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class RecordReport(Summarized):
     """What a recording saw.
 
@@ -42,7 +41,7 @@ class RecordReport(Summarized):
     errors: int = 0
 
 
-@record(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class RestoreReport(Summarized):
     """What a restore did.  Kernels count once, however many devices they were placed for.
 
@@ -83,7 +82,7 @@ class RestoreReport(Summarized):
         return len(self.restored) + len(self.present) + len(self.repaired)
 
 
-@record(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class CheckReport(Summarized):
     """What a check found.  Kernels count once, however many devices they are placed for.
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle, FirstBlobs, MemoryBlobs
 from bundler.format.digest import digest_text, sha256
@@ -104,12 +106,12 @@ def _derived(bundle: Bundle, kernel: Kernel, blobs: dict[bytes, bytes]) -> Kerne
     digest = sha256(data)
     blobs[digest] = data
     # The hash is as long as the other, so the placeholders of paths stay where they are.
-    metadata = replace(kernel.metadata, digest=digest_text(digest))
+    metadata = msgspec.structs.replace(kernel.metadata, digest=digest_text(digest))
     installed = identity.installed_triton() or Toolchain()
     return Kernel(
         key, kernel.name, kernel.target,
         tuple(metadata if artifact is kernel.metadata else artifact for artifact in kernel.artifacts),
-        replace(kernel.toolchain, binary=installed.binary),
+        msgspec.structs.replace(kernel.toolchain, binary=installed.binary),
         kernel.spec, kernel.facts_bytes, parts.to_bytes(),
     )  # fmt: skip
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import Struct
 
 from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format.bundle import Keep
-from bundler.format.records import record
 
 if TYPE_CHECKING:
     from bundler.lifecycle.family import Family
@@ -24,7 +26,8 @@ Trust = Literal["kernels", "code"]
 _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
 
 
-@record(frozen=True)
+# No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Family`.
+@dataclass(frozen=True)
 class TreeOptions:
     """How the trees of servers' caches in a bundle are restored, those that `pack_family` took.
 
@@ -50,8 +53,7 @@ class TreeOptions:
                 raise ConfigError(f"facts[{name!r}]={value!r}: expected a text that is not empty", got=value)
 
 
-@record(frozen=True)
-class RestoreOptions:
+class RestoreOptions(Struct, frozen=True):
     """The choices of one restore or check; `bundler.restore` says what each means.
 
     Raises:
@@ -66,7 +68,7 @@ class RestoreOptions:
     trust: Trust = "kernels"
     rekey: bool = False
     allow_empty: bool = False
-    trees: TreeOptions = field(default_factory=TreeOptions)
+    trees: TreeOptions = msgspec.field(default_factory=TreeOptions)
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

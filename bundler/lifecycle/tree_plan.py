@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from bundler.errors import BundlerError, ConfigError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle

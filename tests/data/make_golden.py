@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 import msgpack
+import msgspec
 
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.constant_values import Value, encode
@@ -191,7 +192,7 @@ def describe(bundle):
             "tensor_descriptors": k.launch.tensor_descriptors.plain(),
             "facts": None if k.facts_bytes is None else msgpack.unpackb(k.launch.facts.to_bytes()),
             "parts": None if k.parts is None else [k.parts.proven, *map(list, k.parts.parts)],
-            "toolchain": vars(k.toolchain),
+            "toolchain": msgspec.structs.asdict(k.toolchain),
         }  # fmt: skip
 
     seen = bundle.observed

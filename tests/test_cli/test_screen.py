@@ -4,6 +4,7 @@
 import ast
 import dataclasses
 import io
+import json
 import os
 import pty
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from rich.console import Console
@@ -21,7 +23,9 @@ from bundler.cli import wording
 from bundler.cli.terminal import Column, Screen, warnings_on
 from bundler.errors import BundlerError, BundlerWarning
 from bundler.format.bundle import MemoryBlobs
+from bundler.format.entries import Artifact, Target
 from bundler.format.manifest import Content, Observed
+from bundler.format.sentinel import Span
 
 COLUMNS = (Column("name", shrinks=True), Column("wide", needs=60), Column("size", numeric=True))
 
@@ -68,6 +72,19 @@ def test_reasons_are_grouped():
     """Each reason stands once, the most frequent first, with examples by name."""
     reasons = [("A", "old"), ("B", "old"), ("C", "old"), ("D", "new")]
     assert wording.grouped(reasons, {"A": "gelu", "B": "matmul"}) == [(3, "old", "gelu, matmul, …"), (1, "new", "D")]
+
+
+def test_json_has_the_fields_of_values():
+    """Of dataclasses and of structs, one in the other too, such as the span that an error is about."""
+    span = {"offset": 1, "place": 0, "style": 2}
+    artifact = {"filename": "k.json", "digest": "sha256:00", "size": 3, "spans": [span]}
+    value = Artifact("k.json", "sha256:00", 3, (Span(1, 0, 2),))
+    told = {"span": Span(1, 0, 2), "of": Target("cuda", "90"), "files": MappingProxyType({"a": value})}
+    assert json.loads(wording.to_json(told)) == {
+        "span": span,
+        "of": {"backend": "cuda", "arch": "90", "warp_size": 32},
+        "files": {"a": artifact},
+    }
 
 
 def test_names_cannot_command_the_terminal():

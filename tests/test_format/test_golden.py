@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import msgpack
+import msgspec
 import pytest
 import zstandard
 
@@ -169,4 +170,4 @@ def test_the_limits_of_the_specification_are_ours():
         int(number.replace(",", "")) * units.get(unit, 1)
         for number, unit in re.findall(r"\| ([\d,]+)(?: ([KMG]iB))?[^|]*\|$", text, re.MULTILINE)
     }
-    assert set(vars(DEFAULT_LIMITS).values()) <= numbers
+    assert set(msgspec.structs.astuple(DEFAULT_LIMITS)) <= numbers

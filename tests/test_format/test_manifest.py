@@ -4,10 +4,10 @@
 import base64
 import copy
 import hashlib
-from dataclasses import replace
 
 import msgpack
 import pytest
+from msgspec.structs import replace
 
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded, NotFound, UnsafeName
 from bundler.format import wire

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 
+import msgspec
 import plugged
 import pytest
 
@@ -174,7 +175,9 @@ def _spoil(url):
             blobs = {sha256(data): data for data in map(bundle.read, kernel.artifacts)}
             bad = b'{"name": "softmax_kernel"}'
             blobs[sha256(bad)] = bad
-            metadata = dataclasses.replace(kernel.metadata, digest=digest_text(sha256(bad)), size=len(bad), spans=())
+            metadata = msgspec.structs.replace(
+                kernel.metadata, digest=digest_text(sha256(bad)), size=len(bad), spans=()
+            )
             others = [artifact for artifact in kernel.artifacts if artifact.kind != "json"]
             other = dataclasses.replace(kernel, artifacts=(*others, metadata))
             records.remove([kernel.key])

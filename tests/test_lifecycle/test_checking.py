@@ -4,6 +4,7 @@
 import os
 from dataclasses import replace
 
+import msgspec
 import pytest
 import workshop
 
@@ -138,7 +139,7 @@ def test_a_cache_directory_that_is_none_holds_nothing(small, tmp_path, key, kind
 
 def test_what_cannot_be_used_is_skipped_and_said(small, tmp_path, key):
     """Kernels of another Triton are skipped, not missing, and the one warning leads to the caller."""
-    kernels = [replace(k, toolchain=replace(k.toolchain, release="3.5.9")) for k in small.kernels]
+    kernels = [replace(k, toolchain=msgspec.structs.replace(k.toolchain, release="3.5.9")) for k in small.kernels]
     other = Bundle(Content.of(kernels), small.observed, small.blobs)
     with pytest.warns(BundlerWarning, match="here: compiled by Triton 3.5.9") as caught:
         report = bundler.check(other, tmp_path / "there")

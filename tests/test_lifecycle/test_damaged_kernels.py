@@ -4,6 +4,7 @@
 import dataclasses
 import os
 
+import msgspec
 import pytest
 import workshop
 
@@ -93,7 +94,7 @@ def test_a_binary_that_lost_its_end_is_refused(bundle, key, tmp_path, way):
         if kernel.key == key:
             data = blobs[digest_raw(kernel.binary.digest)][:-8]
             blobs[sha256(data)] = data
-            short = dataclasses.replace(kernel.binary, digest=digest_text(sha256(data)), size=len(data))
+            short = msgspec.structs.replace(kernel.binary, digest=digest_text(sha256(data)), size=len(data))
             kernels.append(dataclasses.replace(
                 kernel, artifacts=tuple(short if a.filename == short.filename else a for a in kernel.artifacts)
             ))  # fmt: skip

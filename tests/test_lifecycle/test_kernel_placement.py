@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import workshop
 
@@ -85,7 +86,7 @@ def test_damaged_bytes_are_rejected(small, there):
 def test_a_kernel_with_a_library_needs_trust(small, there):
     """Triton would load the library from the kernel's directory."""
     (kernel,) = small.kernels
-    library = replace(kernel.binary, filename=f"{kernel.name}.so")
+    library = msgspec.structs.replace(kernel.binary, filename=f"{kernel.name}.so")
     bundle = Bundle(Content.of([replace(kernel, artifacts=(*kernel.artifacts, library))]), Observed({}), small.blobs)
     assert _place(bundle, there) == Rejected(NEEDS_TRUST)
     assert isinstance(_place(bundle, there, trust="code"), Placed)

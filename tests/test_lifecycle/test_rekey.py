@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import bundler
@@ -174,7 +175,10 @@ def test_a_difference_besides_the_binary_is_refused_and_named(foreign, tmp_path,
 def test_another_release_is_refused(foreign, tmp_path):
     """A kernel of another Triton release is never derived from, whatever else is equal; the reason names both releases."""
     with bundler.Bundle.load(foreign) as bundle:
-        older = [replace(kernel, toolchain=replace(kernel.toolchain, release="3.5.9")) for kernel in bundle.kernels]
+        older = [
+            replace(kernel, toolchain=msgspec.structs.replace(kernel.toolchain, release="3.5.9"))
+            for kernel in bundle.kernels
+        ]
         with pytest.warns(BundlerWarning, match=r"compiled by Triton 3\.5\.9"):
             report = bundler.restore(
                 bundler.Bundle(Content.of(older), bundle.observed, bundle.blobs), tmp_path / "cache", rekey=True

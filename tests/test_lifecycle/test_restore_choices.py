@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import workshop
 
@@ -170,7 +171,7 @@ def test_a_kernel_seen_in_both_caches_goes_to_both(bundle, where, key):
 
 def remade(bundle, **facts):
     """The bundle, made by another toolchain."""
-    kernels = [replace(k, toolchain=replace(k.toolchain, **facts)) for k in bundle.kernels]
+    kernels = [replace(k, toolchain=msgspec.structs.replace(k.toolchain, **facts)) for k in bundle.kernels]
     return bundler.Bundle(Content.of(kernels), bundle.observed, bundle.blobs)
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 from dataclasses import replace
 
+import msgspec
 import pytest
 import workshop
 
@@ -220,7 +221,9 @@ def forged(bundle, key, change):
 
 def test_a_span_that_leads_nowhere_skips_its_kernel(bundle, key, tmp_path):
     """A bundle whose path sentinels are wrong loses that kernel, with the reason; the others are restored."""
-    wrong = forged(bundle, key, lambda artifact, data: (replace(artifact, spans=(Span(3, 0, 0),)), data))
+    wrong = forged(
+        bundle, key, lambda artifact, data: (msgspec.structs.replace(artifact, spans=(Span(3, 0, 0),)), data)
+    )
     report = bundler.restore(wrong, tmp_path / "there", only="all")
     ((skipped, why),) = report.skipped
     assert (skipped, len(report.restored)) == (key, 21)
@@ -234,7 +237,9 @@ def test_a_companion_with_a_wrong_span_is_skipped(planted, tmp_path, key):
     (planted / ("B" * 52) / "gelu_kernel.autotune.json").write_text("{}")
     with bundler.pack(planted) as packed:
         (tuning,) = packed.tuning_files
-        wrong = replace(tuning, artifact=replace(tuning.artifact, spans=(Span(1, 0, 0),)))
+        wrong = msgspec.structs.replace(
+            tuning, artifact=msgspec.structs.replace(tuning.artifact, spans=(Span(1, 0, 0),))
+        )
         forgery = bundler.Bundle(Content.of([*packed.kernels, wrong]), packed.observed, packed.blobs)
         report = bundler.restore(forgery, tmp_path / "there", only="all")
     assert report.restored == (key,)
@@ -247,7 +252,7 @@ def test_a_kernel_that_triton_could_not_read_is_never_published(bundle, key, tmp
     would fail on it in the user's program.
     """
     artifact = {"digest": digest_text(sha256(data)), "size": len(data), "spans": ()}
-    wrong = forged(bundle, key, lambda old, _: (replace(old, **artifact), data))
+    wrong = forged(bundle, key, lambda old, _: (msgspec.structs.replace(old, **artifact), data))
     report = bundler.restore(wrong, tmp_path / "there", only="all")
     assert (len(report.restored), [skipped for skipped, _ in report.skipped]) == (21, [key])
     assert not (tmp_path / "there" / key).exists()
@@ -257,7 +262,7 @@ def test_a_kernel_that_triton_could_not_read_is_never_published(bundle, key, tmp
 def test_a_kernel_is_checked_also_where_it_is_present(bundle, key, tmp_path, data):
     """What a restore says is there could be read by Triton from the bundle too: whoever places it elsewhere need not ask again."""
     artifact = {"digest": digest_text(sha256(data)), "size": len(data), "spans": ()}
-    wrong = forged(bundle, key, lambda old, _: (replace(old, **artifact), data))
+    wrong = forged(bundle, key, lambda old, _: (msgspec.structs.replace(old, **artifact), data))
     bundler.restore(bundle, tmp_path / "there", only="all")
     report = bundler.restore(wrong, tmp_path / "there", only="all")
     assert (len(report.present), [skipped for skipped, _ in report.skipped]) == (21, [key])

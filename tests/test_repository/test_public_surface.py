@@ -8,6 +8,7 @@ import re
 import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import bundler
@@ -55,6 +56,8 @@ def _expected() -> list[str]:
             lines.append(_signature(thing.__name__, thing))  # an alias has the signature of its original
         elif dataclasses.is_dataclass(thing):
             lines += [f"{field.name}: {field.type}" for field in dataclasses.fields(thing)]
+        elif inspect.isclass(thing) and issubclass(thing, msgspec.Struct):
+            lines += [f"{name}: {thing.__annotations__[name]}" for name in thing.__struct_fields__]
         if inspect.isclass(thing) and not issubclass(thing, BaseException):
             lines += _members(thing)
     return lines

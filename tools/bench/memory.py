@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tools.shared import measurement
 from tools.shared.measurement import row
 from tools.shared.processes import output
@@ -81,7 +83,7 @@ def multiply(one: Bundle, file: str, copies: int) -> None:
                     data = data.replace(_hash_of(kernel.key, 0).hex().encode(), hashed.hex().encode())
                     data += b" " * number if artifact.kind == "json" else f"\n// copy {number}\n".encode()
                 blobs[sha256(data)] = data
-                artifacts.append(replace(artifact, digest=digest_text(sha256(data)), size=len(data)))
+                artifacts.append(msgspec.structs.replace(artifact, digest=digest_text(sha256(data)), size=len(data)))
             key = base64.b32encode(hashed).decode().rstrip("=")
             kernels.append(replace(kernel, key=key, artifacts=tuple(artifacts)))
     Bundle(Content.of(kernels), Observed(), MemoryBlobs(blobs)).save(file)
