@@ -97,8 +97,8 @@ def _liger() -> Workload:
 
 
 def _fla() -> Workload:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
     from fla.ops.gla import chunk_gla  # type: ignore[import-not-found]
+    from fla.ops.retention import chunk_retention  # type: ignore[import-not-found]
 
     def calls(device: str) -> Mapping[str, Any]:
         import torch
@@ -108,10 +108,6 @@ def _fla() -> Workload:
 
         inputs = {name: tensor(_WIDTH).requires_grad_() for name in ("q", "k", "v")}
         gates = torch.nn.functional.logsigmoid(tensor(_WIDTH).float())
-        normal = torch.nn.functional.normalize(inputs["k"], dim=-1)
-        delta = chunk_gated_delta_rule(
-            inputs["q"], normal, inputs["v"], gates[..., 0].contiguous(), torch.sigmoid(tensor())
-        )
-        return _backward({"gla": chunk_gla(**inputs, g=gates)[0], "gated_delta_rule": delta[0]}, inputs)
+        return _backward({"gla": chunk_gla(**inputs, g=gates)[0], "retention": chunk_retention(**inputs)[0]}, inputs)
 
     return Workload(calls)
