@@ -250,7 +250,7 @@ static void *write_all(void *argument) {
   return NULL;
 }
 
-/* Where no thread can be had, `finish` writes everything. */
+/* Where no thread can be had, whoever waits writes everything. */
 static void start(writing_t *writing) {
   pthread_attr_t attributes;
   sigset_t all, before;
@@ -334,7 +334,9 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
   }
   writing->process = getpid();
   writing->state = NOT_BEGUN;
-  start(writing);
+  /* For one kernel a thread costs more than it saves, and on one processor always. */
+  if (writing->threads > 1)
+    start(writing);
   return (PyObject *)writing;
 failed:
   Py_DECREF(writing);

@@ -54,7 +54,10 @@ def compiled_writer() -> BeginWriting | None:
 
 
 def begin_writing(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
-    """Begin what `write_kernels` does, and return what waits for it; without the extension it is done when this returns."""
+    """Begin what `write_kernels` does, and return what waits for it.
+
+    With one thread it is done while the caller waits, and without the extension when this returns.
+    """
     return (compiled_writer() or _write_at_once)(root, kernels, threads)
 
 

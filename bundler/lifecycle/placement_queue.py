@@ -102,7 +102,9 @@ class _BatchesUnderWay:
         self._batches = deque(batches)
 
     def start(self) -> None:
-        threads = max(1, processors(MOST_WRITERS) // len(self._batches))
+        # At least two, where there are two processors: with one the caller would write while it waits.
+        available = processors(MOST_WRITERS)
+        threads = max(min(2, available), available // len(self._batches))
         for batch in self._batches:
             batch.begin(threads)
 

@@ -61,8 +61,8 @@ class TreePlan:
         base = options.cache_dir
         if base is not None and len(families) > 1:
             raise ConfigError(
-                f"cache_dir is one directory, and the bundle has trees of {', '.join(sorted(families))}: give the root of each, "
-                "--root NAME=DIR or roots=",
+                f"{os.fspath(base)} is one directory, and the bundle has trees of {', '.join(sorted(families))}: give the root of each, "
+                "--root NAME=DIR or TreeOptions(roots)",
                 got=base,
             )
         for tree in trees:

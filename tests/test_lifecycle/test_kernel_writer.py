@@ -189,7 +189,7 @@ def test_python_runs_while_the_extension_writes(tmp_path):
     """Who began a batch goes on at once, and the interpreter lock is free while somebody waits for it."""
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
     kernels = batch(64, (("big", bytes(1 << 20)), ("k.json", b"{}")))
-    writing = extension.begin_writing(str(tmp_path), kernels, 1)
+    writing = extension.begin_writing(str(tmp_path), kernels, 2)
     assert len(os.listdir(tmp_path)) < 64
     steps = []
     thread = threading.Thread(target=lambda: steps.append(writing.finish()))
@@ -203,17 +203,18 @@ def test_python_runs_while_the_extension_writes(tmp_path):
     assert steps == [[0] * 64] == [writing.finish()]
 
 
-def test_what_nobody_waits_for_is_written_to_the_end(tmp_path):
-    """A batch whose answer is dropped holds its bytes until its threads are through."""
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_nobody_waits_for_is_written_to_the_end(tmp_path, threads):
+    """A batch whose answer is dropped holds its bytes until it is written."""
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
-    extension.begin_writing(str(tmp_path), batch(32, (("big", bytes(1 << 20)), ("k.json", b"{}"))), 2)
+    extension.begin_writing(str(tmp_path), batch(32, (("big", bytes(1 << 20)), ("k.json", b"{}"))), threads)
     assert sorted(os.listdir(tmp_path)) == sorted(key for _, key, _ in batch(32, ()))
 
 
 def test_a_child_forked_meanwhile_waits_for_nothing(tmp_path):
     """It has no such threads; it says that nothing is known to be written, and ends."""
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
-    writing = extension.begin_writing(str(tmp_path), batch(64, (("big", bytes(1 << 20)), ("k.json", b"{}"))), 1)
+    writing = extension.begin_writing(str(tmp_path), batch(64, (("big", bytes(1 << 20)), ("k.json", b"{}"))), 2)
     child = os.fork()
     if child == 0:
         codes = writing.finish()

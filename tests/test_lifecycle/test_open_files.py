@@ -28,7 +28,9 @@ NOT_REPLACED = {
     ("cli/demo_kernels.py", "write_text"): "what an example program was asked to print, into a file",
     ("cli/demo_processes.py", "write_text"): "the demo's own temporary directory",
     ("cli/extraction.py", "write_bytes"): "a stage, whose files are renamed",
+    ("compile/captured_program.py", "open w"): "a report in the temporary directory of the command that started it",
     ("compile/compile_worker.py", "open wb"): "/proc",
+    ("compile/forked_compiles.py", "open wb"): "a pipe",
     ("runtime/tuning/tuner_reports.py", "open a"): "a log that the user asked for grows at its end",
     ("toolchain/compile_call.py", "write_bytes"): "a worker's own temporary directory",
 }
