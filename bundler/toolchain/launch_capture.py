@@ -84,6 +84,7 @@ class LaunchCapture:
         self._requested, self._launched, self._heard = requested, launched, heard
         self._changes = Replacements()
         self._set_aside: set[int] = set()
+        self._tuned: set[tuple[Any, ...]] = set()
 
     def begin(self) -> None:
         """Hear launches from now on.  Triton has to be imported."""
@@ -98,6 +99,11 @@ class LaunchCapture:
 
         def heard_tuning(tuned: Any, *args: Any, **kwargs: Any) -> Any:
             self._put_aside(tuned, "cache", {})
+            # A tuner's key may leave out what a kernel is specialized for; a winner of other calls is any of its configurations.
+            shape = (id(tuned), *map(_shape_of, args), *((name, _shape_of(value)) for name, value in kwargs.items()))
+            if shape not in self._tuned:
+                self._tuned.add(shape)
+                tuned.cache.clear()
             return tune(tuned, *args, **kwargs)
 
         def without_results(_tuned: Any, _key: Any, _configs: Any, measure: Callable[[], None]) -> bool:
@@ -116,6 +122,7 @@ class LaunchCapture:
         """Give Triton back what is Triton's."""
         self._changes.undo()
         self._set_aside.clear()
+        self._tuned.clear()
 
     @property
     def _instead_of_compiling(self) -> Callable[..., CapturedKernel]:
@@ -144,6 +151,11 @@ class LaunchCapture:
             # `_changes` holds the object, so that its number is not given to another one.
             self._set_aside.add(id(owner))
             self._changes.put(owner, name, instead)
+
+
+def _shape_of(value: Any) -> Any:
+    """Return what a kernel may be specialized for of an argument: a number or a text itself, of anything else its type and types of elements."""
+    return value if isinstance(value, (bool, int, str)) else (type(value), str(getattr(value, "dtype", "")))
 
 
 @contextlib.contextmanager

@@ -21,6 +21,19 @@ def scale(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
 
 
+@triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"])
+@triton.heuristics({"ADDS": lambda call: call["bias"] is not None, "TAKES": lambda call: call["less"] is not None})
+@triton.jit
+def one_of_two(x, bias, less, n, BLOCK: tl.constexpr, ADDS: tl.constexpr, TAKES: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    if ADDS:
+        value += tl.load(bias + i, mask=i < n)
+    if TAKES:
+        value -= tl.load(less + i, mask=i < n)
+    tl.store(x + i, value, mask=i < n)
+
+
 def only_small(configs, named_args, **_):
     """Keep the configurations with a block below the number of elements."""
     return [config for config in configs if config.kwargs["BLOCK"] <= named_args["n"]]

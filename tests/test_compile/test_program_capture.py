@@ -107,6 +107,16 @@ def test_configurations_are_pruned_as_for_a_run(torch, kernels, tmp_path):
     assert list(tmp_path.rglob("*.autotune.json")) == []
 
 
+def test_every_configuration_is_captured_where_the_key_of_a_tuner_does_not_tell(torch, kernels):
+    """Two calls with one tuning key and two specializations: on a GPU the winner of the first, any of its configurations, runs in the second."""
+    with bundler.capturing("cuda:90") as capture:
+        x = torch.zeros(100, device="cuda")
+        kernels.one_of_two[(8,)](x, x, None, 100)
+        kernels.one_of_two[(8,)](x, None, x, 100)
+        kernels.one_of_two[(8,)](x, None, x, 100)
+    assert capture.report.kernels == 4
+
+
 def test_tuples_and_descriptors_are_captured(torch, kernels):
     """A tuple argument and a tensor descriptor lead to the kernels that the JIT makes for them."""
     from triton.tools.tensor_descriptor import TensorDescriptor
