@@ -68,7 +68,7 @@ def test_the_result_has_its_facts_and_samples(quick):
         assert {len(found) for found in samples.values()} == {result["rounds"]}
         assert set(samples["collect: kernels"]) == set(samples["restore all: kernels"]) == {result["kernels"]}
         assert set(samples["restore launch: kernels"]) == set(samples["torch load: kernels"]) == {result["kernels"]}
-    assert set(result["profile"]) == {"restore", "collect"}
+    assert set(result["profile"]) == {"restore", "restore launch", "collect", "push", "fresh"}
     rows = " ".join(row["work"] for row in result["rows"])
     for words in (
         "restore everything",

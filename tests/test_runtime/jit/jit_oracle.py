@@ -17,7 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path.insert(0, str(ROOT))
+# At the end: where the wheel is installed, that is what is tested, with its extensions.
+sys.path.append(str(ROOT))
 # Grid, block and shared memory; stream, attributes, how many.
 CONFIG = struct.Struct("=7I4xQQI4x")
 ATTRIBUTE_BYTES = 72
