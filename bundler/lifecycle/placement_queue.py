@@ -2,7 +2,7 @@
 """`PlacementQueue`: verified kernels on their way into cache directories.  A restore fills it.
 
 Kernels are written in batches.  Where the extension of `kernel_writer.py` was built, threads that do not need the interpreter write
-one batch while the caller reads and verifies the next; elsewhere the caller writes each batch itself.
+batches while the caller reads and verifies the next ones; elsewhere the caller writes each batch itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.limits import MIB
+from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome
 from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.threaded_call import processors
@@ -23,6 +24,8 @@ KERNELS_PER_BATCH = 64
 BYTES_PER_BATCH = 4 * MIB
 # Hashing and writing take three times as long as reading and checking, which one thread does.
 MOST_WRITERS = 8
+# While the last threads of a batch end, those of the next one write.
+MOST_UNDER_WAY = 3
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
 
@@ -44,7 +47,9 @@ class PlacementQueue:
         self._waiting: dict[str, tuple[CacheDirectory, list[ReadyKernel]]] = {}
         self._count = self._bytes = 0
         self._most = KERNELS_AT_FIRST
-        self._writing: _BatchesUnderWay | None = None
+        self._writing: deque[_BatchesUnderWay] = deque()
+        # Without the extension a batch is written when it is begun, and nothing is gained by waiting.
+        self._most_under_way = MOST_UNDER_WAY if kernel_writer.compiled_writer() is not None else 1
 
     def add(self, directory: CacheDirectory, kernel: ReadyKernel) -> None:
         """Add a kernel.
@@ -72,27 +77,28 @@ class PlacementQueue:
     def finish(self) -> None:
         """Write what waits, and wait for it."""
         self._hand_over()
-        self._settle()
+        self._settle(0)
 
     def close(self) -> None:
         """After an error, wait for what is being written, and leave nothing half-written; calling it twice is fine."""
-        if self._writing is not None:
-            self._writing.abandon(self._placed)
+        for under_way in self._writing:
+            under_way.abandon(self._placed)
 
     def _hand_over(self) -> None:
         batches = [KernelBatch(directory, kernels) for directory, kernels in self._waiting.values()]
         self._waiting, self._count, self._bytes = {}, 0, 0
         self._most = min(KERNELS_PER_BATCH, 2 * self._most)
-        # One batch at a time: that bounds the memory, and an error shows before more is written.
-        self._settle()
+        # A few at a time: that bounds the memory, and an error shows before more is written.
+        self._settle(self._most_under_way - 1)
         if batches:
-            self._writing = _BatchesUnderWay(batches)
-            self._writing.start()
+            self._writing.append(_BatchesUnderWay(batches))
+            self._writing[-1].start()
 
-    def _settle(self) -> None:
-        if self._writing is not None:
-            self._writing.settle(self._placed)
-            self._writing = None
+    def _settle(self, left: int) -> None:
+        """Wait for the oldest batches, until so many are left."""
+        while len(self._writing) > left:
+            self._writing[0].settle(self._placed)
+            self._writing.popleft()
 
 
 class _BatchesUnderWay:
