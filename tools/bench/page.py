@@ -84,6 +84,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
         "out of its metadata, and compress at level 9, to a quarter of tar's size."
     )),
+    "beside 1,000: peak memory": ("", (
+        "a restore of 1,000 takes 13 MB, so little that what must grow shows: names of the kernels in the directory and in the report, 140 bytes "
+        "for each."
+    )),
     "times the kernels: peak": ("", (
         "the manifest is in memory: digests, names and launch facts of every kernel. The files are not, whose bytes grow "
         "seven times as fast."
