@@ -258,13 +258,11 @@ def not_reached(result: dict[str, Any]) -> list[str]:
 
 
 def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
-    if "profile" not in result:
-        return ""
     reasons = REMOTE_REASONS if "delays" in result else REASONS
     # The longest words that fit say it best.
     for words, (profile, reason) in sorted(reasons.items(), key=lambda one: -len(one[0])):
         if words in line["work"]:
-            steps = result["profile"].get(profile, {})
+            steps = result.get("profile", {}).get(profile, {})
             alone = ", ".join(
                 f"{name.partition(':')[0]} {shown(seconds * 1e3, 'ms')}" for name, seconds in steps.items()
             )
