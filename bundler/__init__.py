@@ -110,10 +110,11 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
+    from bundler.runtime.tuning.launch_dump import LaunchDump
     from bundler.runtime.tuning.occupancy import DeviceLimits
     from bundler.runtime.tuning.result_lookup import Choice
     from bundler.runtime.tuning.tuner_options import TunerOptions
-    from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+    from bundler.runtime.tuning.tuner_reports import BandwidthReport
     from bundler.runtime.tuning.tuning_winners import LookupTable
     from bundler.store.bundle_store import PushMode
     from bundler.store.file_records import FileRecords

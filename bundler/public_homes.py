@@ -12,7 +12,8 @@ _ERRORS = (
 )  # fmt: skip
 HOMES = {
     **dict.fromkeys(_ERRORS, "errors"),
-    **dict.fromkeys(("BandwidthReport", "LaunchDump"), "runtime.tuning.tuner_reports"),
+    "BandwidthReport": "runtime.tuning.tuner_reports",
+    "LaunchDump": "runtime.tuning.launch_dump",
     **dict.fromkeys(("Compiled", "Job"), "compile.compile_job"),
     **dict.fromkeys(("Descent", "Space"), "runtime.tuning.descent"),
     **dict.fromkeys(("LaunchPlan", "Parameter", "Piece", "TensorMap"), "runtime.launch.plan"),

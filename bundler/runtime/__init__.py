@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.launch_dump import LaunchDump
     from bundler.runtime.tuning.occupancy import DeviceLimits
     from bundler.runtime.tuning.tuner_options import TunerOptions
-    from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+    from bundler.runtime.tuning.tuner_reports import BandwidthReport
     from bundler.runtime.tuning.tuning_winners import LookupTable
 
 _HOMES = {
@@ -41,7 +42,7 @@ _HOMES = {
     "DryDriver": "launch.dry_driver",
     "Handle": "launch.handle",
     "Kernels": "launch.bundle_kernels",
-    "LaunchDump": "tuning.tuner_reports",
+    "LaunchDump": "tuning.launch_dump",
     "LaunchPlan": "launch.plan",
     "Launcher": "launch.driver",
     "LookupTable": "tuning.tuning_winners",

@@ -40,8 +40,8 @@ class Choice:
 
     Attributes:
         config: the config.
-        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `autotune`, `steps` or
-            `coordinate_descent` (measured just now).
+        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `plugin`, or `autotune`,
+            `steps` or `coordinate_descent` (measured just now).
         keywords: what it adds to a call.
         ignored: its options that this device's compiler does not have, such as `waves_per_eu` on CUDA; nothing was done with them.
         time_ms: a launch's measured time; None where it was not measured here.
