@@ -28,7 +28,7 @@ _TYPES = {
     **{f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 _HIDDEN = {GLOBAL_SCRATCH: "bundler_global_scratch", PROFILE_SCRATCH: "bundler_profile_scratch"}
-_PLAIN = re.compile(r"[A-Za-z0-9_ .:,;=+*/%()<>{}|&!?#@^~$'\[\]-]")
+_PLAIN = re.compile(r"[A-Za-z0-9_ .:,;=+*/%()<>{}|&!#@^~$'\[\]-]")
 
 _SHARED = f"""\
 #ifndef BUNDLER_EXPORTED_KERNEL
@@ -139,13 +139,9 @@ def _pack(name: str, plan: LaunchPlan) -> str:
 
 def _quoted(text: str) -> str:
     """Return a text as a literal of C++ and C; whatever is no plain character is written as a number."""
-    return (
-        '"'
-        + "".join(chr(b) if _PLAIN.fullmatch(chr(b)) and b != ord("?") else f"\\{b:03o}" for b in text.encode())
-        + '"'
-    )
+    return '"' + "".join(chr(b) if _PLAIN.fullmatch(chr(b)) else f"\\{b:03o}" for b in text.encode()) + '"'
 
 
 def _words(text: str) -> str:
     """Return a text that can stand in a comment."""
-    return "".join(c if _PLAIN.fullmatch(c) else "?" for c in text).replace("*/", "* /").replace("/*", "/ *")
+    return "".join(c if _PLAIN.fullmatch(c) else "_" for c in text).replace("*/", "* /").replace("/*", "/ *")
