@@ -64,7 +64,9 @@ class TunerPlugin:
     def after_compile(self, kernel: Kernel, config: Config, bundle: Bundle) -> None:
         """Hear of a config that was compiled, or found compiled; `bundle.read` gives the kernel's files."""
 
-    def before_tuning(self, kernel: str, configs: tuple[Config, ...], parts: Parts) -> Config | None:
+    def before_tuning(
+        self, kernel: str, configs: tuple[Config, ...], parts: tuple[tuple[str, str], ...]
+    ) -> Config | None:
         """Return the config to use, so that nothing is measured or kept; None to let the tuner measure.
 
         Called where no table, bundle or record has the answer; `parts` says what the tuning is about, the device among it.
