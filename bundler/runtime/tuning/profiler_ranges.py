@@ -42,7 +42,8 @@ def facts_of(launch: TunedLaunch, known: Mapping[str, float]) -> dict[str, Any]:
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
         "kernel_kwargs": ",".join(f"{name}={value}" for name, value in config.kwargs.items()),
-        **known,
+        # torch 2.13 writes a whole float as `4.` into its trace, which no reader of JSON takes.
+        **{name: int(value) if float(value).is_integer() else value for name, value in known.items()},
     }
 
 
