@@ -74,7 +74,7 @@ def grid_notes(grid: Any, values: Mapping[str, Any]) -> tuple[GridExpressions | 
     tell = getattr(grid, "expressions", None)
     if tell is None:
         what = (
-            "the call had no grid"
+            "nobody gave a grid"
             if grid is None
             else "the call's grid is a function or a number, which says nothing of other sizes"
         )
@@ -120,7 +120,7 @@ def export_kernel(
     exported = Exported(place(kernel.binary.kind), place("json"), place("h"), {kind: place(kind) for kind in stages})
     header = header_text(plan, exported.binary.name, kernel.binary.digest, divisors, notes.grid, notes.why_no_grid)
     facts = {
-        **_facts(plan, divisors), "compiled_in": _compiled_in(kernel), "binary": exported.binary.name, "digest": kernel.binary.digest, "bundle": bundle.digest,
+        **_facts(plan, divisors), "compiled_in": compiled_in(kernel), "binary": exported.binary.name, "digest": kernel.binary.digest, "bundle": bundle.digest,
         "header": exported.header.name, "stages": {kind: path.name for kind, path in exported.stages.items()},
         "config": notes.config.to_dict(), "grid": _grid(notes), "metadata": plain(notes.metadata),
     }  # fmt: skip
@@ -145,7 +145,7 @@ def _divisors(kernel: Kernel, plan: LaunchPlan) -> dict[str, int]:
     return found
 
 
-def _compiled_in(kernel: Kernel) -> dict[str, Any]:
+def compiled_in(kernel: Kernel) -> dict[str, Any]:
     """Return the values of arguments that are part of the binary; other values need another binary."""
     facts = kernel.launch.require_facts()
     names_of = [name for name, _ in facts.signature]
