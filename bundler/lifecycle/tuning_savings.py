@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from bundler.fork_safety import after_fork
 from bundler.format.candidate_timings import Tuning
 
-_S_OF_US = 1e-6
+_US_OF_S = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,23 @@ class _Meter:
 
     def found(self, tuning: Tuning | None) -> None:
         """Count a record that was used in place of a search, with what that took."""
-        spent_s = 0.0 if tuning is None else (tuning.compile_us + tuning.measure_us) * _S_OF_US
+        spent_s = 0.0 if tuning is None else (tuning.compile_us + tuning.measure_us) / _US_OF_S
         with self._lock:
             now = self.now
             self.now = replace(
                 now,
                 found=now.found + 1,
                 untimed=now.untimed + (spent_s == 0),
-                seconds_saved=now.seconds_saved + spent_s,
+                seconds_saved=round(now.seconds_saved + spent_s, 6),
             )
 
     def tuned(self, tuning: Tuning) -> None:
         """Count a search."""
-        spent_s = (tuning.compile_us + tuning.measure_us) * _S_OF_US
+        spent_s = (tuning.compile_us + tuning.measure_us) / _US_OF_S
         with self._lock:
-            self.now = replace(self.now, tuned=self.now.tuned + 1, seconds_spent=self.now.seconds_spent + spent_s)
+            self.now = replace(
+                self.now, tuned=self.now.tuned + 1, seconds_spent=round(self.now.seconds_spent + spent_s, 6)
+            )
 
 
 METER = _Meter()
