@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import compiling
@@ -16,7 +17,7 @@ from bundler.errors import NotFound
 from bundler.runtime import Config, DryDriver, TextGrid, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Setting
 from bundler.runtime.heuristics.launch_grids import FixedGrid
-from bundler.runtime.tuning.kernel_export import plain
+from bundler.runtime.tuning.kernel_export import ExportNotes, export_kernel, plain
 
 pytestmark = pytest.mark.toolchain
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,11 +93,24 @@ def test_a_heuristic_kernel_is_exported_with_its_grid_and_metadata(launch_kernel
     assert facts["metadata"]["inductor_meta"]["3"] == [1, None]
 
 
-def test_metadata_is_plain(tmp_path):
+def test_metadata_is_plain():
     """What JSON does not know becomes what it does, the same in every process."""
     from bundler.runtime.heuristics.facts import ReductionHint
 
-    assert plain({"a": ReductionHint.INNER, "b": os.stat_result(range(10)).st_mode}) == {"a": "INNER", "b": 0}
+    assert plain({"a": ReductionHint.INNER, "b": (float("-inf"), 0.5, {2: None})}) == {
+        "a": "INNER", "b": ["-inf", 0.5, {"2": None}],
+    }  # fmt: skip
+
+
+def test_a_kernel_of_any_name_stays_in_the_directory(add, tmp_path):
+    """A bundle from elsewhere may call its kernel a path; files are called after the binary's, and the header has a name of C++."""
+    exported = add.export(tmp_path / "first", X, Y, OUT, 1024, grid=GRID)
+    made = add._compile(add.ready(), add.configs[0], (X, Y, OUT, 1024), {})
+    odd = replace(made.kernel, name="../../out")
+    again = export_kernel(odd, made.image, made.bundle, ExportNotes(add.configs[0]), tmp_path / "second")
+    assert again.binary.parent == tmp_path / "second"
+    assert again.binary.name == exported.binary.name
+    assert "static const bundler_kernel ______out_kernel = {" in again.header.read_text().replace("k______", "______")
 
 
 def test_a_place_that_cannot_be_written_is_a_typed_error(add, tmp_path):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -105,7 +106,9 @@ def export_kernel(
     """
     plan = build_plan(kernel, image)
     divisors = _divisors(kernel, plan)
-    folder, stem = Path(directory), f"{kernel.name}-{kernel.binary.digest.partition(':')[2][:16]}"
+    # Called after the binary's file, whose name was checked when the bundle was read: a kernel may be called anything.
+    called = kernel.binary.filename.rpartition(".")[0]
+    folder, stem = Path(directory), f"{called}-{kernel.binary.digest.partition(':')[2][:16]}"
     with os_errors(os.fspath(folder), "write"):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -122,14 +125,14 @@ def export_kernel(
     facts = {
         **_facts(plan, divisors), "compiled_in": compiled_in(kernel), "binary": exported.binary.name, "digest": kernel.binary.digest, "bundle": bundle.digest,
         "header": exported.header.name, "stages": {kind: path.name for kind, path in exported.stages.items()},
-        "config": notes.config.to_dict(), "grid": _grid(notes), "metadata": plain(notes.metadata),
+        "config": plain(notes.config.to_dict()), "grid": _grid(notes), "metadata": plain(notes.metadata),
     }  # fmt: skip
     for kind, artifact in stages.items():
         replace_content(exported.stages[kind], bundle.read(artifact))
     # How to launch it comes last: whoever finds that finds the rest.
     replace_content(exported.binary, image)
     replace_content(exported.header, header.encode())
-    replace_content(exported.parameters, json.dumps(facts, indent=1, default=str).encode())
+    replace_content(exported.parameters, json.dumps(facts, indent=1).encode())
     return exported
 
 
@@ -185,6 +188,8 @@ def _grid(notes: ExportNotes) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return a generator's metadata as JSON knows it: tuples with names as objects, sets in order, what is unknown as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no number for it
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
