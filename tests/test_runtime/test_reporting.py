@@ -13,6 +13,7 @@ from bundler.runtime import BandwidthReport, Config, DryDriver, LaunchDump, Prof
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
 from bundler.runtime.tuning.descent import Descent, Space
 from bundler.runtime.tuning.tuner_reports import Bandwidth, moved_bytes
+from bundler.toolchain import tuner_toolchain
 
 
 def test_a_line_has_time_size_and_speed():
@@ -109,7 +110,11 @@ class Gpu:
         run()
         found = []
         for call in self.calls:
-            noise = [("Memset (Device)", 900.0), ("void at::native::vectorized_elementwise_kernel<4>", 800.0)]
+            noise = [
+                ("Context Sync", 700.0),
+                ("Memset (Device)", 900.0),
+                ("void at::native::vectorized_elementwise_kernel<4>", 800.0),
+            ]
             found += [(self.launched, self.times_us.pop(0))] if call == "launch" and self.times_us else noise
         return found
 
@@ -131,13 +136,48 @@ def test_a_profiler_clock_takes_the_kernels_that_a_pattern_names():
     gpu = Gpu(4.0, 4.0)
     clock = ProfilerClock("vectorized|add", warmups=0, runs=2, profile=gpu.profile)
     assert clock.sample(gpu.launch, gpu.reset).median_ms == pytest.approx(0.804)
-    with pytest.raises(ConfigError, match=r"no kernel that 'mul' matches, but Memset \(Device\), add, void at::native"):
+    with pytest.raises(
+        ConfigError, match=r"no kernel that 'mul' matches, but Context Sync, Memset \(Device\), add, void at::native"
+    ):
         gpu.times_us = [1.0, 1.0]
         ProfilerClock("mul", runs=2, profile=gpu.profile).sample(gpu.launch, gpu.reset)
     with pytest.raises(ConfigError, match="no regular expression"):
         ProfilerClock("(")
     with pytest.raises(ConfigError, match="at least 1"):
         ProfilerClock(runs=0)
+
+
+def test_torchs_profiler_is_asked_for_what_the_gpu_did(monkeypatch):
+    """In the order of time, and not for what the CPU did; the queue is empty before, and at the end."""
+    heard, device = [], SimpleNamespace(CUDA="cuda")
+
+    def event(name, where, start, us):
+        return SimpleNamespace(
+            name=name, device_type=where, time_range=SimpleNamespace(start=start, elapsed_us=lambda: us)
+        )
+
+    class Profile:
+        def __init__(self, activities):
+            heard.append(activities)
+
+        def __enter__(self):
+            heard.append("start")
+            return self
+
+        def __exit__(self, *error):
+            heard.append("stop")
+
+        def events(self):
+            return [event("second", "cuda", 9, 2.0), event("aten::add", "cpu", 0, 50.0), event("first", "cuda", 1, 3)]
+
+    cuda = SimpleNamespace(synchronize=lambda: heard.append("wait"))
+    torch = SimpleNamespace(cuda=cuda, autograd=SimpleNamespace(DeviceType=device))
+    profiler = SimpleNamespace(profile=Profile, ProfilerActivity=SimpleNamespace(CUDA="gpu"))
+    monkeypatch.setitem(profiler_ranges.sys.modules, "torch", torch)
+    monkeypatch.setitem(profiler_ranges.sys.modules, "torch.profiler", profiler)
+    found = tuner_toolchain.profiled_kernels(lambda: heard.append("run"))
+    assert found == [("first", 3.0), ("second", 2.0)]
+    assert heard == ["wait", ["gpu"], "start", "run", "wait", "stop"]
 
 
 def test_a_profiler_that_lost_a_kernel_gives_the_mean():

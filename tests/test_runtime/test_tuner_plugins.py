@@ -9,6 +9,8 @@ import pytest
 
 import bundler
 from bundler.errors import BundlerWarning, ConfigError
+from bundler.integrations.process_report import report_of
+from bundler.integrations.session_counters import Counters
 from bundler.lifecycle.tuning_directory import TuningFolder
 from bundler.lifecycle.tuning_savings import METER
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions, TunerPlugin
@@ -211,6 +213,7 @@ def test_a_lookup_counts_what_its_tuning_took(tune, monkeypatch):
     saved = bundler.tuning_counters()
     assert (saved.tuned, saved.found, saved.untimed) == (1, 2, 0)
     assert saved.seconds_saved == pytest.approx(2 * spent.seconds_spent)
+    assert report_of(Counters(), None)["tuning"]["seconds_saved"] == saved.seconds_saved
     METER.found(None)
     assert (bundler.tuning_counters().untimed, bundler.tuning_counters().seconds_saved) == (1, saved.seconds_saved)
 

@@ -15,8 +15,8 @@ from bundler.toolchain import tuner_toolchain as toolchain
 
 WARMUPS, RUNS = 5, 25
 _MS_OF_US = 1e-3
-# What restores tensors and empties the cache between launches: torch's own kernels, copies and fills.
-_AROUND = re.compile(r"Memcpy|Memset|(void )?at::|(void )?at_cuda_detail::")
+# What restores tensors and empties the cache between launches: torch's own kernels, copies and fills; and the wait at the end.
+_AROUND = re.compile(r"Memcpy|Memset|(void )?at::|(void )?at_cuda_detail::|(Context|Device|Stream|Event) Sync")
 # Names that an error lists.
 _MOST_NAMED = 5
 
