@@ -48,7 +48,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 also when a target is missed")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes a way and workload")
     parser.add_argument("--only", default=",".join(WORKLOADS), help=f"workloads, of {', '.join(WORKLOADS)}")
-    parser.add_argument("--captures", type=Path, metavar="DIR", help="where captured bundles are, and stay, for other programs")
+    parser.add_argument(
+        "--captures", type=Path, metavar="DIR", help="where captured bundles are, and stay, for other programs"
+    )
     parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-launcher.json goes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-launcher.") as folder:
@@ -59,8 +61,8 @@ def main() -> int:
             good = "ok  " if row["ok"] and row["kept"] else "FAIL"
             print(f"{good}  {row['check']:<60}  {row['found']}", flush=True)
             # After each row: a machine that is taken away leaves what was found.
-            written = measurement.save("gpu-launcher", {"rows": rows}, options.results)
-    print(f"\nwritten to {written}")
+            measurement.save("gpu-launcher", {"rows": rows}, options.results)
+    print(f"\nwritten to {options.results}")
     return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in rows) else 1
 
 

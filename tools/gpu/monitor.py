@@ -44,7 +44,9 @@ def main() -> int:
         "--monitor", type=Path, required=True, metavar="FILE", help="vllm/utils/jit_monitor.py of the wheel"
     )
     parser.add_argument("--only", default="", metavar="NAME,...", help="workloads: examples, liger, fla")
-    parser.add_argument("--captures", type=Path, metavar="DIR", help="where captured bundles are, and stay, for other programs")
+    parser.add_argument(
+        "--captures", type=Path, metavar="DIR", help="where captured bundles are, and stay, for other programs"
+    )
     parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-monitor.json goes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-monitor.") as folder:
@@ -56,8 +58,8 @@ def main() -> int:
                 rows.append(row)
                 print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}", flush=True)
                 # After each row: a machine that is taken away leaves what was found.
-                written = measurement.save("gpu-monitor", {"rows": rows}, options.results)
-    print(f"\nwritten to {written}")
+                measurement.save("gpu-monitor", {"rows": rows}, options.results)
+    print(f"\nwritten to {options.results}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 
