@@ -48,6 +48,7 @@ class Binding(NamedTuple):
         enter: makes `place` current and returns what goes back.
         scratch: allocates the kernel's scratch for a launch; None when it needs none.
         elsewhere: statuses of a launch from another place.
+        forget: lets the library forget such a status, once the launch was made in the right place.
     """
 
     plan: LaunchPlan
@@ -62,6 +63,7 @@ class Binding(NamedTuple):
     enter: Callable[[], Leave]
     scratch: Scratch | None
     elsewhere: frozenset[int]
+    forget: Leave
 
 
 def compiled_type() -> Any | None:
@@ -108,6 +110,14 @@ def slow_packer(plan: LaunchPlan) -> Callable[[tuple[Any, ...]], bytes]:
         return bytes(packers[0].pack(values))
 
     return slow_pack
+
+
+def packed_attributes(*attributes: tuple[int, tuple[int, ...]]) -> bytes:
+    """Return launch attributes, each a number and its values, as CUlaunchAttribute and hipLaunchAttribute hold them."""
+    return b"".join(
+        struct.pack(f"=I4x{len(values)}I", number, *values).ljust(ATTRIBUTE_BYTES, b"\0")
+        for number, values in attributes
+    )
 
 
 def _packing(parameters: tuple[Parameter, ...]) -> tuple[int, tuple[tuple[str, int, int], ...]]:
@@ -186,6 +196,8 @@ class CtypesLauncher:
                 status = frame.launch()
             finally:
                 leave()
+            if not status:
+                binding.forget()
         if status:
             binding.fail(status)
 
