@@ -47,7 +47,20 @@ class HipDriver(NativeDriver):
     })  # fmt: skip
 
     def __init__(self, library: str | None = None, compiled: bool | None = None) -> None:
+        # By module: HSA wants the bytes to outlive their reader, which HIP keeps until the module is unloaded.
+        self._images: dict[int, bytes] = {}
         super().__init__(Library(library or library_path(), api.SIGNATURES, self.backend), compiled)
+
+    def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
+        """Load verified bytes on a device."""
+        module = super().load(plan, image, device)
+        self._images[module.handle] = image
+        return module
+
+    def unload(self, module: NativeModule) -> None:
+        """Unload a module's binary."""
+        super().unload(module)
+        del self._images[module.handle]
 
     def pointer_device(self, address: int) -> int | None:
         """Return the device that an address belongs to, None for memory that no device can read."""

@@ -23,7 +23,7 @@ CLOSED, BAD_GRID = -1, -2
 MAX_GRID = 2**31 - 1
 _ALIGNMENT = 128  # of a tensor map
 # CUlaunchConfig and HIP_LAUNCH_CONFIG: grid, block, shared memory, stream, attributes and their number.
-_CONFIG = struct.Struct("=7I4xQQI4x")
+CONFIG = struct.Struct("=7I4xQQI4x")
 
 Leave = Callable[[], None]
 # Addresses of global and profile scratch, and what to call after the launch.
@@ -231,7 +231,7 @@ class _Frame:
         self.buffer = memoryview(self._memory)[start : start + plan.buffer_bytes]
         first = ctypes.addressof(self._memory) + start
         self._parameters = (ctypes.c_void_p * len(plan.parameters))(*[first + p.offset for p in plan.parameters])
-        self._config = ctypes.create_string_buffer(_CONFIG.size)
+        self._config = ctypes.create_string_buffer(CONFIG.size)
         self._attributes = ctypes.create_string_buffer(binding.attributes, len(binding.attributes) or 1)
         self.launch: Callable[[], int] = _unaimed
         # The grid and stream that `launch` launches on.
@@ -245,7 +245,7 @@ class _Frame:
         if binding.extended is not None:
             count = len(binding.attributes) // ATTRIBUTE_BYTES
             address = ctypes.addressof(self._attributes) if count else 0
-            _CONFIG.pack_into(self._config, 0, grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes,
+            CONFIG.pack_into(self._config, 0, grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes,
                               stream, address, count)  # fmt: skip
             self.launch = functools.partial(binding.extended, ctypes.byref(self._config), function, parameters, None)
         else:

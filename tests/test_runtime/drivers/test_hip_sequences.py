@@ -16,7 +16,7 @@ import hip_machine
 import hip_scenarios
 import pytest
 
-from bundler.errors import DriverUnavailable
+from bundler.errors import DriverError, DriverUnavailable
 from bundler.runtime.launch import hip, hip_library, launchers
 
 # Images, headers and how parameters lie are Triton's, so each release has its turn.
@@ -81,6 +81,27 @@ def test_a_branch_that_is_not_driven_is_told(play):
     missing = branches.missing()
     assert any(line.startswith("HipDriver._enter, ") and "never goes on" in line for line in missing)
     assert any(line.startswith("HipDriver.tensor_map, ") and "never reached" in line for line in missing)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_code_object_is_kept_until_it_is_unloaded(play, path):
+    """HIP's runtime refers to the bytes for as long as the module is there, whoever else forgets them."""
+
+    def keeping(machine):
+        machine.device()
+        driver, (plan, image) = machine.open(), machine.kernel(cooperative=False)
+        image = bytes(bytearray(image))
+        before = sys.getrefcount(image)
+        module = driver.load(plan, image, 0)
+        assert sys.getrefcount(image) == before + 1
+        machine.fail("hipModuleUnload", 709)
+        with machine.refuses(DriverError):
+            driver.unload(module)
+        assert sys.getrefcount(image) == before + 1
+        module.unload()
+        assert sys.getrefcount(image) == before
+
+    play(keeping, path)
 
 
 # Which library ------------------------------------------------------------------------------------------------------------
