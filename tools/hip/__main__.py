@@ -8,7 +8,7 @@ import sys
 from tools.shared import programs
 
 PROGRAMS = {
-    "headers": "compares our numbers, structures and prototypes of the HIP runtime with AMD's headers of four releases"
+    "headers": "compares our numbers, structures and prototypes of the HIP runtime with AMD's headers of five releases"
 }
 
 if __name__ == "__main__":

@@ -126,15 +126,17 @@ def missing_functions(include: Path) -> list[str]:
 
 
 def of_hip_python(folder: Path) -> Declared:
-    """Return what AMD's package hip-python was built with: it needs no GPU to tell its enumerators and structures."""
+    """Return what AMD's hip-python, or rocm-bindings-hip, was built with; enumerators and structures need no GPU."""
     own = ours()
+    is_new = (folder / "rocm").is_dir()
+    module, declared = ("rocm.bindings.hip", "rocm/bindings/cyhip.pxd") if is_new else ("hip.hip", "hip/chip.pxd")
     told = subprocess.run(
-        [sys.executable, "-m", "tools.hip.hip_python", json.dumps(sorted(own.numbers))],
+        [sys.executable, "-m", "tools.hip.hip_python", module, json.dumps(sorted(own.numbers))],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])},
         cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     found = Declared(**json.loads(told))
-    text = (folder / "hip" / "chip.pxd").read_text()
+    text = (folder / declared).read_text()
     for function in own.arguments:
         # The package calls this one by the name that the headers' macro replaces.
         types = _argument_types(text, function.removesuffix("R0600"))

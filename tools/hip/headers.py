@@ -3,8 +3,8 @@
 
     python -m tools.hip headers DIR
 
-DIR keeps what is downloaded, 340 MB: the wheel of a Triton, which has HIP's C headers; two wheels of AMD's hip-python, built from the
-headers of other releases; and Debian's package of HIP 5, which must be refused.  Each has its digest here.  Needs Python 3.11 for
+DIR keeps what is downloaded, 340 MB: the wheel of a Triton, which has HIP's C headers; AMD's hip-python, and what it is called since
+ROCm 10, built from the headers of three other releases; and Debian's package of HIP 5, which must be refused.  Each has its digest here.  Needs Python 3.11 for
 hip-python, a C compiler, pip and a package index, apt-get and dpkg-deb.  With --check nothing is written, and what differs from
 the committed result is an error.  Exit status 1 when something differs.
 """
@@ -37,20 +37,26 @@ _WHEELS = ("--no-deps", "--only-binary=:all:", "--python-version=3.11", "--imple
 
 @dataclass(frozen=True)
 class Source:
-    """A package that declares one release of HIP; `digest` is of the file that is downloaded."""
+    """A package that declares one release of HIP; `digest` is of the file that is downloaded, `beside` what it imports."""
 
     hip: str
     project: str
     version: str
     digest: str
+    beside: tuple[Source, ...] = ()
 
 
 SOURCES = (
     Source("7.1", "triton", "3.7.1", "6744957e9fd610a29680ec2346057d0c86948ed3812468670719f391e94b44a5"),
     Source("6.4", "hip-python", "6.4.4.555.40", "39f374c750b1da33a2a726006d15f171348f7c2fc4a722ce37f7ed5fbd493821"),
     Source("7.2", "hip-python", "7.2.2.562.43", "631890c8f3a67901a0d2d0856f74815085818625570e010d0c56ea2ab10b1236"),
+    Source(
+        "7.15", "rocm-bindings-hip", "10.0.0.0.1.2", "b288d26fac3ab77d2f25f4b832397abb1d01157871f23226f9dd389e92b22ee4",
+        (Source("7.15", "rocm-bindings-core", "10.0.0.0.1.2",
+                "943da68c125cbc7f9ecdc8106241881ae29b36fd6b20e62ac0a7bc2782a41041"),),
+    ),
     Source("5.2", "libamdhip64-dev", "5.2.3-8", "1f87b72e5aa86025c6cb96312c75ee7f549c42475f4bc51049ab7b67cc4e762e"),
-)
+)  # fmt: skip
 
 
 def main() -> int:
@@ -82,7 +88,14 @@ def main() -> int:
 
 
 def unpacked(source: Source, folder: Path) -> Path:
-    """Return the folder with a package's files, fetched unless it is there."""
+    """Return the folder with a package's files, and with those of what it imports; fetched unless they are there."""
+    into = folder / f"{source.project}-{source.version}"
+    for one in (source, *source.beside):
+        _unpack(one, folder, into)
+    return into
+
+
+def _unpack(source: Source, folder: Path, into: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{source.project.replace('-', '_')}-{source.version}-*.whl"
     line = [sys.executable, "-m", "pip", "download", *_WHEELS, "--dest", ".", f"{source.project}=={source.version}"]
@@ -98,18 +111,16 @@ def unpacked(source: Source, folder: Path) -> Path:
         raise SystemExit(
             f"{file} has the digest {got}, and {source.digest} was expected; remove it, and run this again"
         )
-    into = folder / f"{source.project}-{source.version}"
     if file.suffix == ".deb":
         subprocess.run(["dpkg-deb", "-x", file, into], check=True)
     else:
         with zipfile.ZipFile(file) as archive:
-            wanted = [each for each in archive.namelist() if each.startswith(("triton/backends/amd/", "hip/"))]
+            wanted = [each for each in archive.namelist() if each.startswith(("triton/backends/amd/", "hip/", "rocm/"))]
             archive.extractall(into, wanted)
-    return into
 
 
 def _rows(source: Source, folder: Path) -> list[dict[str, Any]]:
-    if source.project == "hip-python":
+    if source.project in {"hip-python", "rocm-bindings-hip"}:
         return compared(source.hip, of_hip_python(folder))
     if source.project == "triton":
         backend = folder / "triton" / "backends" / "amd"

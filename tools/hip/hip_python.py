@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that `declarations.py` starts beside an unpacked hip-python: prints, as JSON, what that package knows of HIP's numbers.
 
-    python -m tools.hip.hip_python '["hipErrorNoDevice", ...]'
+    python -m tools.hip.hip_python hip.hip '["hipErrorNoDevice", ...]'
 
 Where a member lies is found by writing a number at our place of it and reading it through the package.
 """
@@ -24,8 +24,8 @@ _MEMBERS = {"type": "type", "device": "device", "isManaged": "managed", "allocat
 
 def main() -> int:
     """Print it."""
-    hip: Any = importlib.import_module("hip.hip")
-    wanted = json.loads(sys.argv[1])
+    hip: Any = importlib.import_module(sys.argv[1])
+    wanted = json.loads(sys.argv[2])
     print(json.dumps({"numbers": _numbers(hip, wanted), "places": _places(hip)}))
     return 0
 
@@ -47,7 +47,7 @@ def _places(hip: Any) -> dict[str, int]:
             found[name] = int(getattr(hip, name)().c_sizeof())
     memory = ctypes.create_string_buffer(hip_api.PROPERTIES_BYTES)
     ctypes.memmove(ctypes.addressof(memory) + hip_api.ARCH_AT, b"gfx942", 6)
-    if hip.hipDeviceProp_t.fromObj(ctypes.addressof(memory)).gcnArchName == b"gfx942":
+    if hip.hipDeviceProp_t.fromObj(ctypes.addressof(memory)).gcnArchName in {b"gfx942", "gfx942"}:
         found["hipDeviceProp_tR0600.gcnArchName"] = hip_api.ARCH_AT
     for name, own in _MEMBERS.items():
         attributes = hip_api.PointerAttributes(**{own: 2})

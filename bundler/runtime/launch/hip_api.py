@@ -24,7 +24,7 @@ PROPERTIES_BYTES, ARCH_AT, ARCH_BYTES = 4096, 1160, 256
 # Types of memory, by the numbers that they have since ROCm 6
 UNREGISTERED, ON_DEVICE = 0, 2
 
-# Launch attributes.  The headers of HIP 7 have no name for the first; Triton's driver.c gives it the same number.
+# Launch attributes.  Headers before those of ROCm 10 have no name for the first; Triton's driver.c gives it the same number.
 CLUSTER_DIMENSION, COOPERATIVE = 4, 2
 
 # What the headers call each number above.

@@ -19,8 +19,8 @@ VARIABLE = "TRITON_LIBHIP_PATH"
 
 
 def library_path() -> str:
-    """Return the path or name of the library: as told, the one already here, torch's own, the loader's, or that of ROCm."""
-    return os.environ.get(VARIABLE) or _mapped() or _of_torch() or _openable() or _installed() or LIBRARY
+    """Return the path or name of the library: as told, the one already here, torch's, the loader's, or that of ROCm."""
+    return os.environ.get(VARIABLE) or _mapped() or _packaged() or _openable() or _installed() or LIBRARY
 
 
 def _mapped() -> str | None:
@@ -33,10 +33,15 @@ def _mapped() -> str | None:
     return next((path for path in paths if Path(path).exists()), None)
 
 
-def _of_torch() -> str | None:
-    """Return the copy that comes with torch, which opens it as soon as it is imported."""
-    copies = (Path(folder, "torch", "lib", LIBRARY) for folder in sys.path)
-    return next((str(copy) for copy in copies if copy.exists()), None)
+def _packaged() -> str | None:
+    """Return the copy that torch opens as soon as it is imported: its own, or that of AMD's package `rocm-sdk-core`."""
+    found = (
+        copy
+        for package in ("torch", "_rocm_sdk_core")
+        for folder in sys.path
+        for copy in sorted(Path(folder, package, "lib").glob(f"{LIBRARY}*"))
+    )
+    return next(map(str, found), None)
 
 
 def _openable() -> str | None:

@@ -25,6 +25,8 @@ class Branches:
 
     def __enter__(self):
         self._outer = sys.gettrace()
+        # From Python 3.12 on settrace() looks whether any frame wants instructions, and tells none where no frame did.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._enter)
         return self
 
@@ -34,6 +36,7 @@ class Branches:
     def _enter(self, frame, event, argument):
         if frame.f_code.co_filename not in self._files:
             return None
+        frame.f_trace = self._step  # before the next line, which Python 3.13 else passes over
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         code = frame.f_code
         # The first instruction, that of the line with `def`, is behind a call that is told.

@@ -153,9 +153,10 @@ def test_a_copy_that_is_gone_is_no_copy(bare, tmp_path):
     assert hip_library.library_path() == str(here)
 
 
-def test_the_library_of_torch_is_taken(bare, monkeypatch, tmp_path):
-    """torch opens its own copy when it is imported, perhaps after us."""
-    copy = touch(tmp_path / "site" / "torch" / "lib" / "libamdhip64.so")
+@pytest.mark.parametrize("place", ["torch/lib/libamdhip64.so", "_rocm_sdk_core/lib/libamdhip64.so.7"])
+def test_the_library_of_torch_is_taken(bare, monkeypatch, tmp_path, place):
+    """torch opens its copy when it is imported, perhaps after us."""
+    copy = touch(tmp_path / "site" / place)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "site")])
     assert hip_library.library_path() == str(copy)
 
