@@ -10,6 +10,7 @@ their own; here a call is one exchange, sent once, within one allowance of time.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import time
 from abc import ABC, abstractmethod
@@ -36,6 +37,11 @@ IDLE_S = 30.0
 KEPT_CONNECTIONS = 8
 SCAN_COUNT = 2000
 
+# Told so, a release of redis-py that has this argument does not read its own version from disk, which takes 2 ms of a start.
+_UNNAMED: dict[str, Any] = (
+    {"driver_info": None} if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters else {}
+)
+
 #: The key by which a command finds its server, and its words.
 Command: TypeAlias = tuple[str, tuple[Any, ...]]
 
@@ -44,7 +50,7 @@ class _Limited(AbstractConnection):
     """A connection over a `Metered` socket, which does not tell the server the name and version of its library."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**_UNNAMED, **kwargs)
         # Each of these would be an exchange more at every connection; which one there is depends on the release.
         self.driver_info = self.lib_name = self.lib_version = None
 

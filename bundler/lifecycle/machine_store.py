@@ -94,7 +94,7 @@ class Store(BundleStore):
             cache_dir, keep, devices, only, trust or self.trust, rekey, allow_empty, trees or TreeOptions()
         )
         try:
-            bundle = self.pull(tag_or_digest)
+            bundle = self._pull_to_place(tag_or_digest)
         except NotFound:
             if missing_ok:
                 return RestoreReport()

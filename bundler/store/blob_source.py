@@ -2,12 +2,14 @@
 """`StoreBlobs`: the blobs of a pulled bundle, fetched from the store when they are read.
 
 `BundleStore.pull` and `KernelRecords.look_up` make one for each bundle; `unit_batches` splits units into calls of the byte store, and
-`unit_payload` opens a stored unit, also for `Maintenance`.
+`unit_payload` opens a stored unit, also for `Maintenance`.  Units that come together are decoded together (`unit_decoding.py`), and their
+blobs compared with their digests when somebody reads them; a restore has that done by who writes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from bundler.backends.batches import batches
@@ -20,17 +22,20 @@ from bundler.store import bounds
 from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.error_translation import store_errors
+from bundler.store.pull_marks import Marks
 from bundler.store.store_layout import (
     BATCH_BYTES,
     BATCH_KEYS,
     Hint,
     Unit,
+    blobs_of,
     check_seal,
     decompress,
     dictionary_key,
     dictionary_of,
     split_unit,
 )
+from bundler.store.unit_decoding import decoded_together
 
 # A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/restore_plan.py).
 CACHED_BYTES = 40 * 1024 * 1024
@@ -51,9 +56,11 @@ class StoreBlobs(BlobSource):
         hints: dictionaries that its units are likely to need.
         dictionaries: where to look for them, when somebody has some already.
         read_only: leave the store as it is.
+        marks: marks what was pulled as in use, beside what is done with the first units; None where that was done.
     """
 
     verified = True
+    verifies_stored = False
 
     def __init__(
         self,
@@ -65,32 +72,29 @@ class StoreBlobs(BlobSource):
         hints: Sequence[Hint] = (),
         dictionaries: Dictionaries | None = None,
         read_only: bool = False,
+        marks: Marks | None = None,
     ) -> None:
         self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
+        self._marks = marks
         self.waits = not backend.reads_are_cheap
         self._hints = list(hints)
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
         self._units: dict[bytes, list[Unit]] = {}
-        self._keys: list[str] = []
         for unit in units:
-            self._keys.append(unit.key)
             for digest, _ in unit.blobs:
                 self._units.setdefault(digest, []).append(unit)
         # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
         self._cache: dict[bytes, memoryview] = {}
+        # Decoded, and not compared with their digests yet; whoever compares one moves it.
+        self._uncompared: dict[bytes, memoryview] = {}
         self._damaged: dict[str, BundlerError] = {}
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of all units of the bundle."""
-        return self._keys
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises as `view_blob`."""
         return bytes(self.view_blob(digest))
 
     def view_blob(self, digest: bytes) -> memoryview:
-        """Return the verified bytes of a blob where they lie in their unit, which stays in memory as long.
+        """Return the verified bytes of a blob where they lie among the units that came with it, which stay in memory as long.
 
         Raises:
             NotFound: the bundle has no such blob, or the store has lost it.
@@ -98,6 +102,8 @@ class StoreBlobs(BlobSource):
             StoreUnavailable: they cannot be had now.
         """
         cached = self._cache.get(digest)
+        if cached is None:
+            cached = self._compared(digest)
         if cached is not None:
             return cached
         failures: list[BundlerError] = []
@@ -112,12 +118,25 @@ class StoreBlobs(BlobSource):
 
     def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
         """Return the verified bytes of several blobs; raises as `view_blob`."""
-        cached = map(self._cache.get, digests)
-        return [self.view_blob(digest) if data is None else data for digest, data in zip(digests, cached, strict=True)]
+        return [self.view_blob(digest) for digest in digests]
+
+    def stored_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """Return the bytes of several blobs, which the caller compares with their digests; raises as `view_blob`."""
+        decoded = map(self._uncompared.get, digests)
+        return [self.view_blob(digest) if data is None else data for digest, data in zip(digests, decoded, strict=True)]
+
+    def _compared(self, digest: bytes) -> memoryview | None:
+        """Return a decoded blob if it is what its digest says, and keep it as such; None when it has to be fetched."""
+        data = self._uncompared.get(digest)
+        if data is None or hashlib.sha256(data).digest() != digest:
+            return None
+        self._cache[digest] = data
+        self._uncompared.pop(digest, None)
+        return data
 
     def prefetch(self, digests: Collection[bytes]) -> None:
         """Fetch the units of these blobs in few round trips; what is missing or damaged shows when it is read."""
-        missing = [digest for digest in digests if digest not in self._cache]
+        missing = [d for d in digests if d not in self._uncompared and d not in self._cache]
         if not missing:
             return
         wanted: dict[str, Unit] = {}
@@ -125,18 +144,32 @@ class StoreBlobs(BlobSource):
         for units in sorted((self._units.get(d, []) for d in missing), key=len):
             if units and not any(unit.key in wanted for unit in units):
                 wanted[units[0].key] = units[0]
+        if self._marks is not None:
+            self._marks.wait()  # they need the connection, and another one would take longer to make
         for batch in unit_batches(wanted.values()):
             hinted = self._hinted({unit.family for unit in batch})
             with store_errors(self._name):
                 found = self._backend.get_within(bounds.of_keys(hinted) | bounds.of_units(batch))
+            if self._marks is not None:
+                self._marks.begin()
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
             self._learn(found.values())
-            for key, value in found.items():
-                try:
-                    self._cache.update(self._open(wanted[key], value))
-                except (NotFound, *DAMAGED) as error:
-                    self._damaged[key] = error  # reading the blob raises it
+            self._keep(found, wanted)
             self._trim()
+
+    def _keep(self, found: dict[str, bytes], wanted: dict[str, Unit]) -> None:
+        """Decode units; one that is damaged, or lacks its dictionary, is noted."""
+        payloads = decoded_together(found, wanted, self._dictionaries) if self._backend.verified else {}
+        for key, value in found.items():
+            unit, payload = wanted[key], payloads.get(key)
+            if payload is not None:
+                self._uncompared.update(blobs_of(payload, unit))
+                continue
+            # What could not be decoded with the others is opened alone, which says why.
+            try:
+                self._cache.update(self._open(unit, value))
+            except (NotFound, *DAMAGED) as error:
+                self._damaged[key] = error  # reading the blob raises it
 
     def _hinted(self, families: Collection[str]) -> list[str]:
         """Return the keys of dictionaries that these units are likely to need, each once."""
@@ -156,6 +189,9 @@ class StoreBlobs(BlobSource):
     def close(self) -> None:
         """Forget what was decoded; the store stays open."""
         self._cache.clear()
+        self._uncompared.clear()
+        if self._marks is not None:
+            self._marks.finish()
 
     def _fetch(self, unit: Unit) -> dict[bytes, memoryview]:
         damage = self._damaged.pop(unit.key, None)
@@ -200,11 +236,12 @@ class StoreBlobs(BlobSource):
         return False
 
     def _trim(self) -> None:
-        kept = sum(map(len, list(self._cache.values())))
-        for oldest in list(self._cache):
-            if kept <= CACHED_BYTES:
-                break
-            kept -= len(self._cache.pop(oldest, b""))
+        kept = sum([len(data) for cache in (self._cache, self._uncompared) for data in list(cache.values())])
+        for cache in (self._cache, self._uncompared):
+            for oldest in list(cache):
+                if kept <= CACHED_BYTES:
+                    break
+                kept -= len(cache.pop(oldest, b""))
 
 
 def unit_payload(

@@ -37,6 +37,7 @@ from bundler.store.dictionaries import UnitCompression
 from bundler.store.error_translation import store_errors
 from bundler.store.maintenance import Maintenance
 from bundler.store.prune_choice import GRACE_S, PruneRequest
+from bundler.store.pull_marks import Marks
 from bundler.store.references import References
 from bundler.store.store_layout import Hint
 from bundler.store.store_reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
@@ -355,15 +356,23 @@ class BundleStore:
             )
         return frozenset(sound)
 
-    def _open(self, manifest: str, hints: Sequence[Hint], *, read_only: bool = False) -> Bundle:
+    def _pull_to_place(self, tag_or_digest: str) -> Bundle:
+        """Return a bundle as `pull` does, to a caller who reads it at once and closes it: it is marked as in use meanwhile."""
+        return self._open(*self._references.manifest(tag_or_digest), marks_later=True)
+
+    def _open(
+        self, manifest: str, hints: Sequence[Hint], *, read_only: bool = False, marks_later: bool = False
+    ) -> Bundle:
         backend = self._backend
         content_bytes, observed_bytes = read_manifest(backend, self.name, manifest, self._limits, read_only=read_only)
         content = Content.decode(content_bytes, self._limits)
         observed = Observed.decode(observed_bytes, self._limits)
-        units = store_layout.units_of(content)
-        blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only)
-        if not read_only:
-            self._keep_alive([manifest, *map(_key_of, hints), *blobs.keys])
+        units = list(store_layout.units_of(content))
+        in_use = [manifest, *map(_key_of, hints), *[unit.key for unit in units]]
+        marks = None if read_only else Marks(partial(self._keep_alive, in_use))
+        blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks)
+        if marks is not None and not marks_later:
+            marks.finish()
         return Bundle(content, observed, blobs, content_bytes=content_bytes)
 
     def _keep_alive(self, keys: list[str]) -> None:

@@ -110,6 +110,10 @@ class Dictionaries:
             self.fetch([digest])
         return self._known.get(digest)
 
+    def known(self, digest: bytes) -> Dictionary | None:
+        """Return one that is in memory; None when it would have to be fetched."""
+        return self._known.get(digest)
+
     def unknown(self, digests: Iterable[bytes | None]) -> list[bytes]:
         """Return those of which nothing is in memory."""
         return [digest for digest in dict.fromkeys(digests) if digest is not None and digest not in self._known]

@@ -249,13 +249,13 @@ def decompress(
             limits.check(limit, declared, key)
         elif declared != size:
             raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
-        payload: bytes = _decompressor(dictionary).decompress(frame, max_output_size=declared, allow_extra_data=False)
+        payload: bytes = decompressor(dictionary).decompress(frame, max_output_size=declared, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{key}: {error}", key=key) from error
     return payload
 
 
-def _decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
+def decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
     """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor serves one thread at a time."""
     known: dict[int, tuple[Any, zstandard.ZstdDecompressor]] = _of_thread.__dict__.setdefault("decompressors", {})
     # The dictionary is kept beside its decompressor, so that no other one can have its `id`.
@@ -272,12 +272,19 @@ def _decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard
 
 def split_unit(payload: bytes, unit: Unit) -> dict[bytes, memoryview]:
     """Return a unit's blobs by raw digest, each verified, where they lie in the payload."""
-    blobs, offset, view = {}, 0, memoryview(payload)
-    for digest, size in unit.blobs:
-        data = view[offset : offset + size]
+    blobs = blobs_of(memoryview(payload), unit)
+    for digest, data in blobs.items():
         check_digest(data, digest, unit.key)
-        blobs[digest] = data
-        offset += size
+    return blobs
+
+
+def blobs_of(payload: memoryview, unit: Unit) -> dict[bytes, memoryview]:
+    """Return a unit's blobs by raw digest where they lie in the payload; none is verified."""
+    blobs, offset = {}, 0
+    for digest, size in unit.blobs:
+        end = offset + size
+        blobs[digest] = payload[offset:end]
+        offset = end
     return blobs
 
 
