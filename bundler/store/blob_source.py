@@ -2,8 +2,8 @@
 """`StoreBlobs`: the blobs of a pulled bundle, fetched from the store when they are read.
 
 `BundleStore.pull` and `KernelRecords.look_up` make one for each bundle; `unit_batches` splits units into calls of the byte store, and
-`unit_payload` opens a stored unit, also for `Maintenance`.  Units that come together are decoded together (`unit_decoding.py`), and their
-blobs compared with their digests when somebody reads them; a restore has that done by who writes them.
+`unit_payload` opens a stored unit, also for `Maintenance`.  Units that were fetched ahead are decoded as they are read (`unit_decoding.py`).
+Their blobs are compared with their digests then, or, in a restore, where they are written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bundler.store.store_layout import (
     dictionary_of,
     split_unit,
 )
-from bundler.store.unit_decoding import decoded_together
+from bundler.store.unit_decoding import FetchedUnits
 
 # A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/restore_plan.py).
 CACHED_BYTES = 40 * 1024 * 1024
@@ -79,6 +79,7 @@ class StoreBlobs(BlobSource):
         self.waits = not backend.reads_are_cheap
         self._hints = list(hints)
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
+        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified)
         self._units: dict[bytes, list[Unit]] = {}
         for unit in units:
             for digest, _ in unit.blobs:
@@ -101,11 +102,11 @@ class StoreBlobs(BlobSource):
             DigestMismatch, FormatError: the store's bytes are damaged.
             StoreUnavailable: they cannot be had now.
         """
-        cached = self._cache.get(digest)
-        if cached is None:
-            cached = self._compared(digest)
-        if cached is not None:
-            return cached
+        found = self._cache.get(digest)
+        if found is None:
+            found = self._compared(digest)
+        if found is not None:
+            return found
         failures: list[BundlerError] = []
         for unit in self._units.get(digest, []):
             try:
@@ -122,28 +123,52 @@ class StoreBlobs(BlobSource):
 
     def stored_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
         """Return the bytes of several blobs, which the caller compares with their digests; raises as `view_blob`."""
-        decoded = map(self._uncompared.get, digests)
-        return [self.view_blob(digest) if data is None else data for digest, data in zip(digests, decoded, strict=True)]
+        found: list[memoryview] = []
+        for digest in digests:
+            data = self._uncompared.get(digest)
+            if data is None:
+                data = self._decoded(digest)
+            found.append(self.view_blob(digest) if data is None else data)
+        return found
+
+    def _decoded(self, digest: bytes) -> memoryview | None:
+        """Return a blob of a unit that was fetched, as it was decoded; None where there is no such unit."""
+        for unit in self._units.get(digest, ()):
+            taken = self._fetched.take(unit.key)
+            if taken is None:
+                continue
+            value, payload = taken
+            if payload is not None:
+                self._uncompared.update(blobs_of(payload, unit))
+                return self._uncompared[digest]
+            # Opened alone, it says what is wrong with it.
+            try:
+                self._cache.update(self._open(unit, value))
+            except (NotFound, *DAMAGED) as error:
+                self._damaged[unit.key] = error  # reading the blob raises it
+        return None
 
     def _compared(self, digest: bytes) -> memoryview | None:
-        """Return a decoded blob if it is what its digest says, and keep it as such; None when it has to be fetched."""
+        """Return a fetched blob if it is what its digest says, and keep it as such; None when it has to be fetched."""
         data = self._uncompared.get(digest)
+        if data is None:
+            data = self._decoded(digest)
         if data is None or hashlib.sha256(data).digest() != digest:
-            return None
+            return self._cache.get(digest)
         self._cache[digest] = data
         self._uncompared.pop(digest, None)
         return data
 
     def prefetch(self, digests: Collection[bytes]) -> None:
         """Fetch the units of these blobs in few round trips; what is missing or damaged shows when it is read."""
-        missing = [d for d in digests if d not in self._uncompared and d not in self._cache]
-        if not missing:
-            return
+        known = self._cache.keys() | self._uncompared.keys()
         wanted: dict[str, Unit] = {}
         # A blob that is in several units comes with one that is fetched anyway, if there is one.
-        for units in sorted((self._units.get(d, []) for d in missing), key=len):
-            if units and not any(unit.key in wanted for unit in units):
+        for units in sorted([self._units.get(d, []) for d in digests if d not in known], key=len):
+            if units and not any(unit.key in wanted or unit.key in self._fetched for unit in units):
                 wanted[units[0].key] = units[0]
+        if not wanted:
+            return
         if self._marks is not None:
             self._marks.wait()  # they need the connection, and another one would take longer to make
         for batch in unit_batches(wanted.values()):
@@ -154,22 +179,8 @@ class StoreBlobs(BlobSource):
                 self._marks.begin()
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
             self._learn(found.values())
-            self._keep(found, wanted)
+            self._fetched.add(batch, found)
             self._trim()
-
-    def _keep(self, found: dict[str, bytes], wanted: dict[str, Unit]) -> None:
-        """Decode units; one that is damaged, or lacks its dictionary, is noted."""
-        payloads = decoded_together(found, wanted, self._dictionaries) if self._backend.verified else {}
-        for key, value in found.items():
-            unit, payload = wanted[key], payloads.get(key)
-            if payload is not None:
-                self._uncompared.update(blobs_of(payload, unit))
-                continue
-            # What could not be decoded with the others is opened alone, which says why.
-            try:
-                self._cache.update(self._open(unit, value))
-            except (NotFound, *DAMAGED) as error:
-                self._damaged[key] = error  # reading the blob raises it
 
     def _hinted(self, families: Collection[str]) -> list[str]:
         """Return the keys of dictionaries that these units are likely to need, each once."""
@@ -190,6 +201,7 @@ class StoreBlobs(BlobSource):
         """Forget what was decoded; the store stays open."""
         self._cache.clear()
         self._uncompared.clear()
+        self._fetched.clear()
         if self._marks is not None:
             self._marks.finish()
 
@@ -236,12 +248,19 @@ class StoreBlobs(BlobSource):
         return False
 
     def _trim(self) -> None:
-        kept = sum([len(data) for cache in (self._cache, self._uncompared) for data in list(cache.values())])
+        waiting = self._fetched.sizes()
+        kept = sum([size for _, size in waiting])
+        kept += sum([len(data) for cache in (self._cache, self._uncompared) for data in list(cache.values())])
         for cache in (self._cache, self._uncompared):
             for oldest in list(cache):
                 if kept <= CACHED_BYTES:
-                    break
+                    return
                 kept -= len(cache.pop(oldest, b""))
+        for key, size in waiting:
+            if kept <= CACHED_BYTES:
+                return
+            if self._fetched.drop(key):
+                kept -= size
 
 
 def unit_payload(

@@ -1,64 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`decoded_together`: decompresses the units of one fetch in one call for each dictionary.
+"""`FetchedUnits`: units that a store gave, each decoded when the first of its blobs is read.
 
-A restore decodes hundreds of small units.  In a call each, every call would give the interpreter to another thread, which keeps it for
-milliseconds: decoding beside a thread that places kernels took five times as long.  `StoreBlobs` calls it.
+A restore fetches hundreds of units at once.  What is decoded as late as it is written needs no second pass through memory, and writing begins
+with the first kernel.  The payloads of one fetch share a buffer, as the frames of a file do.  `StoreBlobs` has one.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import zstandard
 
-from bundler.backends.port import Unread
+from bundler.errors import FormatError
+from bundler.format.frame_buffers import FrameBuffers
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.store_layout import Unit, check_seal, decompressor, dictionary_of
 
-# The C library's binding has it, the one for other interpreters has not.
-_TOGETHER = "multi_decompress_to_buffer" in zstandard.backend_features
 
+class FetchedUnits:
+    """Units by key, with what the store gave for each, in the order in which they came.
 
-def decoded_together(
-    values: Mapping[str, bytes], units: Mapping[str, Unit], dictionaries: Dictionaries
-) -> dict[str, memoryview]:
-    """Return the payloads of units by key, each of the size that its unit has; no digest of a blob is compared.
-
-    Left out, for the caller to open alone and say why: what is damaged or lacks its dictionary, and everything that would have been decoded
-    with it.
+    Safe under threads, without locks: whoever takes a unit out is alone with it.
 
     Args:
-        values: what the store gave by key, each compared with the digest in its head.
-        units: the units by key.
-        dictionaries: those that were fetched.
+        dictionaries: where to look for those that were fetched.
+        verified: whether values come compared with the digest in their head.
     """
-    found: dict[str, memoryview] = {}
-    if not _TOGETHER:
-        return found
-    for digest, keys in _by_dictionary(values).items():
-        dictionary = None if digest is None else dictionaries.known(digest)
+
+    def __init__(self, dictionaries: Dictionaries, *, verified: bool) -> None:
+        self._dictionaries, self._verified = dictionaries, verified
+        self._waiting: dict[str, tuple[Unit, bytes, memoryview]] = {}
+        self._buffers = FrameBuffers()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._waiting
+
+    def add(self, units: Iterable[Unit], values: Mapping[str, bytes]) -> None:
+        """Add those of some units that the store gave."""
+        found = [unit for unit in units if unit.key in values]
+        # Pages of it take memory as they are written, so a value that is damaged costs none.
+        room, start = self._buffers.take(sum([unit.size for unit in found])), 0
+        for unit in found:
+            end = start + unit.size
+            self._waiting[unit.key] = unit, values[unit.key], room[start:end]
+            start = end
+
+    def take(self, key: str) -> tuple[bytes, memoryview | None] | None:
+        """Take a unit out; returns its value, and its payload of the right size, or None where it has to be opened by who can say why.
+
+        No blob is compared with its digest.  None: the unit is not here.
+        """
+        waiting = self._waiting.pop(key, None)
+        if waiting is None:
+            return None
+        unit, value, room = waiting
+        return value, room.toreadonly() if self._is_decoded(unit, value, room) else None
+
+    def drop(self, key: str) -> bool:
+        """Forget a unit; True when it was here."""
+        return self._waiting.pop(key, None) is not None
+
+    def sizes(self) -> list[tuple[str, int]]:
+        """Return the key of each unit and the size of its payload, the oldest first."""
+        return [(key, unit.size) for key, (unit, _, _) in list(self._waiting.items())]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._waiting.clear()
+        self._buffers.clear()
+
+    def _is_decoded(self, unit: Unit, value: bytes, room: memoryview) -> bool:
+        """Decode a value into the room that its payload has; tell whether it filled it."""
+        digest = dictionary_of(value)
+        dictionary = None if digest is None else self._dictionaries.known(digest)
         if dictionary is None and digest is not None:
-            continue
-        frames = [check_seal(values[key], key, verified=True) for key in keys]
+            return False
         try:
-            sizes = [zstandard.get_frame_parameters(frame).content_size for frame in frames]
-            # Nothing is allocated for what a frame alone says.
-            if sizes != [units[key].size for key in keys]:
-                continue
-            payloads = decompressor(dictionary and dictionary.data).multi_decompress_to_buffer(
-                frames, decompressed_sizes=struct.pack(f"={len(sizes)}Q", *sizes), threads=1
-            )
-        except zstandard.ZstdError:
-            continue
-        found.update(zip(keys, map(memoryview, payloads), strict=True))
-    return found
-
-
-def _by_dictionary(values: Mapping[str, bytes]) -> dict[bytes | None, list[str]]:
-    """Return the keys of values that may be units, by the digest of the dictionary that they need."""
-    keys: dict[bytes | None, list[str]] = {}
-    for key, value in values.items():
-        if not isinstance(value, Unread):
-            keys.setdefault(dictionary_of(value), []).append(key)
-    return keys
+            frame = check_seal(value, unit.key, unit.size, verified=self._verified)
+            if zstandard.get_frame_parameters(frame).content_size != unit.size:
+                return False
+            with decompressor(dictionary and dictionary.data).stream_reader(frame) as reader:
+                return reader.readinto(room) == unit.size if unit.size else False
+        except (FormatError, zstandard.ZstdError):
+            return False
