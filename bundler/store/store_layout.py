@@ -34,7 +34,7 @@ from bundler.backends.port import Unread
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.format import wire
 from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
-from bundler.format.entries import FileLayout, HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.entries import FileLayout, HelperLibrary, Kernel, Opaque, Target, TuningFile
 from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -109,10 +109,22 @@ def units_of_kernel(kernel: Kernel) -> Iterator[Unit]:
     """Yield the units of a kernel: its launch set, and the rest of it if there is more."""
     files = [(digest, size) for _, digest, size, _ in kernel.files()]
     launch, rest = _sides(kernel.layout)
-    target = str(kernel.target)
-    yield Unit(tuple(sorted({files[place] for place in launch})), f"{target}/launch")
+    of_launch, of_rest = _families(kernel.target)
+    yield Unit(_blobs([files[place] for place in launch]), of_launch)
     if rest:
-        yield Unit(tuple(sorted({files[place] for place in rest})), f"{target}/rest")
+        yield Unit(_blobs([files[place] for place in rest]), of_rest)
+
+
+def _blobs(files: list[tuple[bytes, int]]) -> tuple[tuple[bytes, int], ...]:
+    """Return what is in a unit, each once, in order."""
+    files.sort()
+    # Two files of one kernel are hardly ever the same.
+    return tuple(files if len(dict(files)) == len(files) else sorted(set(files)))
+
+
+@functools.lru_cache
+def _families(target: Target) -> tuple[str, str]:
+    return f"{target}/launch", f"{target}/rest"
 
 
 @functools.lru_cache
