@@ -7,6 +7,7 @@ by `Store.restore`, by the build service and, for a tag at the start of a sessio
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -167,7 +168,7 @@ class Restoration(RestorePlan):
         for root in {root for kernel in kernels for root in self._roots(kernel)}:
             self._place(root)
         runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
-        queue = PlacementQueue(self.tally.placed)
+        queue = PlacementQueue(self._placed)
 
         # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and verifies: those are thousands of short
         # calls, and threads lose more by handing the interpreter lock over between them than a second core gains.
@@ -178,6 +179,13 @@ class Restoration(RestorePlan):
             queue.finish()
 
         cleaned_up(place_all, queue.close)
+
+    def _placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
+        if isinstance(outcome, BundlerError):
+            # The source that left the digests to the writer compares them now: a store removes what it finds damaged.
+            with contextlib.suppress(BundlerError):
+                self.bundle.blobs.view_blobs([*kernel.digests.values()])
+        self.tally.placed(kernel, outcome)
 
     def _fetched(self, run: list[WantedKernel]) -> list[WantedKernel]:
         self.bundle.blobs.prefetch([digest for wanted in run for digest in wanted.digests])

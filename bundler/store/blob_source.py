@@ -139,14 +139,18 @@ class StoreBlobs(BlobSource):
                 continue
             value, payload = taken
             if payload is not None:
-                self._uncompared.update(blobs_of(payload, unit))
-                return self._uncompared[digest]
-            # Opened alone, it says what is wrong with it.
-            try:
-                self._cache.update(self._open(unit, value))
-            except (NotFound, *DAMAGED) as error:
-                self._damaged[unit.key] = error  # reading the blob raises it
+                blobs = blobs_of(payload, unit)
+                self._uncompared.update(blobs)
+                return blobs[digest]
+            self._open_alone(unit, value)
         return None
+
+    def _open_alone(self, unit: Unit, value: bytes) -> None:
+        """Open a unit that is likely to be damaged, or lacks its dictionary, and note what is wrong with it."""
+        try:
+            self._cache.update(self._open(unit, value))
+        except (NotFound, *DAMAGED) as error:
+            self._damaged[unit.key] = error  # reading the blob raises it
 
     def _compared(self, digest: bytes) -> memoryview | None:
         """Return a fetched blob if it is what its digest says, and keep it as such; None when it has to be fetched."""
@@ -178,7 +182,9 @@ class StoreBlobs(BlobSource):
             if self._marks is not None:
                 self._marks.begin()
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
-            self._learn(found.values())
+            lost = self._learn(found.values())
+            for key in [key for key, value in found.items() if dictionary_of(value) in lost] if lost else ():
+                self._open_alone(wanted[key], found.pop(key))
             self._fetched.add(batch, found)
             self._trim()
 
@@ -188,14 +194,15 @@ class StoreBlobs(BlobSource):
         self._hints = [hint for hint in self._hints if hint not in chosen]
         return [dictionary_key(digest) for digest in self._dictionaries.unknown(digest for _, digest in chosen)]
 
-    def _learn(self, values: Collection[bytes]) -> None:
-        """Fetch the dictionaries that nobody told us of, and mark them as in use."""
+    def _learn(self, values: Collection[bytes]) -> list[bytes]:
+        """Fetch the dictionaries that nobody told us of, and mark them as in use; returns those that are not to be had."""
         new = self._dictionaries.unknown(map(dictionary_of, values))
         if new:
             self._dictionaries.fetch(new)
             if not self._read_only:
                 with contextlib.suppress(BundlerError), store_errors(self._name):
                     self._backend.touch([dictionary_key(digest) for digest in new])
+        return self._dictionaries.unknown(new)
 
     def close(self) -> None:
         """Forget what was decoded; the store stays open."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -17,7 +17,6 @@ from typing import Literal, Self
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
 from bundler.errors import (
-    BundlerError,
     ConfigError,
     DigestMismatch,
     FormatError,
@@ -356,32 +355,34 @@ class BundleStore:
             )
         return frozenset(sound)
 
-    def _pull_to_place(self, tag_or_digest: str) -> Bundle:
-        """Return a bundle as `pull` does, to a caller who reads it at once and closes it: it is marked as in use meanwhile."""
-        return self._open(*self._references.manifest(tag_or_digest), marks_later=True)
+    def _pull_to_place(self, tag_or_digest: str, seen: Callable[[Content], None]) -> Bundle:
+        """Return a bundle as `pull` does, to a caller who reads it at once and closes it: it is marked as in use meanwhile.
+
+        `seen` is called with the content, as soon as it is known.
+        """
+        return self._open(*self._references.manifest(tag_or_digest), seen=seen)
 
     def _open(
-        self, manifest: str, hints: Sequence[Hint], *, read_only: bool = False, marks_later: bool = False
+        self,
+        manifest: str,
+        hints: Sequence[Hint],
+        *,
+        read_only: bool = False,
+        seen: Callable[[Content], None] | None = None,
     ) -> Bundle:
         backend = self._backend
         content_bytes, observed_bytes = read_manifest(backend, self.name, manifest, self._limits, read_only=read_only)
         content = Content.decode(content_bytes, self._limits)
+        if seen is not None:
+            seen(content)
         observed = Observed.decode(observed_bytes, self._limits)
         units = list(store_layout.units_of(content))
         in_use = [manifest, *map(_key_of, hints), *[unit.key for unit in units]]
-        marks = None if read_only else Marks(partial(self._keep_alive, in_use))
+        marks = None if read_only else Marks(backend, self.name, in_use)
         blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks)
-        if marks is not None and not marks_later:
+        if marks is not None and seen is None:
             marks.finish()
         return Bundle(content, observed, blobs, content_bytes=content_bytes)
-
-    def _keep_alive(self, keys: list[str]) -> None:
-        """Mark what was pulled as in use, so that `prune` spares it; a store that we may only read stays as it is."""
-        try:
-            with store_errors(self.name):
-                self._backend.touch(keys)
-        except BundlerError as error:
-            _log.info("%s: not marked as in use: %s", self.name, error)
 
 
 def _size(values: dict[str, bytes]) -> int:

@@ -1,28 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Marks`: marks what was pulled as in use, while what was pulled is placed.
+"""`Marks`: marks what was pulled as in use, at once or while it is placed; `prune` spares what is marked.
 
-`BundleStore` makes one for a restore, and `StoreBlobs` begins it when the first units have come: from then on the restore waits for no server
-for a while.  `prune` spares what is marked.
+`BundleStore` makes one for each pull.  In a restore `StoreBlobs` begins it when the first units have come: from then on the restore has
+something to do, and does not wait for the server.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Collection
+
+from bundler.backends.port import Backend
+from bundler.errors import BundlerError
+from bundler.store.error_translation import store_errors
+
+_log = logging.getLogger("bundler.store")
 
 
 class Marks:
-    """A call that is made once: in a thread of its own after `begin`, else in `finish`.
+    """Objects that are touched once: in a thread of its own after `begin`, else in `finish`.
+
+    A store that we may only read, or that does not answer, stays as it is.
 
     Args:
-        mark: the call; it raises nothing.
+        backend, name: the store.
+        keys: of the objects.
     """
 
-    def __init__(self, mark: Callable[[], None]) -> None:
-        self._mark = mark
-        # An interrupt may arrive while the thread is being started: who makes the call is decided under this lock.
+    def __init__(self, backend: Backend, name: str, keys: Collection[str]) -> None:
+        self._backend, self._name, self._keys = backend, name, keys
+        # An interrupt may arrive while the thread is being started: who touches them is decided under this lock.
         self._gate = threading.Lock()
         self._asked = self._taken = self._apart = False
         self._ended = threading.Event()
@@ -31,8 +41,8 @@ class Marks:
         """Begin, unless that was done."""
         if not self._asked:
             self._asked = True
-            with contextlib.suppress(RuntimeError):  # no thread can be had: `finish` makes the call
-                _thread.start_new_thread(self._run_apart, ())
+            with contextlib.suppress(RuntimeError):  # no thread can be had: it is left to `finish`
+                _thread.start_new_thread(self._touch_apart, ())
 
     def wait(self) -> None:
         """Wait for the thread, if it has begun."""
@@ -40,19 +50,26 @@ class Marks:
             self._ended.wait()
 
     def finish(self) -> None:
-        """See to it that the call was made; calling this again is fine."""
+        """See to it that they were touched; calling this again is fine."""
         with self._gate:
             ours, self._taken = not self._taken, True
         if ours:
-            self._mark()
+            self._touch()
         self.wait()
 
-    def _run_apart(self) -> None:
+    def _touch_apart(self) -> None:
         with self._gate:
             if self._taken:
                 return
             self._taken = self._apart = True
         try:
-            self._mark()
+            self._touch()
         finally:
             self._ended.set()
+
+    def _touch(self) -> None:
+        try:
+            with store_errors(self._name):
+                self._backend.touch(self._keys)
+        except BundlerError as error:
+            _log.info("%s: not marked as in use: %s", self._name, error)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import zstandard
 
-from bundler.errors import FormatError
 from bundler.format.frame_buffers import FrameBuffers
+from bundler.store.damage import DAMAGED
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.store_layout import Unit, check_seal, decompressor, dictionary_of
 
@@ -79,7 +79,7 @@ class FetchedUnits:
             frame = check_seal(value, unit.key, unit.size, verified=self._verified)
             if zstandard.get_frame_parameters(frame).content_size != unit.size:
                 return False
-            with decompressor(dictionary and dictionary.data).stream_reader(frame) as reader:
+            with decompressor(None if dictionary is None else dictionary.data).stream_reader(frame) as reader:
                 return reader.readinto(room) == unit.size if unit.size else False
-        except (FormatError, zstandard.ZstdError):
+        except (*DAMAGED, zstandard.ZstdError):
             return False
