@@ -95,8 +95,11 @@ REASONS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 REMOTE_REASONS = {
-    "restore": ("start", (
-        "five or six exchanges with the server, and what our own process does; of the launch set without a delay:"
+    "everything": ("start all", (
+        "four to six exchanges with the server, then what our own process does, of which one thread does all but marks and writers:"
+    )),
+    "launch set": ("start", (
+        "four to six exchanges with the server, then what our own process does, of which one thread does all but marks and writers:"
     )),
 }  # fmt: skip
 
