@@ -181,11 +181,14 @@ class Restoration(RestorePlan):
         cleaned_up(place_all, queue.close)
 
     def _placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
-        if isinstance(outcome, BundlerError):
-            # The source that left the digests to the writer compares them now: a store removes what it finds damaged.
-            with contextlib.suppress(BundlerError):
-                self.bundle.blobs.view_blobs([*kernel.digests.values()])
+        if isinstance(outcome, DigestMismatch):
+            self._show_source(kernel.digests.values())
         self.tally.placed(kernel, outcome)
+
+    def _show_source(self, digests: Iterable[bytes]) -> None:
+        """Let the source, which left the digests to us, compare them too: a store removes what it finds damaged."""
+        with contextlib.suppress(BundlerError):
+            self.bundle.blobs.view_blobs([*digests])
 
     def _fetched(self, run: list[WantedKernel]) -> list[WantedKernel]:
         self.bundle.blobs.prefetch([digest for wanted in run for digest in wanted.digests])
@@ -212,6 +215,8 @@ class Restoration(RestorePlan):
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
             ready = [stored.ready_for(root, self.triton_dir) for root in roots]
         except (DigestMismatch, FormatError, NotFound) as error:
+            if isinstance(error, DigestMismatch):
+                self._show_source(wanted.digests)
             self.tally.spoiled(wanted.kernel.key, error)
             return
         for root, one in zip(roots, ready, strict=True):

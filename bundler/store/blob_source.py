@@ -145,23 +145,30 @@ class StoreBlobs(BlobSource):
             self._open_alone(unit, value)
         return None
 
+    def _compared(self, digest: bytes) -> memoryview | None:
+        """Return a fetched blob if it and what came in its unit is what its digest says, and keep all that; None when it has to be fetched."""
+        data = self._uncompared.get(digest)
+        if data is not None and hashlib.sha256(data).digest() == digest:
+            self._cache[digest] = data
+            self._uncompared.pop(digest, None)
+            return data
+        for unit in self._units.get(digest, ()):
+            taken = self._fetched.take(unit.key)
+            if taken is not None:
+                value, payload = taken
+                blobs = {} if payload is None else blobs_of(payload, unit)
+                if blobs and all(hashlib.sha256(data).digest() == name for name, data in blobs.items()):
+                    self._cache.update(blobs)
+                else:
+                    self._open_alone(unit, value)
+        return self._cache.get(digest)
+
     def _open_alone(self, unit: Unit, value: bytes) -> None:
         """Open a unit that is likely to be damaged, or lacks its dictionary, and note what is wrong with it."""
         try:
             self._cache.update(self._open(unit, value))
         except (NotFound, *DAMAGED) as error:
             self._damaged[unit.key] = error  # reading the blob raises it
-
-    def _compared(self, digest: bytes) -> memoryview | None:
-        """Return a fetched blob if it is what its digest says, and keep it as such; None when it has to be fetched."""
-        data = self._uncompared.get(digest)
-        if data is None:
-            data = self._decoded(digest)
-        if data is None or hashlib.sha256(data).digest() != digest:
-            return self._cache.get(digest)
-        self._cache[digest] = data
-        self._uncompared.pop(digest, None)
-        return data
 
     def prefetch(self, digests: Collection[bytes]) -> None:
         """Fetch the units of these blobs in few round trips; what is missing or damaged shows when it is read."""

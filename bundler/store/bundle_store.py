@@ -46,6 +46,7 @@ PushMode = Literal["merge", "replace", "create"]
 MODES = ("merge", "replace", "create")
 # Each lost race means that another push succeeded; so many in a row for one tag mean that something is wrong with the store.
 SWAP_ATTEMPTS = 100
+_Seen = Callable[[Content], None]
 _log = logging.getLogger("bundler.store")
 
 
@@ -355,20 +356,12 @@ class BundleStore:
             )
         return frozenset(sound)
 
-    def _pull_to_place(self, tag_or_digest: str, seen: Callable[[Content], None]) -> Bundle:
-        """Return a bundle as `pull` does, to a caller who reads it at once and closes it: it is marked as in use meanwhile.
-
-        `seen` is called with the content, as soon as it is known.
-        """
+    def _pull_to_place(self, tag_or_digest: str, seen: _Seen) -> Bundle:
+        """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile; `seen` gets the content."""
         return self._open(*self._references.manifest(tag_or_digest), seen=seen)
 
     def _open(
-        self,
-        manifest: str,
-        hints: Sequence[Hint],
-        *,
-        read_only: bool = False,
-        seen: Callable[[Content], None] | None = None,
+        self, manifest: str, hints: Sequence[Hint], *, read_only: bool = False, seen: _Seen | None = None
     ) -> Bundle:
         backend = self._backend
         content_bytes, observed_bytes = read_manifest(backend, self.name, manifest, self._limits, read_only=read_only)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import zstandard
 
+from bundler.format.container_layout import frame_bytes
 from bundler.format.frame_buffers import FrameBuffers
 from bundler.store.damage import DAMAGED
 from bundler.store.dictionaries import Dictionaries
@@ -77,9 +78,14 @@ class FetchedUnits:
             return False
         try:
             frame = check_seal(value, unit.key, unit.size, verified=self._verified)
-            if zstandard.get_frame_parameters(frame).content_size != unit.size:
+            if zstandard.get_frame_parameters(frame).content_size != unit.size or not unit.size:
                 return False
             with decompressor(None if dictionary is None else dictionary.data).stream_reader(frame) as reader:
-                return reader.readinto(room) == unit.size if unit.size else False
+                # The decoder compares the checksum when it is asked for more than there is, and does not tell what follows the frame.
+                return (
+                    reader.readinto(room) == unit.size
+                    and not reader.read(1)
+                    and frame_bytes(bytes(frame)) == len(frame)
+                )
         except (*DAMAGED, zstandard.ZstdError):
             return False

@@ -148,6 +148,7 @@ def test_a_warm_start_takes_few_round_trips(server, tmp_path, opened):
 def test_each_byte_is_hashed_once_at_each_trust_boundary(server, tmp_path, opened, monkeypatch):
     """From Redis through a directory tier into files: once as it came from the store, once as the content it is named by."""
     from bundler.format.digest import digest_raw, sha256
+
     pushed = shelf.restorable(*range(8), extra={"k.llir": build.noise(1, 20_000)})
     opened(server.url(), **PATIENT).push(pushed, "t")
     expected = Counter(digest for unit in units_of(pushed.content) for digest, _ in unit.blobs)

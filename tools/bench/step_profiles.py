@@ -8,12 +8,12 @@ Each step is done alone, so the sum is about what the whole takes where nothing 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ from tools.shared.measurement import shown
 
 if TYPE_CHECKING:
     from bundler.backends.port import Backend
-    from bundler.format.bundle import Keep
+    from bundler.format.bundle import Bundle, Keep
+    from bundler.store.dictionaries import Dictionaries
+    from bundler.store.store_layout import Hint, Unit
 
 _CODE = """
 import json, sys, time
@@ -61,11 +63,10 @@ START = (
     "choose: look for Triton, ask ptxas, which files of which kernels",
     "fetch: send the commands, read the answers, compare the digest of each unit",
     "dictionaries: fetch, decompress, compare",
-    "marks: mark everything as in use (while kernels are placed)",
     "units: decompress them",
-    "check: sha256 of metadata, put paths in, parse it, batches for the writers",
-    "writers: sha256 of the other files",
-    "writers: temporary directory, files, group file, rename",
+    "check: metadata and its paths, group files, batches for the writers",
+    "marks: mark everything as in use",
+    "writers: sha256 of the files, temporary directory, write, rename",
 )
 
 
@@ -114,22 +115,15 @@ def push_steps(file: str, into: str) -> dict[str, float]:
 
 def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> dict[str, float]:
     """What each step takes of a restore by tag from a server, of everything or of the launch set."""
-    import bundler
+    from bundler.format.bundle import Bundle
     from bundler.format.limits import DEFAULT_LIMITS
     from bundler.format.manifest import Content, Observed
-    from bundler.lifecycle.cache_directory import CacheDirectory
-    from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
-    from bundler.lifecycle.kernel_writer import write_kernels
-    from bundler.lifecycle.restore_options import RestoreOptions
-    from bundler.lifecycle.restore_plan import RestorePlan
-    from bundler.store import bounds, store_layout
-    from bundler.store.blob_source import StoreBlobs, unit_batches
-    from bundler.store.dictionaries import Dictionaries
+    from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401  # not a step
+    from bundler.store import store_layout
+    from bundler.store.blob_source import StoreBlobs
     from bundler.store.references import References
     from bundler.store.stored_manifests import read_manifest
-    from bundler.store.unit_decoding import FetchedUnits
 
-    what: Keep = "launch" if keep == "launch" else "all"
     steps, name = Steps(), "bench"
     with _backend(url, float(patience_s)) as backend:
         steps.done(START[0])
@@ -143,44 +137,62 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
         units = list(store_layout.units_of(content))
         blobs = StoreBlobs(backend, name, units, DEFAULT_LIMITS, hints=hints)
         steps.done(START[4])
-        plan = RestorePlan(
-            bundler.Bundle(content, seen, blobs, content_bytes=content_bytes), RestoreOptions(into, what)
-        )
-        kernels = plan._wanted_kernels()  # noqa: SLF001  # a step of it
-        place, wanted = CacheDirectory(into), [WantedKernel.of(kernel, what) for kernel in kernels]
-        steps.done(START[5])
-        needed = {unit.key: unit for unit in units if what == "all" or unit.family.endswith("/launch")}
-        values: dict[str, bytes] = {}
-        for batch in unit_batches(needed.values()):
-            values |= backend.get_within(bounds.of_units(batch))
-        steps.done(START[6])
-        dictionaries, families = Dictionaries(backend, name), {unit.family for unit in needed.values()}
-        dictionaries.fetch([digest for family, digest in hints if family in families])
-        steps.done(START[7])
+        bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
+        _place_steps(steps, backend, bundle, units, hints, into, "launch" if keep == "launch" else "all")
+        steps.restart()
         backend.touch(
             [manifest, *(store_layout.dictionary_key(digest) for _, digest in hints), *(unit.key for unit in units)]
         )
-        steps.done(START[8])
-        fetched, found = FetchedUnits(dictionaries, verified=True), {}
-        fetched.add(needed.values(), values)
-        for key, unit in needed.items():
-            _, payload = fetched.take(key) or (b"", None)
-            assert payload is not None
-            found.update(store_layout.blobs_of(payload, unit))
-        steps.done(START[9])
-        stored = [StoredKernel(one, [found[digest] for digest in one.digests], verified=False) for one in wanted]
-        for kernel in stored:
-            kernel._written_checked = True  # noqa: SLF001  # as `StoredKernel.read_unverified` does
-        new = tuple([place.new_kernel(one.ready_for(place.path, plan.triton_dir)) for one in stored])
         steps.done(START[10])
-        for _, _, files, *_ in new:
-            assert all(hashlib.sha256(data).digest() == digest for _, data, *digests in files for digest in digests)
-        steps.done(START[11])
-        plain = tuple((temporary, key, tuple(file[:2] for file in files)) for temporary, key, files, *_ in new)
-        steps.restart()
-        assert not any(write_kernels(place.path, plain, 1))
-        steps.done(START[12])
     return steps.seconds
+
+
+def _place_steps(
+    steps: Steps, backend: Backend, bundle: Bundle, units: Sequence[Unit], hints: Sequence[Hint], into: str, keep: Keep
+) -> None:
+    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+    from bundler.lifecycle.kernel_writer import write_kernels
+    from bundler.lifecycle.restore_options import RestoreOptions
+    from bundler.lifecycle.restore_plan import RestorePlan
+    from bundler.store import bounds
+    from bundler.store.blob_source import unit_batches
+    from bundler.store.dictionaries import Dictionaries
+
+    steps.restart()
+    plan, place = RestorePlan(bundle, RestoreOptions(into, keep)), CacheDirectory(into)
+    wanted = [WantedKernel.of(kernel, keep) for kernel in plan._wanted_kernels()]  # noqa: SLF001  # a step of it
+    steps.done(START[5])
+    needed = {unit.key: unit for unit in units if keep == "all" or unit.family.endswith("/launch")}
+    values: dict[str, bytes] = {}
+    for batch in unit_batches(needed.values()):
+        values |= backend.get_within(bounds.of_units(batch))
+    steps.done(START[6])
+    dictionaries, families = Dictionaries(backend, "bench"), {unit.family for unit in needed.values()}
+    dictionaries.fetch([digest for family, digest in hints if family in families])
+    steps.done(START[7])
+    found = _decoded(needed, values, dictionaries)
+    steps.done(START[8])
+    stored = [StoredKernel(one, [found[digest] for digest in one.digests], verified=False) for one in wanted]
+    for kernel in stored:
+        kernel._written_checked = True  # noqa: SLF001  # as `StoredKernel.read_unverified` does
+    new = tuple([place.new_kernel(one.ready_for(place.path, plan.triton_dir)) for one in stored])
+    steps.done(START[9])
+    assert not any(write_kernels(place.path, new, 1))
+    steps.done(START[11])
+
+
+def _decoded(needed: Mapping[str, Unit], values: Mapping[str, bytes], known: Dictionaries) -> dict[bytes, memoryview]:
+    from bundler.store.store_layout import blobs_of
+    from bundler.store.unit_decoding import FetchedUnits
+
+    fetched, found = FetchedUnits(known, verified=True), {}
+    fetched.add(needed.values(), values)
+    for key, unit in needed.items():
+        _, payload = fetched.take(key) or (b"", None)
+        assert payload is not None
+        found.update(blobs_of(payload, unit))
+    return found
 
 
 def _backend(url: str, timeout_s: float | None = None) -> Backend:
