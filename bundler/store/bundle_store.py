@@ -370,8 +370,7 @@ class BundleStore:
             seen(content)
         observed = Observed.decode(observed_bytes, self._limits)
         units = list(store_layout.units_of(content))
-        in_use = [manifest, *map(_key_of, hints), *[unit.key for unit in units]]
-        marks = None if read_only else Marks(backend, self.name, in_use)
+        marks = None if read_only else Marks(backend, self.name, [manifest, *map(_key_of, hints)], units)
         blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks)
         if marks is not None and seen is None:
             marks.finish()

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError
 from bundler.store.error_translation import store_errors
+from bundler.store.store_layout import Unit
 
 _log = logging.getLogger("bundler.store")
 
@@ -27,11 +28,12 @@ class Marks:
 
     Args:
         backend, name: the store.
-        keys: of the objects.
+        keys: of a manifest and dictionaries.
+        units: of the bundle; their keys are computed when they are touched.
     """
 
-    def __init__(self, backend: Backend, name: str, keys: Collection[str]) -> None:
-        self._backend, self._name, self._keys = backend, name, keys
+    def __init__(self, backend: Backend, name: str, keys: Collection[str], units: Collection[Unit]) -> None:
+        self._backend, self._name, self._keys, self._units = backend, name, keys, units
         # An interrupt may arrive while the thread is being started: who touches them is decided under this lock.
         self._gate = threading.Lock()
         self._asked = self._taken = self._apart = False
@@ -70,6 +72,6 @@ class Marks:
     def _touch(self) -> None:
         try:
             with store_errors(self._name):
-                self._backend.touch(self._keys)
+                self._backend.touch([*self._keys, *[unit.key for unit in self._units]])
         except BundlerError as error:
             _log.info("%s: not marked as in use: %s", self._name, error)

@@ -74,17 +74,23 @@ class Unit:
         family: names the units that it resembles, which one dictionary may serve; empty for a file that resembles none.
 
     Attributes:
-        key: its key, from the digests alone.
         size: bytes, uncompressed.
     """
 
-    __slots__ = ("blobs", "family", "key", "size")
+    __slots__ = ("_key", "blobs", "family", "size")
 
-    # By hand: a push and a pull make two for each kernel, and ask each for its key and its size.
+    # By hand: a push and a pull make two for each kernel, and ask each for its size.
     def __init__(self, blobs: tuple[tuple[bytes, int], ...], family: str = "") -> None:
         self.blobs, self.family = blobs, family
-        self.key = f"{UNITS}/{hashlib.sha256(b''.join([digest for digest, _ in blobs])).hexdigest()}"
+        self._key: str | None = None
         self.size = sum([size for _, size in blobs])
+
+    @property
+    def key(self) -> str:
+        """Its key, from the digests alone."""
+        if self._key is None:
+            self._key = f"{UNITS}/{hashlib.sha256(b''.join([digest for digest, _ in self.blobs])).hexdigest()}"
+        return self._key
 
     def __eq__(self, other: object) -> bool:
         return self.blobs == other.blobs if isinstance(other, Unit) else NotImplemented
@@ -110,16 +116,9 @@ def units_of_kernel(kernel: Kernel) -> Iterator[Unit]:
     files = [(digest, size) for _, digest, size, _ in kernel.files()]
     launch, rest = _sides(kernel.layout)
     of_launch, of_rest = _families(kernel.target)
-    yield Unit(_blobs([files[place] for place in launch]), of_launch)
+    yield Unit(tuple(sorted({files[place] for place in launch})), of_launch)
     if rest:
-        yield Unit(_blobs([files[place] for place in rest]), of_rest)
-
-
-def _blobs(files: list[tuple[bytes, int]]) -> tuple[tuple[bytes, int], ...]:
-    """Return what is in a unit, each once, in order."""
-    files.sort()
-    # Two files of one kernel are hardly ever the same.
-    return tuple(files if len(dict(files)) == len(files) else sorted(set(files)))
+        yield Unit(tuple(sorted({files[place] for place in rest})), of_rest)
 
 
 @functools.lru_cache
