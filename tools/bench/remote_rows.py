@@ -26,9 +26,9 @@ Redis {server}, redis-py {client}; load of the machine by other work before the 
 """
 
 START_STEPS = (
-    "A restore without a delay, step by step, each alone and in one thread. One thread of ours does all steps but three, one after the other: "
-    "`marks` is done, and `writers` write, while the kernels that come next are decompressed and checked. So no restore is faster than the other "
-    "steps together, of which the server and its client, `tag`, `fetch` and the fetching in `manifest` and `dictionaries`, are the limit's own:"
+    "A restore without a delay, step by step, each alone and in one thread. All steps but two are done by one thread after the other: `marks` "
+    "are made, and `writers` write, while the kernels that come next are decompressed and checked. So no restore is faster than the other steps "
+    "together. Of these, `tag` and what is fetched in `manifest`, `fetch` and `dictionaries` is the server's and its client's, as in the limit:"
 )
 MEASURED = (
     "Memory is `used_memory` above that of the empty server; sizes are of units and dictionaries. Why units are compressed with "
@@ -112,14 +112,13 @@ def section(result: dict[str, Any]) -> str:
 
 def _steps(profile: dict[str, dict[str, float]]) -> str:
     """Return the table of the steps of a restore of everything and of the launch set, in their order."""
-    everything, launch = profile.get("start all", {}), profile["start"]
-    names = sorted(launch, key=lambda name: START.index(name) if name in START else len(START))
-    rows = [
-        [name, *(shown(steps[name] * 1e3, "ms") if name in steps else "" for steps in (everything, launch))]
-        for name in names
-    ]
-    sums = [shown(sum(steps.values()) * 1e3, "ms") for steps in (everything, launch)]
-    return _table(["step", "everything", "launch set"], [*rows, ["sum", *sums]])
+    columns = {
+        what: profile[name] for what, name in (("everything", "start all"), ("launch set", "start")) if name in profile
+    }
+    names = sorted(profile["start"], key=lambda name: START.index(name) if name in START else len(START))
+    rows = [[name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names]
+    sums = [shown(sum(steps.values()) * 1e3, "ms") for steps in columns.values()]
+    return _table(["step", *columns], [*rows, ["sum", *sums]])
 
 
 def _verdict(line: dict[str, Any]) -> str:
