@@ -94,11 +94,8 @@ REASONS: dict[str, tuple[str, str]] = {
     )),
 }  # fmt: skip
 
-REMOTE_REASONS = {
-    "restore": ("start", (
-        "five or six exchanges with the server, and what our own process does; of the launch set without a delay:"
-    )),
-}  # fmt: skip
+_REMOTE = "five or six exchanges with the server, and what our own process does, of which one thread does all but marks and writers:"
+REMOTE_REASONS = {"everything": ("start all", _REMOTE), "launch set": ("start", _REMOTE)}
 
 
 def main() -> int:
