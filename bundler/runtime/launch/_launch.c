@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "_launch_call.h"
+#include "_tensor_exchange.h"
 
 #define STACK_BYTES 4096
 #define STACK_PARAMETERS 128
@@ -72,11 +74,13 @@ typedef struct {
 } launcher_t;
 
 static PyObject *data_ptr;
-/* The last type whose `data_ptr` is a function of C, as torch's is: looking it up would cost more than calling it. */
+/* The last type whose `data_ptr` is a function of C, as torch's is: looking it up would cost more than calling it.  `exchange` is
+ * quicker still, and NULL where there is none. */
 static struct {
   PyTypeObject *type;
   unsigned version; /* changes when the type does */
   PyMethodDescrObject *method;
+  const exchange_t *exchange;
 } known;
 
 /* ---------------------------------------------------------------------------------------------------------- packing */
@@ -162,14 +166,19 @@ static void get_to_know(PyTypeObject *type) {
     Py_XSETREF(known.type, type);
     Py_INCREF(found);
     Py_XSETREF(known.method, (PyMethodDescrObject *)found);
+    known.exchange = find_exchange(type);
     known.version = type->tp_version_tag;
   }
   Py_DECREF(found);
 }
 
+static int is_known(PyTypeObject *type) {
+  return type == known.type && type->tp_version_tag == known.version && known.version != 0;
+}
+
 static PyObject *ask_address(PyObject *value) {
   PyTypeObject *type = Py_TYPE(value);
-  if (type == known.type && type->tp_version_tag == known.version && known.version != 0)
+  if (is_known(type))
     return known.method->d_method->ml_meth(value, NULL);
   get_to_know(type);
   return PyObject_VectorcallMethod(data_ptr, &value, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
@@ -177,7 +186,13 @@ static PyObject *ask_address(PyObject *value) {
 
 static int pack_pointer(PyObject *value, unsigned char *to) {
   PyObject *address;
+  dl_tensor_t tensor;
   int done;
+  if (known.exchange != NULL && is_known(Py_TYPE(value)) && read_exchanged(known.exchange, value, &tensor)) {
+    uint64_t number = (uint64_t)(uintptr_t)tensor.data + tensor.byte_offset;
+    memcpy(to, &number, 8);
+    return 1;
+  }
   if (value == Py_None) {
     memset(to, 0, 8);
     return 1;
@@ -227,15 +242,19 @@ static int pack_one(const field_t *field, PyObject *value, unsigned char *buffer
 }
 
 /* Asks Python, which returns the whole buffer or raises. */
-static int pack_slowly(launcher_t *self, PyObject *const *values, Py_ssize_t count, unsigned char *buffer) {
+static int pack_slowly(launcher_t *self, PyObject *const *values, const uint64_t *addresses, Py_ssize_t count,
+                       unsigned char *buffer) {
   Py_ssize_t index;
   PyObject *packed, *tuple = PyTuple_New(count);
+  for (index = 0; tuple != NULL && index < count; index++) {
+    PyObject *value = values[index] != NULL ? Py_NewRef(values[index]) : PyLong_FromUnsignedLongLong(addresses[index]);
+    if (value == NULL)
+      Py_CLEAR(tuple);
+    else
+      PyTuple_SET_ITEM(tuple, index, value);
+  }
   if (tuple == NULL)
     return -1;
-  for (index = 0; index < count; index++) {
-    Py_INCREF(values[index]);
-    PyTuple_SET_ITEM(tuple, index, values[index]);
-  }
   packed = PyObject_CallOneArg(self->slow_pack, tuple);
   Py_DECREF(tuple);
   if (packed == NULL)
@@ -250,15 +269,21 @@ static int pack_slowly(launcher_t *self, PyObject *const *values, Py_ssize_t cou
   return 0;
 }
 
-static int pack(launcher_t *self, PyObject *const *values, Py_ssize_t count, unsigned char *buffer) {
+/* A value that is NULL is a pointer that was read before; it stands in `addresses`. */
+static int pack(launcher_t *self, PyObject *const *values, const uint64_t *addresses, Py_ssize_t count,
+                unsigned char *buffer) {
   Py_ssize_t index;
   if (count != self->argument_count)
-    return pack_slowly(self, values, count, buffer);
+    return pack_slowly(self, values, addresses, count, buffer);
   memset(buffer, 0, (size_t)self->buffer_bytes);
   for (index = 0; index < self->field_count; index++) {
     const field_t *field = &self->fields[index];
-    if (field->argument >= 0 && !pack_one(field, values[field->argument], buffer))
-      return pack_slowly(self, values, count, buffer);
+    if (field->argument < 0)
+      continue;
+    if (values[field->argument] == NULL && field->kind == POINTER)
+      memcpy(buffer + field->offset, &addresses[field->argument], 8);
+    else if (values[field->argument] == NULL || !pack_one(field, values[field->argument], buffer))
+      return pack_slowly(self, values, addresses, count, buffer);
   }
   return 0;
 }
@@ -359,7 +384,7 @@ static PyObject *launch_packed(launcher_t *self, PyObject *const *args, const un
   uint64_t here = 0;
   int status;
   void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[3]);
-  if (PyErr_Occurred())
+  if (stream == (void *)-1 && PyErr_Occurred())
     return NULL;
   status = self->where(&here);
   if ((status != 0 || here != self->place) && (leave = PyObject_CallNoArgs(self->enter)) == NULL)
@@ -375,9 +400,28 @@ static PyObject *launch_packed(launcher_t *self, PyObject *const *args, const un
     call_after(release);
   if (leave != NULL)
     call_after(leave);
-  if (PyErr_Occurred())
+  if (result != NULL && (release != NULL || leave != NULL) && PyErr_Occurred())
     Py_CLEAR(result);
   return result;
+}
+
+static int is_ready(PyObject *object, const int64_t *programs) {
+  launcher_t *self = (launcher_t *)object;
+  uint64_t here = 0;
+  return self->function != NULL && self->scratch == Py_None && self->buffer_bytes <= STACK_BYTES &&
+         programs[0] * (int64_t)self->cluster <= INT32_MAX && self->where(&here) == 0 && here == self->place;
+}
+
+static PyObject *launch_read(PyObject *object, const int64_t *programs, void *stream, PyObject *const *values,
+                             const uint64_t *addresses, Py_ssize_t count) {
+  launcher_t *self = (launcher_t *)object;
+  _Alignas(ALIGNMENT) unsigned char buffer[STACK_BYTES];
+  unsigned grid[3] = {(unsigned)programs[0] * self->cluster, (unsigned)programs[1], (unsigned)programs[2]};
+  int status;
+  if (pack(self, values, addresses, count, buffer) < 0)
+    return NULL;
+  status = call_driver(self, grid, stream, buffer);
+  return status == 0 ? Py_NewRef(Py_None) : fail(self, status);
 }
 
 static PyObject *launch(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names) {
@@ -403,7 +447,7 @@ static PyObject *launch(PyObject *object, PyObject *const *args, size_t flagged,
       return PyErr_NoMemory();
     buffer = (unsigned char *)(((uintptr_t)allocated + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1));
   }
-  if (pack(self, args + LEADING, count - LEADING, buffer) == 0)
+  if (pack(self, args + LEADING, NULL, count - LEADING, buffer) == 0)
     result = some ? launch_packed(self, args, grid, buffer) : Py_NewRef(Py_None);
   PyMem_Free(allocated);
   return result;
@@ -478,7 +522,7 @@ static PyObject *find_section(PyObject *module_object, PyObject *args) {
 
 static PyObject *pack_method(launcher_t *self, PyObject *const *values, Py_ssize_t count) {
   PyObject *packed = PyBytes_FromStringAndSize(NULL, self->buffer_bytes);
-  if (packed != NULL && pack(self, values, count, (unsigned char *)PyBytes_AS_STRING(packed)) < 0)
+  if (packed != NULL && pack(self, values, NULL, count, (unsigned char *)PyBytes_AS_STRING(packed)) < 0)
     Py_CLEAR(packed);
   return packed;
 }
@@ -653,8 +697,10 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launch", "The compiled launcher.", -1, functions,
                                     NULL, NULL, NULL, NULL};
 
+static launch_call_t call_of_others = {LAUNCH_CALL_VERSION, NULL, is_ready, launch_read};
+
 PyMODINIT_FUNC PyInit__launch(void) {
-  PyObject *made, *type;
+  PyObject *made, *type, *call;
   const uint16_t one = 1;
   if (*(const unsigned char *)&one != 1) {
     PyErr_SetString(PyExc_ImportError, "the compiled launcher packs for little-endian machines");
@@ -663,11 +709,12 @@ PyMODINIT_FUNC PyInit__launch(void) {
   data_ptr = PyUnicode_InternFromString("data_ptr");
   type = PyType_FromSpec(&spec);
   made = PyModule_Create(&module);
-  if (data_ptr == NULL || type == NULL || made == NULL || PyModule_AddObjectRef(made, "Launcher", type) < 0) {
-    Py_XDECREF(type);
-    Py_XDECREF(made);
-    return NULL;
-  }
-  Py_DECREF(type);
+  call_of_others.launcher = (PyTypeObject *)Py_XNewRef(type);
+  call = PyCapsule_New(&call_of_others, LAUNCH_CALL, NULL);
+  if (data_ptr == NULL || type == NULL || made == NULL || call == NULL ||
+      PyModule_AddObjectRef(made, "Launcher", type) < 0 || PyModule_AddObjectRef(made, "call", call) < 0)
+    Py_CLEAR(made);
+  Py_XDECREF(call);
+  Py_XDECREF(type);
   return made;
 }
