@@ -507,6 +507,34 @@ static PyObject *find_in(const Py_buffer *image, const Py_buffer *name) {
   Py_RETURN_NONE;
 }
 
+/* Loads a binary and finds its kernel, where the context for the device is current: five calls of the driver in one of Python's.
+ * Takes (cuCtxGetCurrent, cuCtxGetDevice, cuModuleLoadData, cuModuleGetFunction, cuFuncGetAttribute), the image, the entry, the device
+ * and an attribute; returns None where another context is current, else (failed step, its status, context, module, function, the
+ * attribute's value). */
+static PyObject *load_image(PyObject *module_object, PyObject *args) {
+  unsigned long long calls[5];
+  const char *image, *entry;
+  Py_ssize_t image_bytes, entry_bytes;
+  int device, attribute, here = -1, step = 0, status = 0, value = 0;
+  void *context = NULL, *loaded = NULL, *function = NULL;
+  if (!PyArg_ParseTuple(args, "(KKKKK)y#y#ii", &calls[0], &calls[1], &calls[2], &calls[3], &calls[4], &image, &image_bytes,
+                        &entry, &entry_bytes, &device, &attribute))
+    return NULL;
+  if (((int (*)(void **))(uintptr_t)calls[0])(&context) != 0 || context == NULL ||
+      ((int (*)(int *))(uintptr_t)calls[1])(&here) != 0 || here != device)
+    Py_RETURN_NONE;
+  Py_BEGIN_ALLOW_THREADS
+  if ((status = ((int (*)(void **, const void *))(uintptr_t)calls[2])(&loaded, image)) != 0)
+    step = 1;
+  else if ((status = ((int (*)(void **, void *, const char *))(uintptr_t)calls[3])(&function, loaded, entry)) != 0)
+    step = 2;
+  else if ((status = ((int (*)(int *, int, void *))(uintptr_t)calls[4])(&value, attribute, function)) != 0)
+    step = 3;
+  Py_END_ALLOW_THREADS
+  return Py_BuildValue("iiKKKi", step, status, (unsigned long long)(uintptr_t)context,
+                       (unsigned long long)(uintptr_t)loaded, (unsigned long long)(uintptr_t)function, value);
+}
+
 static PyObject *find_section(PyObject *module_object, PyObject *args) {
   Py_buffer image, name;
   PyObject *found;
@@ -692,7 +720,9 @@ static PyType_Spec spec = {"bundler.runtime.launch._launch.Launcher", sizeof(lau
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
 
 static PyMethodDef functions[] = {
-    {"find_section", find_section, METH_VARARGS, "Return a section of a device binary that is whole."}, {NULL, NULL, 0, NULL}};
+    {"find_section", find_section, METH_VARARGS, "Return a section of a device binary that is whole."},
+    {"load_image", load_image, METH_VARARGS, "Load a binary where its context is current, and find its kernel."},
+    {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launch", "The compiled launcher.", -1, functions,
                                     NULL, NULL, NULL, NULL};
