@@ -14,7 +14,6 @@
 #include <stdint.h>
 #include <string.h>
 #include "_launch_call.h"
-#include "_tensor_exchange.h"
 
 #define STACK_BYTES 4096
 #define STACK_PARAMETERS 128
@@ -74,13 +73,11 @@ typedef struct {
 } launcher_t;
 
 static PyObject *data_ptr;
-/* The last type whose `data_ptr` is a function of C, as torch's is: looking it up would cost more than calling it.  `exchange` is
- * quicker still, and NULL where there is none. */
+/* The last type whose `data_ptr` is a function of C, as torch's is: looking it up would cost more than calling it. */
 static struct {
   PyTypeObject *type;
   unsigned version; /* changes when the type does */
   PyMethodDescrObject *method;
-  const exchange_t *exchange;
 } known;
 
 /* ---------------------------------------------------------------------------------------------------------- packing */
@@ -166,19 +163,14 @@ static void get_to_know(PyTypeObject *type) {
     Py_XSETREF(known.type, type);
     Py_INCREF(found);
     Py_XSETREF(known.method, (PyMethodDescrObject *)found);
-    known.exchange = find_exchange(type);
     known.version = type->tp_version_tag;
   }
   Py_DECREF(found);
 }
 
-static int is_known(PyTypeObject *type) {
-  return type == known.type && type->tp_version_tag == known.version && known.version != 0;
-}
-
 static PyObject *ask_address(PyObject *value) {
   PyTypeObject *type = Py_TYPE(value);
-  if (is_known(type))
+  if (type == known.type && type->tp_version_tag == known.version && known.version != 0)
     return known.method->d_method->ml_meth(value, NULL);
   get_to_know(type);
   return PyObject_VectorcallMethod(data_ptr, &value, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
@@ -186,13 +178,7 @@ static PyObject *ask_address(PyObject *value) {
 
 static int pack_pointer(PyObject *value, unsigned char *to) {
   PyObject *address;
-  dl_tensor_t tensor;
   int done;
-  if (known.exchange != NULL && is_known(Py_TYPE(value)) && read_exchanged(known.exchange, value, &tensor)) {
-    uint64_t number = (uint64_t)(uintptr_t)tensor.data + tensor.byte_offset;
-    memcpy(to, &number, 8);
-    return 1;
-  }
   if (value == Py_None) {
     memset(to, 0, 8);
     return 1;

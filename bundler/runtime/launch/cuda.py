@@ -174,7 +174,9 @@ class CudaDriver(NativeDriver):
         if step == _LOADING:
             self._refuse_image(plan, device, status)
         try:
-            self.check(status, f"looking for the entry {plan.entry!r}" if step == _FINDING else "cuFuncGetAttribute", plan)
+            self.check(
+                status, f"looking for the entry {plan.entry!r}" if step == _FINDING else "cuFuncGetAttribute", plan
+            )
             self._allow(plan, function, device, threads)
         except DriverError:
             self._library.cuModuleUnload(handle)
