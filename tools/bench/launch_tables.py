@@ -22,7 +22,7 @@ FIRST = "first launches of"
 
 def tables(result: dict[str, Any]) -> str:
     """Return the tables that the figures of a check give; nothing where the parts of the check were left out."""
-    figures = result["figures"]
+    figures = result.get("figures", {})
     return "".join([
         _phases(figures["first"]["phases_us"]) if "first" in figures else "",
         _steps(figures["cost"]) if "steps_ns" in figures.get("cost", {}) else "",
@@ -31,12 +31,12 @@ def tables(result: dict[str, Any]) -> str:
 
 def why(row: dict[str, Any], result: dict[str, Any]) -> str:
     """Return what the time of a missed row consists of, call by call."""
-    figures = result["figures"]
-    if row["check"].startswith(FIRST):
+    figures = result.get("figures", {})
+    if row["check"].startswith(FIRST) and "first" in figures:
         path = "compiled" if "compiled" in row["check"] else "ctypes"
         return _in_words("Microseconds a kernel", _medians(figures["first"]["phases_us"][path]))
     for way, words in WAYS.items():
-        if words in row["check"] and "steps_ns" in figures["cost"]:
+        if words in row["check"] and "steps_ns" in figures.get("cost", {}):
             above = _above_the_loop(figures["cost"], words)
             return _in_words(f"Of {above:.0f} ns above the C loop, alone", figures["cost"]["steps_ns"][way])
     return ""
