@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.toolchain.profiler_hooks import are_present
 
 
 def _extension() -> Any | None:
@@ -56,7 +57,8 @@ def compiled_dispatcher(
     """Return what launches as `slow` does, at little more than half the cost for calls like earlier ones, or None.
 
     Args:
-        driver: its `device` and `stream` are asked for at each launch.
+        driver: its `device` and `stream` are asked for at each launch, unless the tensors are torch's: then the kernel is launched
+            where they lie, from a thread that is there, on torch's stream.
         hooks: with any of them present, `slow` launches.
         slow: launches any call; gets those that are not common.
         first: launches any call; gets the first of a kind, and returns (launcher, number of values, grids, what `measure` needs,
@@ -72,7 +74,7 @@ def compiled_dispatcher(
     if kind is None:
         return None
     made: Callable[..., None] = kind(
-        driver=driver, present=hooks.present, slow=slow, first=first, measure=measure, positions=bytes(positions),
-        names=dict(by_name), capacity=capacity,
+        driver=driver, enter=hooks.enter, leave=hooks.leave, present=are_present, slow=slow, first=first, measure=measure,
+        positions=bytes(positions), names=dict(by_name), capacity=capacity,
     )  # fmt: skip
     return made
