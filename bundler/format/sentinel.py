@@ -145,9 +145,12 @@ def _tokens(data: bytes) -> Iterator[tuple[int, bytes]]:
     if b"\\" in data:
         yield from ((t.start(1), t[1]) for t in re.finditer(_STRING, data) if b"/" in t[1] or b"\\" in t[1])
         return
-    parts = data.split(b'"')
-    for number in [number for number in range(1, len(parts), 2) if b"/" in parts[number]]:  # few do
-        yield sum(map(len, parts[:number])) + number, parts[number]
+    # Without a backslash each quote begins or ends a string, and a slash is always in one; few strings hold any.
+    slash = data.find(b"/")
+    while slash >= 0:
+        start, end = data.rfind(b'"', 0, slash) + 1, data.find(b'"', slash)
+        yield start, data[start:end]
+        slash = data.find(b"/", end)
 
 
 def _decoded(raw: bytes) -> str:
@@ -169,6 +172,7 @@ def _may_name(data: bytes, texts: Sequence[str]) -> bool:
     return b"\\" in data or any(text.encode("utf-8", "surrogatepass") in data for text in texts)
 
 
+@lru_cache(1)  # a document is asked about for one kind of path after the other
 def _is_json(data: bytes) -> bool:
     with contextlib.suppress(ValueError, msgspec.MsgspecError, RecursionError):
         _DECODER.decode(data)

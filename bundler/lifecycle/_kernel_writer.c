@@ -9,9 +9,9 @@
 
 #include "_kernel_threads.h"
 #include "_kernel_checks.h"
+#include "_kernel_digests.h"
 #include <stdio.h>
 
-#define DIGEST_BYTES 32
 /* Answers a kernel of which a file does not have its digest; no error number of a system is that large. */
 #define DAMAGED (1 << 16)
 /* Answers a kernel whose device binary is not a whole ELF file. */
@@ -45,13 +45,12 @@ typedef struct {
 
 /* Returns 0, DAMAGED or an error number. */
 static int compare_files(const kernel_t *kernel, void *context) {
-  unsigned char digest[64]; /* EVP_MAX_MD_SIZE */
+  unsigned char digest[DIGEST_BYTES];
   for (Py_ssize_t number = 0; number < kernel->count; number++) {
     const file_t *file = &kernel->files[number];
     if (file->digest == NULL)
       continue;
-    if (context == NULL || !crypto.begin(context, crypto.sha256, NULL) ||
-        !crypto.update(context, file->data.buf, (size_t)file->data.len) || !crypto.end(context, digest, NULL))
+    if (!hash(context, file->data.buf, (size_t)file->data.len, digest))
       return ENOMEM;
     if (memcmp(digest, file->digest, DIGEST_BYTES) != 0)
       return DAMAGED;
@@ -129,7 +128,7 @@ static int is_its_own(int code) {
 
 static void *write_some(void *argument) {
   batch_t *batch = argument;
-  void *context = batch->compares ? crypto.new_context() : NULL;
+  void *context = batch->compares ? new_context() : NULL;
   while (!atomic_load(&batch->stopped)) {
     long long number = atomic_fetch_add(&batch->next, 1);
     if (number >= batch->count)
@@ -138,8 +137,7 @@ static void *write_some(void *argument) {
     if (batch->kernels[number].code != 0 && !is_its_own(batch->kernels[number].code))
       atomic_store(&batch->stopped, 1);
   }
-  if (context != NULL)
-    crypto.free_context(context);
+  forget_context(context);
   return NULL;
 }
 
@@ -229,9 +227,7 @@ typedef struct {
   const char *root;
   batch_t batch;
   long threads;
-  pthread_t writer;
-  pid_t process;
-  enum { NOT_BEGUN, UNDER_WAY, WRITTEN } state;
+  task_t task;
 } writing_t;
 
 static void *write_all(void *argument) {
@@ -250,46 +246,16 @@ static void *write_all(void *argument) {
   return NULL;
 }
 
-/* Where no thread can be had, whoever waits writes everything. */
-static void start(writing_t *writing) {
-  pthread_attr_t attributes;
-  sigset_t all, before;
-  if (pthread_attr_init(&attributes) != 0)
-    return;
-  pthread_attr_setstacksize(&attributes, STACK_BYTES);
-  sigfillset(&all); /* signals are for the program's own threads */
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  if (pthread_create(&writing->writer, &attributes, write_all, writing) == 0)
-    writing->state = UNDER_WAY;
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  pthread_attr_destroy(&attributes);
-}
-
-/* The interpreter lock is held, and released while this waits.  Not for two threads at once.  In a child that was forked meanwhile there is
- * no such thread, and nothing to wait for. */
-static void wait_for(writing_t *writing) {
-  if (writing->state == WRITTEN || writing->process != getpid())
-    return;
-  int begun = writing->state == UNDER_WAY;
-  writing->state = WRITTEN;
-  Py_BEGIN_ALLOW_THREADS
-  if (begun)
-    pthread_join(writing->writer, NULL);
-  else
-    write_all(writing);
-  Py_END_ALLOW_THREADS
-}
-
 static PyObject *finish(PyObject *self, PyObject *nothing) {
   (void)nothing;
-  wait_for((writing_t *)self);
+  wait_for_task(&((writing_t *)self)->task);
   return codes_of(&((writing_t *)self)->batch);
 }
 
 static void forget(PyObject *self) {
   writing_t *writing = (writing_t *)self;
   PyTypeObject *type = Py_TYPE(self);
-  wait_for(writing);
+  wait_for_task(&writing->task);
   release(&writing->batch);
   Py_XDECREF(writing->path);
   Py_XDECREF(writing->kernels);
@@ -311,8 +277,7 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
   Py_XDECREF(type);
   if (writing == NULL)
     return NULL;
-  /* The allocation is zero: until the first kernel was read there is nothing to release. */
-  writing->state = WRITTEN;
+  /* The allocation is zero: until the first kernel was read there is nothing to release, and nothing to wait for. */
   if (!PyArg_ParseTuple(arguments, "O&O!l", PyUnicode_FSConverter, &writing->path, &PyTuple_Type, &writing->kernels,
                         &writing->threads)) {
     writing->kernels = NULL;
@@ -332,11 +297,8 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
       goto failed;
     writing->batch.kernels[number].code = ECANCELED;
   }
-  writing->process = getpid();
-  writing->state = NOT_BEGUN;
   /* For one kernel a thread costs more than it saves, and on one processor always. */
-  if (writing->threads > 1)
-    start(writing);
+  begin_task(&writing->task, write_all, writing, writing->threads > 1);
   return (PyObject *)writing;
 failed:
   Py_DECREF(writing);
@@ -348,17 +310,8 @@ static PyMethodDef methods[] = {
      "begin_writing(root, kernels, threads): begins what bundler.lifecycle.kernel_writer.write_kernels does; returns a Writing."},
     {NULL, NULL, 0, NULL}};
 
-/* That there is no SHA-256 here is no error. */
 static int set_up(PyObject *module) {
-  PyObject *hashlib = PyImport_ImportModule("_hashlib"), *file = NULL, *path = NULL;
-  if (hashlib != NULL)
-    file = PyObject_GetAttrString(hashlib, "__file__");
-  if (file == NULL || !PyUnicode_FSConverter(file, &path))
-    PyErr_Clear();
-  find_sha256(path == NULL ? NULL : PyBytes_AsString(path));
-  Py_XDECREF(path);
-  Py_XDECREF(file);
-  Py_XDECREF(hashlib);
+  find_sha256();
   PyObject *type = PyType_FromModuleAndSpec(module, &writing_spec, NULL);
   int failed = type == NULL || PyModule_AddObjectRef(module, "Writing", type) < 0;
   Py_XDECREF(type);
