@@ -20,9 +20,17 @@
 /* Linux writes no more in one call. */
 #define MOST_BYTES ((size_t)0x7ffff000)
 
+/* What is written in the place of some bytes of a file. */
+typedef struct {
+  Py_ssize_t offset, old_size, new_size;
+  const char *old, *new;
+} edit_t;
+
 typedef struct {
   const char *name, *digest; /* no digest: the caller has compared it */
   Py_buffer data;
+  edit_t *edits;
+  Py_ssize_t edit_count;
 } file_t;
 
 typedef struct {
@@ -66,20 +74,46 @@ static int open_at(int folder, const char *name, int flags) {
   return fd;
 }
 
-static int write_file(int folder, const file_t *file) {
-  const char *data = file->data.buf;
-  size_t left = (size_t)file->data.len;
-  int error = 0, fd = open_at(folder, file->name, O_WRONLY | O_CREAT | O_EXCL);
-  if (fd < 0)
-    return errno;
-  while (left > 0 && error == 0) {
+static int write_bytes(int fd, const char *data, size_t left) {
+  while (left > 0) {
     ssize_t done = write(fd, data, left < MOST_BYTES ? left : MOST_BYTES);
     if (done >= 0) {
       data += done;
       left -= (size_t)done;
     } else if (errno != EINTR)
-      error = errno;
+      return errno;
   }
+  return 0;
+}
+
+/* In one piece: a file of many pieces would be as many calls. */
+static int write_edited(int fd, const file_t *file) {
+  const char *data = file->data.buf;
+  size_t size = (size_t)file->data.len, copied = 0, filled = 0;
+  for (Py_ssize_t number = 0; number < file->edit_count; number++)
+    size += (size_t)file->edits[number].new_size;
+  char *whole = malloc(size + 1);
+  if (whole == NULL)
+    return ENOMEM;
+  for (Py_ssize_t number = 0; number < file->edit_count; number++) {
+    const edit_t *edit = &file->edits[number];
+    size_t before = (size_t)edit->offset - copied;
+    memcpy(whole + filled, data + copied, before);
+    memcpy(whole + filled + before, edit->new, (size_t)edit->new_size);
+    filled += before + (size_t)edit->new_size;
+    copied = (size_t)(edit->offset + edit->old_size);
+  }
+  memcpy(whole + filled, data + copied, (size_t)file->data.len - copied);
+  int error = write_bytes(fd, whole, filled + (size_t)file->data.len - copied);
+  free(whole);
+  return error;
+}
+
+static int write_file(int folder, const file_t *file) {
+  int error, fd = open_at(folder, file->name, O_WRONLY | O_CREAT | O_EXCL);
+  if (fd < 0)
+    return errno;
+  error = file->edit_count > 0 ? write_edited(fd, file) : write_bytes(fd, file->data.buf, (size_t)file->data.len);
   if (close(fd) < 0 && error == 0)
     error = errno;
   return error;
@@ -161,10 +195,32 @@ static const char *component(PyObject *text) {
 #define PARSE(tuple, ...)                                                                                                       \
   (PyTuple_Check(tuple) ? PyArg_ParseTuple(tuple, __VA_ARGS__) : (PyErr_SetString(PyExc_TypeError, "expected a tuple"), 0))
 
+/* The buffer of the file is there, and nothing of it was hashed yet. */
+static int read_edits(PyObject *given, file_t *file) {
+  Py_ssize_t count = PyTuple_Size(given), end = 0;
+  file->edits = calloc((size_t)count + 1, sizeof(edit_t));
+  if (file->edits == NULL)
+    return PyErr_NoMemory(), 0;
+  for (; file->edit_count < count; file->edit_count++) {
+    edit_t *edit = &file->edits[file->edit_count];
+    if (!PARSE(PyTuple_GetItem(given, file->edit_count), "ny#y#;expected (offset, old, new)", &edit->offset, &edit->old,
+               &edit->old_size, &edit->new, &edit->new_size))
+      return 0;
+    if (edit->offset < end || edit->offset > file->data.len || edit->old_size > file->data.len - edit->offset ||
+        memcmp((const char *)file->data.buf + edit->offset, edit->old, (size_t)edit->old_size) != 0) {
+      PyErr_SetString(PyExc_ValueError, "not the bytes that are to be changed");
+      return 0;
+    }
+    end = edit->offset + edit->old_size;
+  }
+  return 1;
+}
+
 static int read_file(PyObject *given, file_t *file, int *compares) {
-  PyObject *name, *data;
+  PyObject *name, *data, *edits = NULL;
   Py_ssize_t size = DIGEST_BYTES;
-  if (!PARSE(given, "UO|y#;expected (name, data) or (name, data, digest)", &name, &data, &file->digest, &size))
+  if (!PARSE(given, "UO|y#O!;expected (name, data), (name, data, digest) or (name, data, digest, edits)", &name, &data,
+             &file->digest, &size, &PyTuple_Type, &edits))
     return 0;
   if (size != DIGEST_BYTES || (file->digest != NULL && crypto.sha256 == NULL)) {
     PyErr_SetString(PyExc_ValueError, crypto.sha256 == NULL ? "no digest can be compared here" : "not a SHA-256 digest");
@@ -172,7 +228,8 @@ static int read_file(PyObject *given, file_t *file, int *compares) {
   }
   *compares |= file->digest != NULL;
   file->name = component(name);
-  return file->name != NULL && PyObject_GetBuffer(data, &file->data, PyBUF_SIMPLE) == 0;
+  return file->name != NULL && PyObject_GetBuffer(data, &file->data, PyBUF_SIMPLE) == 0 &&
+         (edits == NULL || read_edits(edits, file));
 }
 
 static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
@@ -189,9 +246,9 @@ static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
   if (kernel->files == NULL)
     return PyErr_Occurred() ? 0 : (PyErr_NoMemory(), 0);
   for (number = 0; number < count; number++) {
+    kernel->count++; /* what is read of it so far is released */
     if (!read_file(PyTuple_GetItem(files, number), &kernel->files[number], compares))
       return 0;
-    kernel->count++;
   }
   if (PyTuple_Size(given) > 3 && (kernel->binary < 0 || kernel->binary >= count)) {
     PyErr_SetString(PyExc_ValueError, "the binary is none of the files");
@@ -203,8 +260,10 @@ static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
 static void release(batch_t *batch) {
   for (Py_ssize_t number = 0; number < batch->count; number++) {
     kernel_t *kernel = &batch->kernels[number];
-    while (kernel->count > 0)
+    while (kernel->count > 0) {
       PyBuffer_Release(&kernel->files[--kernel->count].data);
+      free(kernel->files[kernel->count].edits);
+    }
     free(kernel->files);
   }
   free(batch->kernels);
@@ -297,8 +356,8 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
       goto failed;
     writing->batch.kernels[number].code = ECANCELED;
   }
-  /* For one kernel a thread costs more than it saves, and on one processor always. */
-  begin_task(&writing->task, write_all, writing, writing->threads > 1);
+  /* With no thread whoever waits writes: for one kernel a thread costs more than it saves, and on one processor always. */
+  begin_task(&writing->task, write_all, writing, writing->threads > 0);
   return (PyObject *)writing;
 failed:
   Py_DECREF(writing);

@@ -108,11 +108,12 @@ class _BatchesUnderWay:
         self._batches = deque(batches)
 
     def start(self) -> None:
-        # At least two, where there are two processors: with one the caller would write while it waits.
         available = processors(MOST_WRITERS)
-        threads = max(min(2, available), available // len(self._batches))
+        # In all batches that are under way about as many as there are processors: more would only keep the caller from its own, while
+        # they wait for each other at the cache directory.  With one processor the caller writes.
+        threads = -(-available // MOST_UNDER_WAY) // len(self._batches)
         for batch in self._batches:
-            batch.begin(threads)
+            batch.begin(max(1, threads) if available > 1 else 0)
 
     def settle(self, placed: Placed) -> None:
         """Wait, tell what became of the kernels, and raise what went wrong."""
