@@ -118,7 +118,7 @@ def _check_form(kernel: NewKernel) -> None:
 def _check_edits(data: Buffer, edits: tuple[Edit, ...] = ()) -> None:
     end = 0
     for offset, old, _ in edits:
-        if offset < end or data[offset : offset + len(old)] != old:
+        if not end <= offset <= len(data) or data[offset : offset + len(old)] != old:
             raise ValueError("not the bytes that are to be changed")
         end = offset + len(old)
 

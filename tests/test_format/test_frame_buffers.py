@@ -260,7 +260,9 @@ def test_a_cut_frame_is_noticed_wherever_it_is_cut(build, raw, block):
     frame = b"".join([*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()])
     assert zstandard.decompress(frame) == raw
     assert container_layout.frame_bytes(frame) == len(frame)
-    assert all(container_layout.frame_bytes(frame[:size]) != size for size in range(max(len(frame) - 300, 18), len(frame)))
+    assert all(
+        container_layout.frame_bytes(frame[:size]) != size for size in range(max(len(frame) - 300, 18), len(frame))
+    )
 
 
 def test_the_last_bytes_of_a_checksum_are_compared(build):
