@@ -29,7 +29,6 @@ typedef struct {
 typedef struct {
   directory_t *directories;
   Py_ssize_t count, most_files;
-  long threads;
   atomic_llong next;
 } batch_t;
 
@@ -151,16 +150,6 @@ static void *read_some(void *argument) {
   return NULL;
 }
 
-static void *look_at_all(void *argument) {
-  work_in_threads(look_at_some, argument, ((batch_t *)argument)->threads);
-  return NULL;
-}
-
-static void *read_all(void *argument) {
-  work_in_threads(read_some, argument, ((batch_t *)argument)->threads);
-  return NULL;
-}
-
 /* ------------------------------------------------------------------------------------------------------ from and to Python */
 
 /* Makes room for the files of directories, as far as `most` bytes in all go; returns 0 with an exception. */
@@ -238,10 +227,10 @@ static void release(batch_t *batch) {
 /* Directories that are being read. */
 typedef struct {
   PyObject_HEAD
-  PyObject *paths; /* what the batch points into */
+  PyObject *paths, *threads; /* what the batch points into, and who works on it */
   Py_ssize_t most_bytes;
   batch_t batch;
-  task_t task;
+  job_t job;
   enum { LOOKING, READING_FILES } step;
 } reading_t;
 
@@ -252,9 +241,9 @@ static void leave_to_python(batch_t *batch) {
 
 /* In a child that was forked meanwhile, nobody knows what the threads did. */
 static void wait_for(reading_t *reading) {
-  if (wait_for_task(&reading->task))
+  if (finish_job(reading->threads, &reading->job))
     return;
-  reading->task.state = DONE;
+  reading->job.begun = 0;
   leave_to_python(&reading->batch);
 }
 
@@ -269,7 +258,7 @@ static int begin_files(reading_t *reading) {
     return 0;
   }
   atomic_store(&reading->batch.next, 0);
-  begin_task(&reading->task, read_all, &reading->batch, reading->batch.threads > 1);
+  begin_job(reading->threads, &reading->job, read_some, &reading->batch);
   return 1;
 }
 
@@ -292,6 +281,7 @@ static void forget(PyObject *self) {
   PyTypeObject *type = Py_TYPE(self);
   wait_for(reading);
   release(&reading->batch);
+  Py_XDECREF(reading->threads);
   Py_XDECREF(reading->paths);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
@@ -315,8 +305,8 @@ static PyObject *begin_reading(PyObject *module, PyObject *arguments) {
   Py_XDECREF(type);
   if (reading == NULL)
     return NULL;
-  if (!PyArg_ParseTuple(arguments, "O!nnl", &PyTuple_Type, &reading->paths, &batch->most_files, &reading->most_bytes,
-                        &batch->threads)) {
+  PyObject *threads;
+  if (!PyArg_ParseTuple(arguments, "O!nnO", &PyTuple_Type, &reading->paths, &batch->most_files, &reading->most_bytes, &threads)) {
     reading->paths = NULL;
     goto failed;
   }
@@ -337,24 +327,25 @@ static PyObject *begin_reading(PyObject *module, PyObject *arguments) {
       goto failed;
     batch->directories[batch->count].path = text;
   }
-  begin_task(&reading->task, look_at_all, batch, batch->threads > 1);
+  reading->threads = threads_of(module, threads, count);
+  if (reading->threads == NULL)
+    goto failed;
+  begin_job(reading->threads, &reading->job, look_at_some, batch);
   return (PyObject *)reading;
 failed:
   Py_DECREF(reading);
   return NULL;
 }
 
-static PyMethodDef methods[] = {{"begin_reading", begin_reading, METH_VARARGS,
-                                 "begin_reading(paths, most_files, most_bytes, threads): begins what "
-                                 "bundler.lifecycle.kernel_reader says; returns a Reading."},
-                                {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {
+    {"begin_reading", begin_reading, METH_VARARGS,
+     "begin_reading(paths, most_files, most_bytes, threads): begins what bundler.lifecycle.kernel_reader says; returns a Reading."},
+    {"start_threads", start, METH_O, "start_threads(count): returns Threads, which one begin_reading after the other is given."},
+    {NULL, NULL, 0, NULL}};
 
 static int set_up(PyObject *module) {
   find_sha256();
-  PyObject *type = PyType_FromModuleAndSpec(module, &reading_spec, NULL);
-  int failed = type == NULL || PyModule_AddObjectRef(module, "Reading", type) < 0;
-  Py_XDECREF(type);
-  return failed ? -1 : 0;
+  return add_type(module, "Threads", &threads_spec) && add_type(module, "Reading", &reading_spec) ? 0 : -1;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};

@@ -5,6 +5,7 @@
  * It returns at once, a Writing, whose `finish` waits and has the codes.  bundler/lifecycle/kernel_writer.py has the same in Python, and says
  * what it promises.  Here threads of our own write, which need no interpreter, so that Python prepares the next kernels meanwhile.  A Python
  * thread would not do: it begins only when the caller lets go of the interpreter, which takes as long as preparing two batches.
+ * start_threads(count) starts threads for many batches.
  */
 
 #include "_kernel_threads.h"
@@ -282,40 +283,47 @@ static PyObject *codes_of(const batch_t *batch) {
 /* Kernels that are being written.  Everything given is a tuple, which no other thread can change meanwhile. */
 typedef struct {
   PyObject_HEAD
-  PyObject *path, *kernels; /* what the batch points into */
-  const char *root;
+  PyObject *path, *kernels, *threads; /* what the batch points into, and who works on it */
   batch_t batch;
-  long threads;
-  task_t task;
+  job_t job;
 } writing_t;
 
-static void *write_all(void *argument) {
-  writing_t *writing = argument;
-  batch_t *batch = &writing->batch;
+static int open_directory(const char *path) {
+  int fd;
   do
-    batch->root = open(writing->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  while (batch->root < 0 && errno == EINTR);
-  if (batch->root < 0) {
-    for (Py_ssize_t number = 0; number < batch->count; number++)
-      batch->kernels[number].code = errno;
-    return NULL;
-  }
-  work_in_threads(write_some, batch, writing->threads < batch->count ? writing->threads : (long)batch->count);
-  close(batch->root);
-  return NULL;
+    fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+static void begin(writing_t *writing) {
+  batch_t *batch = &writing->batch;
+  Py_BEGIN_ALLOW_THREADS
+  batch->root = open_directory(PyBytes_AsString(writing->path));
+  for (Py_ssize_t number = 0; number < batch->count; number++)
+    batch->kernels[number].code = batch->root < 0 ? errno : ECANCELED;
+  Py_END_ALLOW_THREADS
+  if (batch->root >= 0)
+    begin_job(writing->threads, &writing->job, write_some, batch);
+}
+
+static void wait_for(writing_t *writing) {
+  if (writing->job.begun && finish_job(writing->threads, &writing->job))
+    close(writing->batch.root);
 }
 
 static PyObject *finish(PyObject *self, PyObject *nothing) {
   (void)nothing;
-  wait_for_task(&((writing_t *)self)->task);
+  wait_for((writing_t *)self);
   return codes_of(&((writing_t *)self)->batch);
 }
 
 static void forget(PyObject *self) {
   writing_t *writing = (writing_t *)self;
   PyTypeObject *type = Py_TYPE(self);
-  wait_for_task(&writing->task);
+  wait_for(writing);
   release(&writing->batch);
+  Py_XDECREF(writing->threads);
   Py_XDECREF(writing->path);
   Py_XDECREF(writing->kernels);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -337,13 +345,12 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
   if (writing == NULL)
     return NULL;
   /* The allocation is zero: until the first kernel was read there is nothing to release, and nothing to wait for. */
-  if (!PyArg_ParseTuple(arguments, "O&O!l", PyUnicode_FSConverter, &writing->path, &PyTuple_Type, &writing->kernels,
-                        &writing->threads)) {
+  PyObject *threads;
+  if (!PyArg_ParseTuple(arguments, "O&O!O", PyUnicode_FSConverter, &writing->path, &PyTuple_Type, &writing->kernels, &threads)) {
     writing->kernels = NULL;
     goto failed;
   }
   Py_INCREF(writing->kernels);
-  writing->root = PyBytes_AsString(writing->path);
   Py_ssize_t count = PyTuple_Size(writing->kernels);
   writing->batch.kernels = calloc((size_t)count + 1, sizeof(kernel_t));
   if (writing->batch.kernels == NULL) {
@@ -354,10 +361,11 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
     writing->batch.count++;
     if (!read_kernel(PyTuple_GetItem(writing->kernels, number), &writing->batch.kernels[number], &writing->batch.compares))
       goto failed;
-    writing->batch.kernels[number].code = ECANCELED;
   }
-  /* With no thread whoever waits writes: for one kernel a thread costs more than it saves, and on one processor always. */
-  begin_task(&writing->task, write_all, writing, writing->threads > 0);
+  writing->threads = threads_of(module, threads, count);
+  if (writing->threads == NULL)
+    goto failed;
+  begin(writing);
   return (PyObject *)writing;
 failed:
   Py_DECREF(writing);
@@ -367,14 +375,13 @@ failed:
 static PyMethodDef methods[] = {
     {"begin_writing", begin_writing, METH_VARARGS,
      "begin_writing(root, kernels, threads): begins what bundler.lifecycle.kernel_writer.write_kernels does; returns a Writing."},
+    {"start_threads", start, METH_O, "start_threads(count): returns Threads, which one begin_writing after the other is given."},
     {NULL, NULL, 0, NULL}};
 
 static int set_up(PyObject *module) {
   find_sha256();
-  PyObject *type = PyType_FromModuleAndSpec(module, &writing_spec, NULL);
-  int failed = type == NULL || PyModule_AddObjectRef(module, "Writing", type) < 0;
-  Py_XDECREF(type);
-  return failed ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
+  int fine = add_type(module, "Threads", &threads_spec) && add_type(module, "Writing", &writing_spec);
+  return !fine ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};

@@ -38,6 +38,7 @@ from bundler.lifecycle.kernel_writer import (
     Finish,
     NewFile,
     NewKernel,
+    Threads,
     begin_writing,
     remove_tree,
     write_file,
@@ -131,11 +132,11 @@ class CacheDirectory:
             return temporary, key, (*files, (group, written))
         return temporary, key, (*files, (group, written)), filenames.index(kernel.binary)
 
-    def begin(self, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+    def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
         """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of each."""
         return functools.partial(self._finished, begin_writing(self.path, kernels, threads), kernels, threads)
 
-    def _finished(self, finish: Finish, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+    def _finished(self, finish: Finish, kernels: tuple[NewKernel, ...], threads: Threads) -> list[int]:
         codes = finish()
         for _ in range(ATTEMPTS):
             if errno.ENOENT not in codes:
@@ -258,7 +259,7 @@ class KernelBatch:
         self._finish: Finish | None = None
         self._codes: list[int] | None = None
 
-    def begin(self, threads: int) -> None:
+    def begin(self, threads: Threads) -> None:
         """Begin to write them; trouble with the file system shows when they are settled."""
         self._finish = self._directory.begin(self._new, threads)
 

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 from bundler.format.limits import MIB, Limits
 from bundler.lifecycle.threaded_call import processors
@@ -37,22 +37,27 @@ class Reading(Protocol):
         """Wait for all, and return what each directory holds, None for one that is to be read by itself."""
 
 
-BeginReading = Callable[[tuple[bytes, ...], int, int, int], Reading]
+# The last is how many threads read, or what `start_threads` of the extension returned.
+BeginReading = Callable[[tuple[bytes, ...], int, int, object], Reading]
 
 
 def compiled_reader() -> BeginReading | None:
     """Return the extension's `begin_reading`, None where it was not built.
 
-    It takes paths, how many files a directory and how many bytes all of them may have, and a number of threads; with one the caller
-    reads while it waits.  A directory is to be read by itself when there is anything in it but regular files, when there are more or
+    It takes paths, how many files a directory and how many bytes all of them may have, and threads; with none the caller reads while it
+    waits.  A directory is to be read by itself when there is anything in it but regular files, when there are more or
     larger ones, when it cannot be read, or when a file was replaced, written or added before the last one was read.
     """
+    extension = _extension()
+    found: BeginReading | None = None if extension is None else extension.begin_reading
+    return found
+
+
+def _extension() -> Any:
     try:
-        extension = importlib.import_module("bundler.lifecycle._kernel_reader")
+        return importlib.import_module("bundler.lifecycle._kernel_reader")
     except ImportError:
         return None
-    found: BeginReading = extension.begin_reading
-    return found
 
 
 def read_ahead(directories: Sequence[str], limits: Limits) -> Iterator[Files | None]:
@@ -63,10 +68,12 @@ def read_ahead(directories: Sequence[str], limits: Limits) -> Iterator[Files | N
         return
     # The group file is none of the files that are counted.
     most = min(limits.files_per_kernel + 1, 4096)
+    available = processors()
+    threads = _extension().start_threads(available if available > 1 else 0)
     under_way: deque[Reading] = deque()
     for start in range(0, len(directories), DIRECTORIES_PER_BATCH):
         paths = tuple(map(os.fsencode, directories[start : start + DIRECTORIES_PER_BATCH]))
-        under_way.append(begin(paths, most, BYTES_PER_BATCH, processors()))
+        under_way.append(begin(paths, most, BYTES_PER_BATCH, threads))
         if len(under_way) > _AHEAD:
             yield from _next_of(under_way)
     while under_way:

@@ -13,6 +13,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from typing import Any
 
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.digest import DIGEST_BYTES, sha256
@@ -27,7 +28,9 @@ NewFile = tuple[str, Buffer] | tuple[str, Buffer, bytes] | tuple[str, Buffer, by
 NewKernel = tuple[str, str, tuple[NewFile, ...]] | tuple[str, str, tuple[NewFile, ...], int]
 # Waits, and returns the codes; calling it again returns them again.  Not for two threads at once.
 Finish = Callable[[], list[int]]
-BeginWriting = Callable[[str, tuple[NewKernel, ...], int], Finish]
+# How many, or what `start_threads` returned.
+Threads = object
+BeginWriting = Callable[[str, tuple[NewKernel, ...], Threads], Finish]
 
 # The codes of a kernel of which a file does not have its digest, and of one whose device binary is not a whole ELF file; no error number
 # of a system is that large.
@@ -40,21 +43,32 @@ _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def compiled_writer() -> BeginWriting | None:
-    """Return `begin_writing` of the extension, None where it was not built."""
+def _extension() -> Any:
     try:
-        extension = importlib.import_module("bundler.lifecycle._kernel_writer")
+        return importlib.import_module("bundler.lifecycle._kernel_writer")
     except ImportError:
         return None
 
-    def begin(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+
+def start_threads(count: int) -> Threads:
+    """Return threads that write one batch after the other; they end when nobody has them any more."""
+    return count if compiled_writer() is None else _extension().start_threads(count)
+
+
+def compiled_writer() -> BeginWriting | None:
+    """Return `begin_writing` of the extension, None where it was not built."""
+    extension = _extension()
+    if extension is None:
+        return None
+
+    def begin(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
         finish: Finish = extension.begin_writing(root, kernels, threads).finish
         return finish
 
     return begin if extension.COMPARES_DIGESTS else functools.partial(_compare_first, begin)
 
 
-def begin_writing(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+def begin_writing(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
     """Begin what `write_kernels` does, and return what waits for it.
 
     With no thread it is done while the caller waits, and without the extension when this returns.
@@ -62,12 +76,12 @@ def begin_writing(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Fi
     return (compiled_writer() or _write_at_once)(root, kernels, threads)
 
 
-def _write_at_once(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+def _write_at_once(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
     codes = write_in_python(root, kernels, threads)
     return lambda: codes
 
 
-def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> list[int]:
     """Write kernels, each into a temporary directory beside its place, which is then renamed once.
 
     Before that, the bytes of each file that comes with a digest are compared with it, and then the headers of a device binary with its
@@ -76,7 +90,7 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> li
     Args:
         root: the directory.
         kernels: what to write.
-        threads: so many write at once; in Python, and with 0, the caller does.
+        threads: so many write at once, or those that `start_threads` returned; in Python, and with 0, the caller does.
 
     Returns:
         A code for each kernel: 0, it is in place.  A positive error number: it could not be written, and nothing of it is left;
@@ -87,7 +101,7 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> li
     return begin_writing(root, kernels, threads)()
 
 
-def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: int) -> list[int]:
+def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: Threads) -> list[int]:
     """Do what `write_kernels` says."""
     for kernel in kernels:
         _check_form(kernel)
@@ -123,7 +137,7 @@ def _check_edits(data: Buffer, edits: tuple[Edit, ...] = ()) -> None:
         end = offset + len(old)
 
 
-def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
     """Do what `begin_writing` says with a writer that compares no digests."""
     for kernel in kernels:
         _check_form(kernel)

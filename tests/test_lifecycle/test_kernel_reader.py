@@ -97,7 +97,7 @@ def test_both_ways_make_the_same_bundle(full_cache, monkeypatch):
         assert packed.to_bytes() == ahead
 
 
-@pytest.mark.parametrize("threads", [1, 2, 100])
+@pytest.mark.parametrize("threads", [0, 1, 2, 100])
 def test_the_extension_reads_regular_files(reader, tmp_path, threads):
     """Names in any encoding, empty files, empty directories, and files larger than what one call of the system brings."""
     odd = {os.fsdecode(b"\xff x"): b"odd", "empty": b"", "big": os.urandom(3 << 20)}
@@ -141,7 +141,7 @@ def test_the_files_of_one_reading_are_read_while_those_of_the_next_are_listed(be
     assert [reading.finish() for reading in readings] == found
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [0, 1, 2])
 def test_a_reading_that_nobody_waits_for_leaves_nothing(begin, tmp_path, threads):
     path = made(tmp_path / "k", {"a": b"0"})
     opened = len(os.listdir("/dev/fd"))

@@ -213,6 +213,47 @@ def test_what_nobody_waits_for_is_written_to_the_end(tmp_path, threads):
     assert sorted(os.listdir(tmp_path)) == sorted(key for _, key, _ in batch(32, ()))
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
+def test_threads_write_one_batch_after_the_other(tmp_path, count):
+    """Batches that are under way together share the threads, in whatever order they are waited for; then the threads end."""
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    before = len(os.listdir("/proc/self/task"))
+    threads = extension.start_threads(count)
+    for part in range(5):
+        roots = [tmp_path / f"{part}.{number}" for number in range(7)]
+        for root in roots:
+            root.mkdir()
+        writings = [extension.begin_writing(str(root), batch(9), threads) for root in roots]
+        gone = extension.begin_writing(str(tmp_path / "gone"), batch(2), threads)
+        assert len(os.listdir("/proc/self/task")) == before + min(count, 16)
+        for writing in writings[:: 1 if part % 2 else -1]:
+            assert writing.finish() == writing.finish() == [0] * 9
+        assert gone.finish() == [errno.ENOENT] * 2
+        assert {name: content(root / name) for root in roots for name in os.listdir(root)} == {
+            f"KEY{number}": {name: bytes(data) for name, data in WHOLE} for number in range(9)
+        }
+    writing = extension.begin_writing(str(roots[0]), (("t", "last", WHOLE),), threads)
+    del threads  # what is under way keeps them
+    assert writing.finish() == [0]
+    del writing, writings, gone
+    assert len(os.listdir("/proc/self/task")) == before
+
+
+def test_a_forked_child_writes_without_the_threads_of_its_parent(tmp_path):
+    """They are not there; what the child begins with them is written while it waits."""
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    threads = extension.start_threads(2)
+    assert extension.begin_writing(str(tmp_path), (("t", "parent", WHOLE),), threads).finish() == [0]
+    child = os.fork()
+    if child == 0:
+        codes = extension.begin_writing(str(tmp_path), (("t", "child", WHOLE),), threads).finish()
+        del threads
+        os._exit(0 if codes == [0] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert extension.begin_writing(str(tmp_path), (("t", "again", WHOLE),), threads).finish() == [0]
+    assert sorted(os.listdir(tmp_path)) == ["again", "child", "parent"]
+
+
 def test_a_child_forked_meanwhile_waits_for_nothing(tmp_path):
     """It has no such threads; it says that nothing is known to be written, and ends."""
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
