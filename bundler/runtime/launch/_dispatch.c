@@ -32,7 +32,7 @@ typedef struct {
   PyObject *driver, *present, *slow, *first, *measure;
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
-  PyObject *known;     /* dict: key -> ((launcher, how many values it takes, grids, bound, again), what the key points to), or None */
+  PyObject *known;     /* dict: key -> ((launcher, values it takes, grids, bound, again), what the key points to), or None */
   PyObject *shapes;    /* dict: key without constants -> (again, what the key points to) */
   PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call again and again */
   PyObject *last_names;          /* of the last call with keywords, and whether each counts by its value */
@@ -414,16 +414,35 @@ static PyObject *sizes_of(dispatcher_t *self, PyObject *grids, PyObject *bound, 
   return ask(self->measure, bound, grid, all + 1, count, names);
 }
 
+/* Writes what a launcher takes of a call's values: the first so many, or those at the places in some bytes.  Returns how many, -1 with
+ * an exception. */
+static Py_ssize_t values_of(const call_t *call, PyObject *which, PyObject **out) {
+  Py_ssize_t index, taken;
+  const unsigned char *places = NULL;
+  if (PyBytes_Check(which)) {
+    taken = PyBytes_GET_SIZE(which);
+    places = (const unsigned char *)PyBytes_AS_STRING(which);
+  } else if ((taken = PyLong_AsSsize_t(which)) == -1 && PyErr_Occurred()) {
+    return -1;
+  }
+  if (taken >= 0 && taken <= call->count) {
+    for (index = 0; index < taken && (places == NULL || places[index] < call->count); index++)
+      out[index] = call->values[places == NULL ? index : places[index]];
+    if (index == taken)
+      return taken;
+  }
+  PyErr_SetString(PyExc_SystemError, "a launcher takes values that its call does not have");
+  return -1;
+}
+
 static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry, PyObject *device, PyObject *const *all,
                               Py_ssize_t count, PyObject *names) {
   PyObject *stack[LEADING + MOST_VALUES + 1], **out = stack + 1, *sizes, *stream, *result = NULL;
   PyObject *ways[] = {self->driver, device};
-  Py_ssize_t index, taken = PyLong_AsSsize_t(PyTuple_GET_ITEM(entry, 1));
+  Py_ssize_t index, taken = values_of(call, PyTuple_GET_ITEM(entry, 1), out + LEADING);
   int some = 1;
-  if (taken < 0 || taken > call->count) {
-    PyErr_SetString(PyExc_SystemError, "a launcher takes more values than its call has");
+  if (taken < 0)
     return NULL;
-  }
   sizes = sizes_of(self, PyTuple_GET_ITEM(entry, 2), PyTuple_GET_ITEM(entry, 3), all, count, names);
   if (sizes == NULL)
     return NULL;
@@ -443,7 +462,6 @@ static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry,
   stream = PyObject_VectorcallMethod(word_stream, ways, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
   if (stream != NULL) {
     out[3] = stream;
-    memcpy(out + LEADING, call->values, (size_t)taken * sizeof(PyObject *));
     result = PyObject_Vectorcall(PyTuple_GET_ITEM(entry, 0), out,
                                  (size_t)(LEADING + taken) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(stream);
