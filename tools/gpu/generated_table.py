@@ -71,7 +71,7 @@ def _corpus_modules(wrappers: list[Found]) -> list[Found]:
         for kernel in wrapper.get("kernels", ()):
             times = _timed(wrapper).get(kernel["kernel"])
             found.append(_module("corpus", kernel["kernel"], [kernel], [times] if times else []) | {
-                "eager": kernel.get("eager") == "compared" and kernel["off"] <= kernel["loose"],
+                "eager": kernel.get("eager") == "compared" and kernel["written"] > 0 and kernel["off"] <= kernel["loose"],
             })  # fmt: skip
     return found
 

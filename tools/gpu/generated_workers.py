@@ -70,7 +70,7 @@ def _kind_numbers(kind: Kind, device: str) -> tuple[list[Wrapper], Answer]:
     torch._dynamo.reset()  # noqa: SLF001
     torch.manual_seed(SEED)
     inputs = kind.make(device)
-    expected = _outputs(kind.call, inputs)
+    expected = _outputs(kind.eager or kind.call, inputs)
     # Without a GPU, Inductor's generator for Triton is there all the same, and Triton's interpreter runs what it generates.
     settings = {**kind.settings, **({"cpu_backend": "triton"} if device == "cpu" else {})}
     compiled = torch.compile(kind.call, options=settings, dynamic=kind.dynamic)
@@ -108,13 +108,19 @@ def _outputs(call: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(call(*inputs)) if isinstance(leaf, torch.Tensor)]  # noqa: SLF001
 
 
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest difference of two tensors, in tolerances of their type; infinite where they have to be equal and are not."""
+def distance(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> float:
+    """Return the largest difference of two tensors, in tolerances of their type; infinite where they have to be equal and are not.
+
+    Args:
+        one, other: the tensors.
+        least: at least so much is the tolerance of a type that has one.
+    """
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
     tolerance = TOLERANCES.get(one.dtype)
     if tolerance is None:
         return 0.0 if torch.equal(one, other) else float("inf")
+    tolerance = max(tolerance, least)
     left, right = one.double(), other.double()
     same = (left == right) | (left.isnan() & right.isnan())
     if bool(same.all()):
