@@ -179,9 +179,10 @@ def _assignments(graph: Graph, tensors: list[torch.Tensor]) -> Any:
     used = {name for node in graph.nodes if node.operator for name in re.findall(r"%(\w+)", node.args + node.kwargs)}
     computed = {node.name for node in graph.nodes if node.operator} | {*graph.items()}
     placeholders = [node for node in graph.nodes if not node.operator]
-    # A name may be both a placeholder and a node: another kernel has computed it, or this one does.  Or it is a node's buffer.
+    # A name may be both a placeholder and a node: another kernel has computed it, or this one does.  Or a buffer stands for it.
     choices = [[node for node in placeholders if node.name in names] for names in (used - computed, used)]
-    choices += [[replace(one, name=node.name)] for one in placeholders for node in graph.nodes if _held(node, one)]
+    absent = sorted(used - {node.name for node in graph.nodes})
+    choices += [[replace(one, name=name)] for one in placeholders for name in absent if one.name.startswith("buf")]
     for wanted in choices:
         fitting = [
             [t for t in tensors if t.dtype == node.dtype and t.numel() == math.prod(node.shape)] for node in wanted
@@ -190,12 +191,6 @@ def _assignments(graph: Graph, tensors: list[torch.Tensor]) -> Any:
             # A kernel reads each input through an argument of its own.
             if len({id(tensor) for tensor in chosen}) == len(chosen):
                 yield {node.name: _shaped(tensor, node) for node, tensor in zip(wanted, chosen, strict=True)}
-
-
-def _held(node: Node, buffer: Node) -> bool:
-    """Whether a node's value may be what is in a buffer."""
-    alike = (node.dtype, node.shape, node.stride) == (buffer.dtype, buffer.shape, buffer.stride)
-    return alike and bool(node.operator) and buffer.name.startswith("buf")
 
 
 def _shaped(tensor: torch.Tensor, node: Node) -> torch.Tensor:
