@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 
+from tools.gpu import kernels
+
 Make = Callable[[str], list[Any]]
 
 # Sums of so many numbers in another order differ so much more than a single operation.
@@ -32,7 +34,7 @@ class Kind:
         call: the function; returns a tensor or several.
         make: makes the inputs on a device.
         settings: of Inductor.
-        heuristics: of which at least one of its kernels has to have this heuristic; empty where any will do.
+        heuristic: that at least one of its kernels has; empty where any will do.
         loose: how many of a type's tolerances the difference to eager may be.
         against: `eager`, or `inductor` where eager draws other random numbers.
         dynamic: sizes are arguments.
@@ -79,9 +81,8 @@ def adam(parameters, gradients, means, squares):
     return torch._foreach_addcdiv(parameters, means, roots, -0.001), means, squares  # noqa: SLF001
 
 
-def rms_norm_backward(x, weight, gradient):
-    """Reductions along both dimensions of one tensor."""
-    scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+def rms_norm_backward(x, weight, gradient, scale):
+    """Reductions along both dimensions of the same tensors: a norm's weight and input."""
     normed = x * scale
     grad = gradient * weight
     return (gradient * normed).sum(0), scale * (grad - normed * (grad * normed).mean(-1, keepdim=True))
@@ -115,6 +116,13 @@ def scattered(x, index, size=1000):
 def put(x, index):
     """Add rows to rows that repeat."""
     return torch.zeros(64, x.shape[1], device=x.device, dtype=x.dtype).index_put((index,), x, accumulate=True)
+
+
+def users_kernel(x, y):
+    """A user's own kernel, and a map of its result."""
+    out = torch.empty_like(x)
+    kernels.add[(x.numel() // 256,)](x, y, out, x.numel(), BLOCK=256)
+    return out.sin()
 
 
 def fresh(x):
@@ -193,7 +201,7 @@ KINDS = (
     Kind("split scan of floats", lambda x: x.cumsum(0), normal((1 << 18,)), heuristic="split_scan", loose=10 * LONG_SUM),
     Kind("foreach", added_lists, lists(6, 300, 70, groups=2), heuristic="foreach"),
     Kind("foreach, a step of Adam", adam, lists(5, 128, 256, groups=4), heuristic="foreach"),
-    Kind("combo", two_shapes, normal((400, 300), (200, 100), (700, 90)), {"combo_kernels": True}, "foreach", LONG_SUM),
+    Kind("combo", two_shapes, normal((400, 300), (200, 100), (700, 90)), {"combo_kernels": True}, "pointwise", LONG_SUM),
     Kind("combo, blocks of its kernels", two_shapes, normal((400, 300), (200, 100), (700, 90)),
          {"combo_kernels": True, "combo_kernel_per_subkernel_blocks": True}, "", LONG_SUM),
     Kind("combo, reductions and maps", mixture, normal((500, 200), (300, 100)),
@@ -230,10 +238,10 @@ KINDS = (
     Kind("index_put, atomic", put, rows_and_counts, {}, "pointwise"),
     Kind("masked, padded", lambda x: F.pad(x, (3, 5, 2, 1), value=7.0).roll(1, 0), normal((200, 300)), {}, "pointwise"),
     Kind("cat", lambda x, y: torch.cat([x * 2, y + 1, x - 1], 1), normal((300, 70), (300, 200)), {}, "pointwise"),
-    Kind("mix-order reduction", rms_norm_backward, normal((32768, 256), (256,), (32768, 256)),
+    Kind("mix-order reduction", rms_norm_backward, normal((32768, 256), (256,), (32768, 256), (32768, 1)),
          {"triton.mix_order_reduction": True}, "", LONG_SUM),
     Kind("pointwise, tiled in 2-D", lambda x, y: x + y.t(), normal((900, 700), (700, 900)), {}, "pointwise"),
-    Kind("pointwise, tiled in 3-D", lambda x, y: x + y.permute(2, 0, 1), normal((60, 70, 80), (70, 80, 60)),
+    Kind("pointwise, tiled in 3-D", lambda x, y: x + y.permute(2, 1, 0), normal((60, 70, 80), (80, 70, 60)),
          {"triton.prefer_nd_tiling": True, "triton.max_tiles": 3}, "pointwise"),
     Kind("reduction, tiled", lambda x: x.sum((0, 2)), normal((64, 96, 128)),
          {"triton.prefer_nd_tiling": True, "triton.tile_reductions": True}, "", LONG_SUM),
@@ -247,6 +255,7 @@ KINDS = (
          {"triton.native_matmul": True}, "", 10.0),
     Kind("sizes as arguments", lambda x: (x * 2 + 1, x.sum(-1)), normal((301, 77)), {}, "", LONG_SUM, dynamic=True),
     Kind("random", fresh, normal((400, 500)), {}, "pointwise", against="inductor"),
+    Kind("a user's kernel", users_kernel, normal((512, 256), (512, 256)), {}, "user_autotune"),
     Kind("fp8", eight_bit, normal((300, 400)), {}, "pointwise"),
     Kind("bf16", lambda x, y: F.gelu(x) * y, normal((500, 600), (500, 600), dtype=torch.bfloat16), {}, "pointwise", 2.0),
     Kind("fp16", lambda x: F.silu(x) + x, normal((500, 600), dtype=torch.float16), {}, "pointwise", 2.0),

@@ -8,7 +8,9 @@ the wrapper's `call` runs with the kernels of either side.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,13 +31,16 @@ class Launch:
 
     Attributes:
         name: the kernel's, in the wrapper.
+        decorators: torch's heuristics above it there; several for kernels to choose from.
         theirs, ours: what the wrapper's text calls `run` of.
         args: of its first launch, as they were before it; None before that.
-        stream: of that launch.
+        after: the same after it.
     """
 
-    def __init__(self, name: str, theirs: Any, ours: Any) -> None:
-        self.name, self.theirs, self.ours = name, theirs, ours
+    def __init__(self, name: str, theirs: Any, text: str) -> None:
+        self.name, self.theirs = name, theirs
+        self.ours: Any = None
+        self.decorators = sorted({one for part in parts(theirs) for one in decorators_of(text, part.fn.__name__)})
         self.args: list[Any] | None = None
         self.after: list[Any] | None = None
 
@@ -75,7 +80,8 @@ class Wrapper:
         self.path: str = module.__file__
         self._names = vars(module)
         # A wrapper of several partitions, or of two graphs with one text, has the same kernels again.
-        self.launches = {name: Launch(name, value, None) for name, value in self._names.items() if is_kernel(value)}
+        text = Path(self.path).read_text(encoding="utf-8")
+        self.launches = {name: Launch(name, value, text) for name, value in self._names.items() if is_kernel(value)}
         self._switches = {name: Switch(launch) for name, launch in self.launches.items()}
         self._names.update(self._switches)
 
@@ -133,9 +139,19 @@ def chosen_configs(kernels: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def heuristics_of(theirs: Any) -> list[str]:
-    """Return what Inductor calls the kind of each kernel behind a name."""
-    return [str(part.heuristic_type).rpartition(".")[2].lower() for part in parts(theirs)]
+def grids_of(theirs: Any) -> list[str]:
+    """Return the kind of grid of each kernel behind a name."""
+    return [str(part.inductor_meta.get("grid_type")) for part in parts(theirs)]
+
+
+def decorators_of(text: str, name: str) -> list[str]:
+    """Return under which of torch's heuristics a wrapper has a kernel."""
+    found = set()
+    for part in text.split("\n@triton_heuristics.")[1:]:
+        function = re.search(r"^def (\w+)\(", part, re.MULTILINE)
+        if function is not None and function[1] == name:
+            found.add(part.partition("(")[0])
+    return sorted(found)
 
 
 def adds_atomically(theirs: Any) -> bool:

@@ -87,6 +87,9 @@ def _kind_numbers(kind: Kind, device: str) -> tuple[list[Wrapper], Answer]:
     for wrapper in wrappers:
         wrapper.use(THEIRS)
     kernels = [_kernel(launch) for wrapper in wrappers for launch in wrapper.launches.values()]
+    kinds = {decorator for kernel in kernels for decorator in kernel["heuristics"]}
+    if kind.heuristic and kind.heuristic not in kinds:
+        faults.append(f"no kernel under {kind.heuristic}, but {', '.join(sorted(kinds))}")
     against = expected if kind.against == "eager" else theirs
     return wrappers, {
         "name": kind.name, "faults": faults, "kernels": kernels, "settings": dict(kind.settings), "against": kind.against,
@@ -181,7 +184,7 @@ def _kernel(launch: Launch) -> Answer:
     """Launch a kernel on both sides with equal arguments; returns what was found."""
     theirs = launch.theirs
     found: Answer = {
-        "kernel": launch.name, "heuristics": generated_launches.heuristics_of(theirs), "launched": launch.args is not None,
+        "kernel": launch.name, "heuristics": launch.decorators, "grids": generated_launches.grids_of(theirs), "launched": launch.args is not None,
         "atomic": generated_launches.adds_atomically(theirs), "configs": generated_launches.chosen_configs([theirs]),
     }  # fmt: skip
     if launch.args is None or launch.ours is None:
