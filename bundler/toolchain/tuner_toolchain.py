@@ -21,6 +21,7 @@ from bundler.format.entries import Target
 from bundler.format.names import AUTOTUNE_SUFFIX
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain.capture import toolchain_of
+from bundler.toolchain.compile_call import cache_in
 from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.declared_target import active_driver, declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
@@ -136,13 +137,14 @@ def for_target(target: Target) -> Iterator[None]:
         yield
 
 
-def compile_call(function: Any, call: Mapping[str, Any], target: Target) -> CompileEvent:
+def compile_call(function: Any, call: Mapping[str, Any], target: Target, cache_dir: str | None = None) -> CompileEvent:
     """Compile a call's kernel, or find it in Triton's cache; nothing is loaded or launched.
 
     Args:
         function: a JIT function.
         call: every argument by name, and options.
         target: what for.
+        cache_dir: the cache to use in place of the process's; compiles of other threads use it meanwhile, too.
 
     Raises:
         CompileFailed: with the compiler's message; `kind` is the name of its error's class.
@@ -153,7 +155,7 @@ def compile_call(function: Any, call: Mapping[str, Any], target: Target) -> Comp
         source, options = jit_specialization.stop_call(function, call)
         triton.compile(source, target=triton_target(target), options=dict(vars(options)))
 
-    with for_target(target):
+    with for_target(target), contextlib.nullcontext() if cache_dir is None else cache_in(cache_dir):
         try:
             return listening.heard(compile_now)
         except RecordingError:

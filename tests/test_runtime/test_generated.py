@@ -267,6 +267,34 @@ def test_a_generated_kernel_gives_right_numbers_in_the_interpreter(tried):
     assert arguments == ["in_ptr0", "out_ptr0", "xnumel"]
 
 
+TWICE = """
+import json, sys, torch
+from bundler.integrations.inductor_generated import load_generated
+kernels = load_generated(sys.argv[1])
+found = []
+for name, kernel in kernels.items():
+    x, out = torch.arange(64.0), torch.zeros(64)
+    kernel.run(x, out, 64, stream=0)
+    found.append([name, kernel.__name__, float((out / x.clamp(min=1))[1:].mean())])
+print(json.dumps(found))
+"""
+
+
+def test_kernels_of_one_function_are_told_apart_by_what_the_wrapper_calls_them(tmp_path):
+    """A wrapper compiles a user's function once for each signature: all have the function's name, and each a variable."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed, and generated kernels call its helper functions")
+    texts = [generated("scale"), generated("scale", ("2 * tl.load", "3 * tl.load"))]
+    path = tmp_path / "wrapper.py"
+    path.write_text(
+        "\n".join(
+            f"scale_{number} = async_compile.triton('scale', '''{text}''', device_str='cuda')"
+            for number, text in enumerate(texts)
+        )
+    )
+    assert start("-c", TWICE, str(path), TRITON_INTERPRET="1") == [["scale_0", "scale", 2.0], ["scale_1", "scale", 3.0]]
+
+
 SIGNATURE = (
     "'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32', 'XBLOCK': 'constexpr'}, 'constants': {}"
 )

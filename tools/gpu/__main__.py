@@ -17,6 +17,7 @@ PROGRAMS = {
     "replay": "recorded kernels in Triton's in-memory caches: 100 calls without a compile, a hit, a hook or a benchmark",
     "monitor": "vLLM's own JIT monitor in error mode: silent after a replay of the examples, Liger and FLA, raises without",
     "capture": "Liger and FLA captured without the GPU; the keys that a process on it asks for are in the bundle",
+    "generated": "kernels that Inductor generated, loaded by load_generated: numbers and times beside Inductor's own launches",
     "torch-compile": "a transformer through torch.compile, from caches of each kind",
 }
 

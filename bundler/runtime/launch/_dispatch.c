@@ -38,12 +38,13 @@ typedef struct {
   PyObject *driver, *enter, *leave, *present, *slow, *first, *measure;
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
-  PyObject *known;     /* dict: key -> ((launcher, how many values it takes, grids, bound, again), what the key points to), or None */
+  PyObject *known;     /* dict: key -> ((launcher, values it takes, grids, bound, again), what the key points to), or None */
   PyObject *shapes;    /* dict: key without constants -> (again, what the key points to) */
   PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call again and again */
   PyObject *last_names;          /* of the last call with keywords, and whether each counts by its value */
   char last_flags[MOST_VALUES];
   Py_ssize_t capacity;
+  int numbers; /* what stands in front of a call is no grid, but numbers that a grid was found for */
 } dispatcher_t;
 
 /* What is read of one call.  `owned` is what has to be given back. */
@@ -488,10 +489,34 @@ static int read_grid(PyObject *grid, int64_t *programs) {
   return 1;
 }
 
+/* Returns how many of a call's values a launcher takes: the first ones, or those at places, which are NULL then; -1 with an exception. */
+static Py_ssize_t places_of(const call_t *call, PyObject *which, const unsigned char **places) {
+  Py_ssize_t index, taken;
+  *places = NULL;
+  if (PyBytes_Check(which)) {
+    taken = PyBytes_GET_SIZE(which);
+    *places = (const unsigned char *)PyBytes_AS_STRING(which);
+  } else if ((taken = PyLong_AsSsize_t(which)) == -1 && PyErr_Occurred()) {
+    return -1;
+  }
+  if (taken >= 0 && taken <= call->count) {
+    for (index = 0; index < taken && (*places == NULL || (*places)[index] < call->count); index++)
+      ;
+    if (index == taken)
+      return taken;
+  }
+  PyErr_SetString(PyExc_SystemError, "a launcher takes values that its call does not have");
+  return -1;
+}
+
 /* Launches what torch's table told of all tensors, where the stream is torch's as well; NULL without an exception where it is to be
  * launched as other calls are. */
-static PyObject *launch_read(call_t *call, PyObject *launcher, PyObject *grid, Py_ssize_t taken) {
+static PyObject *launch_read(call_t *call, PyObject *launcher, PyObject *grid, const unsigned char *places,
+                             Py_ssize_t taken) {
+  PyObject *values[MOST_VALUES];
+  uint64_t addresses[MOST_VALUES];
   int64_t programs[3];
+  Py_ssize_t index;
   void *stream = NULL;
   if (call->exchange == NULL || Py_TYPE(launcher) != quick->launcher || !read_grid(grid, programs) ||
       !quick->is_ready(launcher, programs))
@@ -502,7 +527,13 @@ static PyObject *launch_read(call_t *call, PyObject *launcher, PyObject *grid, P
     PyErr_Clear();
     return NULL;
   }
-  return quick->launch(launcher, programs, stream, call->values, call->addresses, taken);
+  if (places == NULL)
+    return quick->launch(launcher, programs, stream, call->values, call->addresses, taken);
+  for (index = 0; index < taken; index++) {
+    values[index] = call->values[places[index]];
+    addresses[index] = call->addresses[places[index]];
+  }
+  return quick->launch(launcher, programs, stream, values, addresses, taken);
 }
 
 /* Makes what stands for the tensors that were read by torch's table. */
@@ -529,16 +560,32 @@ static int is_current(dispatcher_t *self, const call_t *call) {
   return PyErr_Occurred() ? -1 : number == call->device;
 }
 
+/* As `launch_read`, with the grid that was found for the numbers in its place, where that is how calls give it. */
+static PyObject *launch_numbered(dispatcher_t *self, call_t *call, PyObject *entry, PyObject *grid,
+                                 const unsigned char *places, Py_ssize_t taken) {
+  PyObject *found, *result;
+  if (!self->numbers)
+    return launch_read(call, PyTuple_GET_ITEM(entry, 0), grid, places, taken);
+  found = PyTuple_CheckExact(grid) ? PyDict_GetItemWithError(PyTuple_GET_ITEM(entry, 2), grid) : NULL;
+  if (found == NULL) {
+    PyErr_Clear(); /* numbers of a kind that has no hash are Python's to look at */
+    return NULL;
+  }
+  Py_INCREF(found);
+  result = launch_read(call, PyTuple_GET_ITEM(entry, 0), found, places, taken);
+  Py_DECREF(found);
+  return result;
+}
+
 static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry, PyObject *const *all, Py_ssize_t count,
                               PyObject *names) {
   PyObject *stack[LEADING + MOST_VALUES + 1], **out = stack + 1, *sizes, *device, *stream, *result;
-  Py_ssize_t index, taken = PyLong_AsSsize_t(PyTuple_GET_ITEM(entry, 1));
+  const unsigned char *places;
+  Py_ssize_t index, taken = places_of(call, PyTuple_GET_ITEM(entry, 1), &places);
   int some = 1;
-  if (taken < 0 || taken > call->count) {
-    PyErr_SetString(PyExc_SystemError, "a launcher takes more values than its call has");
+  if (taken < 0)
     return NULL;
-  }
-  result = launch_read(call, PyTuple_GET_ITEM(entry, 0), all[0], taken);
+  result = launch_numbered(self, call, entry, all[0], places, taken);
   if (result != NULL || PyErr_Occurred())
     return result;
   if ((some = is_current(self, call)) <= 0)
@@ -566,7 +613,8 @@ static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry,
   Py_XDECREF(device);
   if (stream != NULL) {
     out[3] = stream;
-    memcpy(out + LEADING, call->values, (size_t)taken * sizeof(PyObject *));
+    for (index = 0; index < taken; index++)
+      out[LEADING + index] = call->values[places == NULL ? index : places[index]];
     result = PyObject_Vectorcall(PyTuple_GET_ITEM(entry, 0), out,
                                  (size_t)(LEADING + taken) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(stream);
@@ -655,13 +703,14 @@ static PyObject *dispatch(PyObject *object, PyObject *const *all, size_t flagged
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
   static char *words[] = {"driver", "enter", "leave", "present", "slow", "first", "measure", "positions", "names", "capacity",
-                          NULL};
+                          "numbers", NULL};
   PyObject *driver, *enter, *leave, *present, *slow, *first, *measure, *positions, *names;
   Py_ssize_t capacity;
+  int numbers;
   dispatcher_t *self;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OO!O!OOOOO!O!n", words, &driver, &PyList_Type, &enter,
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OO!O!OOOOO!O!np", words, &driver, &PyList_Type, &enter,
                                    &PyList_Type, &leave, &present, &slow, &first, &measure, &PyBytes_Type, &positions,
-                                   &PyDict_Type, &names, &capacity))
+                                   &PyDict_Type, &names, &capacity, &numbers))
     return NULL;
   self = (dispatcher_t *)type->tp_alloc(type, 0);
   if (self == NULL)
@@ -677,6 +726,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *ke
   self->positions = Py_NewRef(positions);
   self->names = Py_NewRef(names);
   self->capacity = capacity;
+  self->numbers = numbers;
   self->known = PyDict_New();
   self->shapes = PyDict_New();
   if (self->known == NULL || self->shapes == NULL)

@@ -120,6 +120,18 @@ class StaticKernel(Gridded):
                 return self._handle(specialization, self._driver.device())
         raise NotFound(f"{self.name}: no specialization has the key {key!r}", kernel=self.name, key=key)
 
+    def bound(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> BoundCall | None:
+        """Return how calls like this one are launched, for who launches them again; None where each has to be looked at in full.
+
+        Raises:
+            as a call.
+        """
+        device, key, values = self._driver.device(), list[Any](), list[Any]()
+        self._reader.read(args, self._positions, device, key, values)
+        if UNCACHEABLE in key or len(args) > len(self._positions):
+            return None
+        return self._bind(self._choose(device, args, keywords), device, args, keywords)
+
     def add(self, specializations: Sequence[Specialization]) -> None:
         """Let further specializations be chosen."""
         known = {s.key: s for s in (*self._specializations, *specializations)}

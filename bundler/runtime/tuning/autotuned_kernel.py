@@ -108,6 +108,8 @@ class AutotunedKernel:
         self._state: LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
+        # For whoever calls this kernel in one way only: what launches from the second call on; None until it was tried, or after `forget`.
+        self.again: Any = None
 
     def __repr__(self) -> str:
         return f"<autotuned kernel {self.__name__!r}, {count(len(self.configs), 'config')}, {count(len(self._choices), 'key')} chosen>"
@@ -144,7 +146,7 @@ class AutotunedKernel:
     def forget(self) -> None:
         """Drop what was chosen and loaded; records on disk stay."""
         with self._lock:
-            state, self._state, self._choices = self._state, None, {}
+            state, self._state, self._choices, self.again = self._state, None, {}, None
             if state is not None:
                 state.close(bundle_stays=isinstance(self.options.bundle, Bundle))
 

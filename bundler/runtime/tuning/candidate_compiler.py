@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +44,9 @@ from bundler.runtime.tuning.occupancy import Usage, usage_of
 from bundler.runtime.tuning.tuner import Candidate, Refused
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.events import CompileEvent
+
+_LOG = logging.getLogger("bundler.runtime")
 
 # Fewer configs are compiled in this process before worker processes have started; those of a service that was given stand ready.
 LEAST_PARALLEL, LEAST_FOR_SERVICE = 4, 2
@@ -95,7 +100,21 @@ def make(function: Any, call: Mapping[str, Any], target: Target, *, keep: Keep =
     Raises:
         CompileFailed: it does not compile, or Triton left no complete kernel.
     """
-    event = toolchain.compile_call(function, call, target)
+    found = _compiled(toolchain.compile_call(function, call, target))
+    if isinstance(found, CompiledConfig):
+        return found
+    # Processes that compile one key at the same time may leave files of both in its directory, for as long as the cache lives.
+    _LOG.info("%s is compiled anew: %s", function.__name__, found)
+    with tempfile.TemporaryDirectory(prefix="bundler-", ignore_cleanup_errors=True) as folder:
+        event = toolchain.compile_call(function, call, target, folder)
+        found = _compiled(event)
+    if isinstance(found, CompiledConfig):
+        return found
+    raise CompileFailed(f"{function.__name__}: {found}", name=function.__name__, reason="incomplete", key=event.key)
+
+
+def _compiled(event: CompileEvent) -> CompiledConfig | str:
+    """Return the kernel of a compile, with its files in memory; or why it cannot be taken from its directory."""
     problems: list[tuple[str, str]] = []
     root, key = os.path.split(event.directory)
     # A bundle in memory, of the launch set alone where nobody asks for more: kernels of bundles and of this process are then loaded in one way.
@@ -103,9 +122,7 @@ def make(function: Any, call: Mapping[str, Any], target: Target, *, keep: Keep =
     # A hit has the times of the compile that made it, which is not this one.
     times = () if event.cache_hit else tuple(event.stage_times_us)
     if not builder.add_directory(key, Observation(layouts=("triton",), times_us=times), known_facts(event, problems)):
-        raise CompileFailed(
-            f"{function.__name__}: {dict(builder.left_out)[key]}", name=function.__name__, reason="incomplete", key=key
-        )
+        return dict(builder.left_out)[key]
     bundle = join([builder], identity.environment())
     kernel = bundle.kernels[0]
     image = bundle.read(kernel.binary)

@@ -31,6 +31,7 @@ from bundler.runtime.tuning.kernel_export import Exported
 from bundler.runtime.tuning.known_grids import KnownGrids
 from bundler.runtime.tuning.occupancy import DeviceLimits
 from bundler.runtime.tuning.precompiled_kernels import compile_candidates
+from bundler.runtime.tuning.repeated_launches import repeated_launches
 from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
@@ -191,12 +192,15 @@ class HeuristicKernel:
             NoValidConfig: no candidate can be used.
         """
         tuned = self.tuned
-        # A call like an earlier one, as generated wrappers make them: arguments by position, on the current stream.
+        # Calls as generated wrappers make them: arguments by position, on the current stream.
         if self._in_order and not kwargs and len(args) == len(self.arguments):
-            given = args[: self._count] if self.extra_arguments else args
-            choice = tuned.known(given, stream)
-            if choice is not None:
-                tuned.launch(choice, self._grids.of(choice, args), given, self._fixed)
+            again = tuned.again
+            if again and (stream is None or stream == again.stream(again.device())):
+                again.launch(args[again.start :], *(args[: self._count] if self.extra_arguments else args))
+                return
+            if self._launch_known(args, stream):
+                if again is None:
+                    self._launch_quickly_from_now_on(args)
                 return
         bound = self.bind(*args, **kwargs)
         if toolchain.interpreted(self.fn):
@@ -206,6 +210,30 @@ class HeuristicKernel:
         else:
             with tuned.on_stream(stream):
                 self._first_run(bound)
+
+    def _launch_known(self, args: tuple[Any, ...], stream: int | None) -> bool:
+        """Launch a call whose config is known; False where it is not, or the stream is not the current one."""
+        given = args[: self._count] if self.extra_arguments else args
+        choice = self.tuned.known(given, stream)
+        if choice is None:
+            return False
+        self.tuned.launch(choice, self._grids.of(choice, args), given, self._fixed)
+        return True
+
+    def _launch_quickly_from_now_on(self, args: tuple[Any, ...]) -> None:
+        """Make what launches calls like this one, which was launched, with less of Python."""
+
+        # What launches slowly must not come back here, so it is not `run`.
+        def slow(args: tuple[Any, ...]) -> None:
+            if not self._launch_known(args, None):
+                self._first_run(self.bind(*args))
+
+        made = (
+            repeated_launches(self.tuned, args, self._count, slow, self._grids.of, self._fixed)
+            if self._grids.pure
+            else None
+        )
+        self.tuned.again = made or False
 
     def _interpret(self, bound: dict[str, Any]) -> None:
         grid = self.grid_of(self.configs[0], bound)

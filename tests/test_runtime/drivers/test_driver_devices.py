@@ -106,6 +106,30 @@ def test_torch_lends_scratch(open_driver, torch, plan):
     assert module.freed == [address]
 
 
+def test_torch_is_asked_directly_where_the_device_is_the_current_one(torch, plan):
+    """Another device has to be made current first, which torch's own function does; what was taken is given back when more is refused."""
+    module = torch()
+    asked = []
+    module._C._cuda_cudaCachingAllocator_raw_alloc = lambda size, stream: asked.append((size, stream)) or 0x1080
+    one = plan("i32", global_scratch_bytes=64, global_scratch_align=512)
+    assert scratch_for(one, lambda: TorchPool(1))(2, 3, 1, 9)[:2] == (0x1200, 0)
+    assert scratch_for(one, lambda: TorchPool(0))(1, 1, 1, 9)[0] == 0xA00
+    assert asked == [(64 * 6 + 512, 9)]
+    both = plan("i32", global_scratch_bytes=64, profile_scratch_bytes=32)
+    answers = iter([0x2000, MemoryError("full")])
+
+    def allocate(size, stream):
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    module._C._cuda_cudaCachingAllocator_raw_alloc = allocate
+    with pytest.raises(MemoryError, match="full"):
+        scratch_for(both, lambda: TorchPool(1))(1, 1, 1, 9)
+    assert module.freed == [0x2000]
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("address", "device"), [(0xD00010, 0), (0xE00010, 1), (0xF00010, 0), (0x10, None), (0xC00010, None)]
