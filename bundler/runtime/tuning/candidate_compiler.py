@@ -100,24 +100,24 @@ def make(function: Any, call: Mapping[str, Any], target: Target, *, keep: Keep =
     Raises:
         CompileFailed: it does not compile, or Triton left no complete kernel.
     """
-    found = _compiled(toolchain.compile_call(function, call, target))
+    found = _compiled(toolchain.compile_call(function, call, target), keep)
     if isinstance(found, CompiledConfig):
         return found
     # Processes that compile one key at the same time may leave files of both in its directory, for as long as the cache lives.
     _LOG.info("%s is compiled anew: %s", function.__name__, found)
     with tempfile.TemporaryDirectory(prefix="bundler-", ignore_cleanup_errors=True) as folder:
         event = toolchain.compile_call(function, call, target, folder)
-        found = _compiled(event)
+        found = _compiled(event, keep)
     if isinstance(found, CompiledConfig):
         return found
     raise CompileFailed(f"{function.__name__}: {found}", name=function.__name__, reason="incomplete", key=event.key)
 
 
-def _compiled(event: CompileEvent) -> CompiledConfig | str:
+def _compiled(event: CompileEvent, keep: Keep) -> CompiledConfig | str:
     """Return the kernel of a compile, with its files in memory; or why it cannot be taken from its directory."""
     problems: list[tuple[str, str]] = []
     root, key = os.path.split(event.directory)
-    # A bundle in memory, of the launch set alone where nobody asks for more: kernels of bundles and of this process are then loaded in one way.
+    # A bundle in memory: kernels of bundles and of this process are then loaded in one way.
     builder = Builder(root, keep)
     # A hit has the times of the compile that made it, which is not this one.
     times = () if event.cache_hit else tuple(event.stage_times_us)
