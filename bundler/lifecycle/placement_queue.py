@@ -96,8 +96,8 @@ class PlacementQueue:
             self._writing.append(_BatchesUnderWay(batches))
             if self._threads is None:
                 available = processors(MOST_WRITERS)
-                # With one processor a thread would cost more than it saves.
-                self._threads = kernel_writer.start_threads(available if available > 1 else 0)
+                # One of them stays idle until somebody waits.  With one processor a thread would cost more than it saves.
+                self._threads = kernel_writer.start_threads(available + 1 if available > 1 else 0)
             self._writing[-1].start(self._threads)
 
     def _settle(self, left: int) -> None:

@@ -53,7 +53,7 @@ that refuses. Launches are counted by Triton's own launch hook and by torch's pr
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
     "the interpreter; but it decompresses a frame a thread where there are processors to spare, two from four processors on and four from "
-    "eight. The writers are about as many as there are processors, up to nine. So no restore is faster than the reader's steps, "
+    "eight. The writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
     "nor than all steps after loading divided by the number of processors:",
     "restore launch": "A restore of the launch set, likewise:",
     "collect": "Collecting and saving, step by step, each alone, and in one thread but for compression. Threads read and hash while "
