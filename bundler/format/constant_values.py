@@ -43,7 +43,7 @@ _PLAIN = {"none": type(None), "bool": bool, "int": int, "str": str, "dtype": str
 _TAGS = ("none", "bool", "int", "float", "str", "tuple", "list", "dict", "dtype", "constexpr", "jit", "other")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """One tagged value; `tag` and `payload` as in the table of this module."""
 
@@ -94,6 +94,11 @@ class Value:
         if self.tag == "constexpr":
             return [self.tag, self.payload.to_wire()]
         return [self.tag, list(self.payload) if self.tag == "jit" else self.payload]
+
+    @staticmethod
+    def of_pair(tag: str, payload: Any) -> Value:
+        """Build a value from the members of its positional form; raises `FormatError` for anything else."""
+        return Value(tag, payload) if _PLAIN.get(tag) is type(payload) else Value.from_wire([tag, payload])
 
     @staticmethod
     def from_wire(data: Any) -> Value:

@@ -30,6 +30,7 @@ from bundler.format.container_layout import (
     ByteSource,
     Section,
     dictionary,
+    frame_bytes,
 )
 from bundler.format.digest import check_digest, digest_text
 from bundler.format.frame_buffers import FrameBuffers
@@ -42,8 +43,6 @@ CACHED_FRAMES = 3
 # Our writer's sections with a prefix are larger than that prefix, but for the last one.
 PREFIX_FACTOR = 4
 _NOWHERE = -1
-# Of a zstd frame (RFC 8878): a block begins with three bytes; one of this type has one byte, whatever its size says; a checksum ends it.
-_BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 
 
 class _DecodedFrame:
@@ -347,7 +346,7 @@ class Container:
             with decoder.stream_reader(data) as reader:
                 # Nothing follows; but the decoder compares the checksum when it is asked for more.
                 whole = reader.readinto(room) == section.raw_bytes and not reader.read(1)
-            if not whole or _frame_bytes(data) != len(data):
+            if not whole or frame_bytes(data) != len(data):
                 raise FormatError(
                     f"section at offset {section.offset}: not one whole frame of {section.raw_bytes} bytes"
                 )
@@ -368,13 +367,3 @@ class Container:
 
 def _undecodable(section: Section, error: zstandard.ZstdError) -> FormatError:
     return FormatError(f"section at offset {section.offset}: {error}", offset=section.offset)
-
-
-def _frame_bytes(data: bytes) -> int:
-    """Return how long a zstd frame with a checksum is that begins with `data`; a decoder of streams says nothing of what follows it."""
-    position, last = zstandard.frame_header_size(data), 0
-    while not last and position < len(data):
-        block = int.from_bytes(data[position : position + _BLOCK_HEADER_BYTES], "little")
-        last, kind, size = block & 1, block >> 1 & 3, block >> 3
-        position += _BLOCK_HEADER_BYTES + (1 if kind == _REPEATED_BYTE else size)
-    return position + _CHECKSUM_BYTES

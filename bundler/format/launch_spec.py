@@ -132,6 +132,10 @@ class LaunchSpec:
             f"{count(self.shared_bytes, 'byte')} shared, {facts}>"
         )
 
+    def with_packed_facts(self, packed: bytes | None) -> LaunchSpec:
+        """Return the same spec with facts as `LaunchFacts.to_bytes` wrote them; raises as `LaunchFacts.from_bytes`."""
+        return self.with_facts(None if packed is None else LaunchFacts.from_bytes(packed))
+
     def with_facts(self, facts: LaunchFacts | None) -> LaunchSpec:
         """Return the same spec with these facts."""
         spec = object.__new__(LaunchSpec)
@@ -323,7 +327,7 @@ def _facts_like_the_last(data: bytes) -> LaunchFacts | None:
 
 
 def _values_by_path(found: Any) -> tuple[tuple[Path, Value], ...]:
-    return tuple([(path, Value.from_wire([tag, payload])) for path, (tag, payload) in found])
+    return tuple([(path, Value.of_pair(tag, payload)) for path, (tag, payload) in found])
 
 
 # Bounded by `wire.MAX_SPLIT_BYTES` an entry.  What it returns is immutable, so that threads and kernels can share it.

@@ -1,19 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Machine`: which kernels this machine surely cannot use, and which facts are not known here.
 
-A `RestorePlan` makes one for each restore, since a process may come to see other GPUs.
+A `RestorePlan` makes one for each restore, since a process may come to see other GPUs.  `Store.restore` calls `asked_ahead` before it does.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.format.lazy_kernel import parts_may_hold
+from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.toolchain import identity, ptxas, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
 _LOCATION = identity.LOCATION_PART.encode()
+
+
+def asked_ahead(kernels: Sequence[Kernel]) -> ThreadedCall[str | None]:
+    """Begin to ask for the ptxas of the first kernel, which `Machine` compares: the program takes milliseconds to answer, and is asked once."""
+    target = kernels[0].target if kernels else None
+    arch = target.arch if target is not None and target.backend == "cuda" else ""
+    call = ThreadedCall(partial(ptxas.ptxas_version, int(arch)) if arch.isdecimal() else str)
+    call.start(apart=True)
+    return call
 
 
 class Machine:

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bundler.errors import CompileFailed, LimitExceeded, RecordingError
@@ -30,6 +30,8 @@ from bundler.toolchain.events import CompileEvent
 
 # With one of these errors a config is left out and the others go on; any other error of the compiler is a fault of the kernel.
 TOLERATED = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "IntelGPUError")
+# Larger than the second-level cache of any GPU.
+FLUSH_BYTES = 256 << 20
 # The largest result file that is read; Triton writes a few hundred bytes for each config.
 MAX_RESULT_BYTES = 16 << 20
 _WRAPPERS = 16
@@ -49,6 +51,17 @@ def innermost(kernel: Any) -> Any:
 def interpreted(kernel: Any) -> bool:
     """Whether a kernel runs in Triton's interpreter, on the CPU and without a compile."""
     return type(innermost(kernel)).__name__ == "InterpretedFunction"
+
+
+def file_of(function: Any) -> str:
+    """Return the file that a JIT function's source is in; empty where it is in none."""
+    code = getattr(getattr(function, "fn", None), "__code__", None)
+    return str(getattr(code, "co_filename", ""))
+
+
+def constexprs(function: Any) -> tuple[str, ...]:
+    """Return the parameters of a JIT function that are declared constexpr."""
+    return tuple(parameter.name for parameter in function.params if parameter.is_constexpr)
 
 
 def source_part(function: Any) -> str:
@@ -93,6 +106,13 @@ def device_limits(device: int) -> tuple[int | None, int | None]:
         getattr(found, "regs_per_multiprocessor", None),
         getattr(found, "max_threads_per_multi_processor", None),
     )
+
+
+def save_tensor(tensor: Any, file: Any) -> None:
+    """Write a tensor of torch's, as it is once the device has done what it was told, to an open file that `torch.load` reads."""
+    import torch
+
+    torch.save(tensor.detach().cpu(), file)
 
 
 @contextlib.contextmanager
@@ -237,6 +257,30 @@ def profiler_benchmark(warmup_ms: float, rep_ms: float) -> Any:
         return float(do_bench_using_profiling(fn, warmup=warmup_ms, rep=rep_ms))
 
     return do_bench
+
+
+def profiled_kernels(run: Callable[[], None]) -> list[tuple[str, float]]:
+    """Return what a GPU did while `run` ran, as torch's profiler tells it: (name, microseconds) of each kernel, copy and fill, in order."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    found = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [
+        (event.name, float(event.time_range.elapsed_us()))
+        for event in sorted(found, key=lambda event: event.time_range.start)
+    ]
+
+
+def cache_flusher() -> Callable[[], Any]:
+    """Return what empties a GPU's second-level cache, by filling more memory than any of them holds."""
+    import torch
+
+    fill: Callable[[], Any] = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda").zero_
+    return fill
 
 
 def read_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str | None:

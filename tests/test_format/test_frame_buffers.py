@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
-from bundler.format import container, frame_buffers
+from bundler.format import container, container_layout, frame_buffers
 from bundler.format.bundle import Bundle
 from bundler.format.digest import digest_raw
 from bundler.format.frame_buffers import FrameBuffers
@@ -178,15 +178,17 @@ def test_nothing_follows_a_frame(build, tail):
 @pytest.mark.parametrize("block", [100, 1 << 17])
 @pytest.mark.parametrize("raw", [b"", b"a", b"a" * 1000, bytes(1 << 20), bytes(range(256)) * 5000])
 def test_a_cut_frame_is_noticed_wherever_it_is_cut(build, raw, block):
-    """`_frame_bytes` finds the end of frames of every kind of block; of a shorter one nothing is taken."""
+    """`frame_bytes` finds the end of frames of every kind of block; of a shorter one nothing is taken."""
     compressor = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True)
     steps = compressor.compressobj(size=len(raw))
     pieces = [raw[start : start + block] for start in range(0, min(len(raw), 20 * block), block)] + [raw[20 * block :]]
     flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
     frame = b"".join([*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()])
     assert zstandard.decompress(frame) == raw
-    assert container._frame_bytes(frame) == len(frame)
-    assert all(container._frame_bytes(frame[:size]) != size for size in range(max(len(frame) - 300, 18), len(frame)))
+    assert container_layout.frame_bytes(frame) == len(frame)
+    assert all(
+        container_layout.frame_bytes(frame[:size]) != size for size in range(max(len(frame) - 300, 18), len(frame))
+    )
 
 
 def test_the_last_bytes_of_a_checksum_are_compared(build):

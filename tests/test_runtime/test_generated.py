@@ -123,6 +123,19 @@ def test_the_winners_that_torch_measured_are_among_the_candidates(loaded, record
     }
 
 
+def test_a_generated_kernel_is_exported_with_torchs_metadata(loaded):
+    """The grid as text gives what was launched; torch's metadata is plain data, the device and sets in it, too."""
+    found = {module["name"]: module["exported"] for module in loaded["modules"] if module["exported"]}
+    assert len(found) == 4
+    for name, exported in found.items():
+        assert exported["grid"] == exported["launched"], name
+        assert {"ptx", "ttgir", "ttir"} <= set(exported["stages"])
+        assert f"static inline int {name}_grid(" in exported["header"]
+        triton_meta, inductor_meta = exported["metadata"]["triton_meta"], exported["metadata"]["inductor_meta"]
+        assert (triton_meta["device"]["type"], triton_meta["device"]["multi_processor_count"]) == ("cuda", 132)
+        assert (inductor_meta["kernel_name"], inductor_meta["grid_type"][:4]) == (name, "Grid")
+
+
 def test_a_generated_kernel_is_launched_with_its_arguments_alone(loaded):
     """Called as Inductor's wrappers call it: two candidates are measured, each with its grid, and the winner is launched."""
     grids = {module["name"]: module["grids"] for module in loaded["modules"] if module["grids"]}

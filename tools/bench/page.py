@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.bench import remote_rows, scale
+from tools.bench import launch_tables, remote_rows, scale
 from tools.bench.step_profiles import profile_table as _profile
 from tools.clients import table
 from tools.shared import measurement
@@ -94,11 +94,8 @@ REASONS: dict[str, tuple[str, str]] = {
     )),
 }  # fmt: skip
 
-REMOTE_REASONS = {
-    "restore": ("start", (
-        "five or six exchanges with the server, and what our own process does; of the launch set without a delay:"
-    )),
-}  # fmt: skip
+_REMOTE = "five or six exchanges with the server, and what our own process does, of which one thread does all but marks and writers:"
+REMOTE_REASONS = {"everything": ("start all", _REMOTE), "launch set": ("start", _REMOTE)}
 
 
 def main() -> int:
@@ -194,7 +191,8 @@ def compiles(result: dict[str, Any]) -> str:
 def gpu_check(result: dict[str, Any]) -> str:
     """Rows of the check on a machine with a GPU."""
     rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
-    return "## On a GPU\n\n`python -m tools.gpu check`\n\n" + _table(["check", "", "found"], rows)
+    head = "## On a GPU\n\n`python -m tools.gpu check`\n\n"
+    return head + _table(["check", "", "found"], rows) + launch_tables.tables(result)
 
 
 def gpu_replay(result: dict[str, Any]) -> str:
@@ -247,7 +245,7 @@ def not_reached(result: dict[str, Any]) -> list[str]:
         if line["ok"]:
             continue
         if "check" in line:
-            lines.append(f"{line['check']}: {line['found']}")
+            lines.append(f"{line['check']}: {line['found']}{launch_tables.why(line, result)}")
             continue
         bound = line["most"] if line["most"] is not None else line["least"]
         off = abs(line["figure"] / bound - 1) * 100

@@ -137,7 +137,8 @@ class StaticKernel(Gridded):
         known = {s.key: s for s in (*self._specializations, *specializations)}
         self._specializations = tuple(known[key] for key in sorted(known))
         self._choices = Choices(self.name, self._specializations)
-        groups = [s.arguments for s in self._specializations]
+        # Most share the tuple of their arguments.
+        groups = list({id(s.arguments): s.arguments for s in self._specializations}.values())
         # Two functions of one name may differ in what is constant; what is so in one is looked at by value in all.
         flags: dict[str, bool] = {}
         for argument in (argument for group in groups for argument in group):

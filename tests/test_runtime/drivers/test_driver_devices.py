@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices, contexts, modules, forks and torch: what a driver does around its launches."""
 
+import ctypes
 import struct
 import sys
 import threading
@@ -166,6 +167,41 @@ def test_a_kernel_that_does_not_fit_the_device(open_driver, fake, plan, backend,
     with pytest.raises(kind, match="kernel: " + words):
         driver.load(plan("i32", backend=backend, **fields), b"image", 0)
     assert fake.number("fake_loaded").value == 0
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_binary_is_loaded_where_its_context_is_current(open_driver, fake, plan, quick):
+    """In one call of the extension where there is one: the same calls, the same kernel, and the same errors as elsewhere."""
+    driver = open_driver("cuda")
+    fake.library.cuCtxSetCurrent(ctypes.c_void_p(0xC1))
+    if not quick:
+        driver.load_image = None
+    elif driver.launch_path == "compiled" and driver.load_image is None:
+        pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
+    fake.forget()
+    module = driver.load(plan("i32", shared_bytes=60000), b"im\0age", 1)
+    assert fake.calls == [
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuFuncSetCacheConfig",
+        "cuFuncSetAttribute 8 60000",
+    ]
+    assert (module.place, module.function) == (0xC1, module.handle + 1)
+    driver.load(plan("i32"), b"image", 0)  # elsewhere
+    assert fake.calls[4:] == [
+        "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuModuleLoadData", "cuModuleGetFunction", "cuCtxPopCurrent",
+    ]  # fmt: skip
+    for image, fields, kind, words in (
+        (b"BAD", {}, DriverError, "loading the binary failed"),
+        (b"OTHER", {}, ToolchainMismatch, "holds no code for device 1"),
+        (b"image", {"entry": "missing"}, DriverError, "looking for the entry 'missing' failed"),
+    ):
+        with pytest.raises(kind, match=words):
+            driver.load(plan("i32", **fields), image, 1)
+    fake.number("fake_max_threads").value = 64
+    with pytest.raises(DriverError, match="needs 128 threads a block, and with its registers device 1 runs at most 64"):
+        driver.load(plan("i32"), b"image", 1)
+    assert (fake.number("fake_loaded").value, fake.number("fake_unloaded").value) == (4, 2)
 
 
 @BOTH
