@@ -96,11 +96,6 @@ class Value:
         return [self.tag, list(self.payload) if self.tag == "jit" else self.payload]
 
     @staticmethod
-    def of_pair(tag: str, payload: Any) -> Value:
-        """Build a value from the members of its positional form; raises `FormatError` for anything else."""
-        return Value(tag, payload) if _PLAIN.get(tag) is type(payload) else Value.from_wire([tag, payload])
-
-    @staticmethod
     def from_wire(data: Any) -> Value:
         """Build a value from its positional form; raises `FormatError` for anything else."""
         tag, payload = wire.pair(data, "value")
@@ -116,6 +111,11 @@ class Value:
         if tag == "constexpr":
             return Value(tag, Value.from_wire(payload))
         return Value(tag, _scalar(tag, payload))
+
+
+def value_of_pair(tag: str, payload: Any) -> Value:
+    """Build a value from the members of its positional form; raises `FormatError` for anything else."""
+    return Value(tag, payload) if _PLAIN.get(tag) is type(payload) else Value.from_wire([tag, payload])
 
 
 def _scalar(tag: str, payload: Any) -> Any:

@@ -168,7 +168,10 @@ class Kernel:
     @cached_property
     def launch(self) -> LaunchSpec:
         """What a static launch needs; its `facts` are None for a kernel that came by pack."""
-        return self.spec.with_packed_facts(self.facts_bytes)
+        from bundler.format.launch_spec import LaunchFacts  # a restore never looks at them
+
+        packed = self.facts_bytes  # joined each time it is asked for
+        return self.spec.with_facts(None if packed is None else LaunchFacts.from_bytes(packed))
 
     @cached_property
     def parts(self) -> KeyParts | None:

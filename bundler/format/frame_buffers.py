@@ -15,8 +15,8 @@ from bundler.format.limits import MIB
 _HUGE_PAGE_BYTES = 2 * MIB
 # A page of the usual size is made in 0.5 to 2 us, a huge one in 40 to 100: so many of the former take longer.
 _LEAST_FOR_HUGE_PAGES_BYTES = MIB // 2
-# As many as a restore has in use at once: frames that stay decoded, and frames whose kernels are being written.
-_MOST = 6
+# Beside the frames that stay decoded, those whose kernels are being written.
+_BEING_WRITTEN = 3
 
 
 class FrameBuffers:
@@ -24,10 +24,14 @@ class FrameBuffers:
 
     Safe under threads: a buffer that is looked at is in no list, so two threads never take the same one.  After a fork parent and child
     each have their own.
+
+    Args:
+        stay: how many frames stay decoded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stay: int) -> None:
         self._buffers: list[mmap.mmap] = []
+        self._most = stay + _BEING_WRITTEN
 
     def take(self, size: int) -> memoryview:
         """Return a writable view of `size` bytes, which hold anything; while a view of its buffer is left nobody else gets it."""
@@ -38,7 +42,7 @@ class FrameBuffers:
             buffer = _new_buffer(size)
         view = memoryview(buffer)[:size]
         self._buffers.append(buffer)
-        if len(self._buffers) > _MOST:
+        if len(self._buffers) > self._most:
             del self._buffers[0]  # its views, if there are any, keep it
         return view
 

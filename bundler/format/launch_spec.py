@@ -17,7 +17,7 @@ import msgspec
 
 from bundler.errors import CannotLaunchStatically, FormatError
 from bundler.format import wire
-from bundler.format.constant_values import Value, encode
+from bundler.format.constant_values import Value, encode, value_of_pair
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.summary import Summarized, count, printable, short
 
@@ -131,10 +131,6 @@ class LaunchSpec:
             f"<LaunchSpec {short(printable(self.entry))} {count(self.num_warps, 'warp')}{blocks}, "
             f"{count(self.shared_bytes, 'byte')} shared, {facts}>"
         )
-
-    def with_packed_facts(self, packed: bytes | None) -> LaunchSpec:
-        """Return the same spec with facts as `LaunchFacts.to_bytes` wrote them; raises as `LaunchFacts.from_bytes`."""
-        return self.with_facts(None if packed is None else LaunchFacts.from_bytes(packed))
 
     def with_facts(self, facts: LaunchFacts | None) -> LaunchSpec:
         """Return the same spec with these facts."""
@@ -327,7 +323,7 @@ def _facts_like_the_last(data: bytes) -> LaunchFacts | None:
 
 
 def _values_by_path(found: Any) -> tuple[tuple[Path, Value], ...]:
-    return tuple([(path, Value.of_pair(tag, payload)) for path, (tag, payload) in found])
+    return tuple([(path, value_of_pair(tag, payload)) for path, (tag, payload) in found])
 
 
 # Bounded by `wire.MAX_SPLIT_BYTES` an entry.  What it returns is immutable, so that threads and kernels can share it.

@@ -17,6 +17,9 @@ from bundler.store.damage import DAMAGED
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.store_layout import Unit, check_seal, decompressor, dictionary_of
 
+# One fetch is decoded while the next arrives, and kernels of the one before are still being read.
+_FETCHES_IN_USE = 3
+
 
 class FetchedUnits:
     """Units by key, with what the store gave for each, in the order in which they came.
@@ -31,7 +34,7 @@ class FetchedUnits:
     def __init__(self, dictionaries: Dictionaries, *, verified: bool) -> None:
         self._dictionaries, self._verified = dictionaries, verified
         self._waiting: dict[str, tuple[Unit, bytes, memoryview]] = {}
-        self._buffers = FrameBuffers()
+        self._buffers = FrameBuffers(_FETCHES_IN_USE)
 
     def __contains__(self, key: str) -> bool:
         return key in self._waiting

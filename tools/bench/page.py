@@ -52,10 +52,13 @@ that refuses. Launches are counted by Triton's own launch hook and by torch's pr
 """
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
-    "the interpreter; the writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
+    "the interpreter; but it decompresses a frame a thread where there are processors to spare, two from four processors on and four from "
+    "eight. The writers are about as many as there are processors, up to nine. So no restore is faster than the reader's steps, "
     "nor than all steps after loading divided by the number of processors:",
     "restore launch": "A restore of the launch set, likewise:",
-    "collect": "Collecting and saving, step by step, each alone; only compression uses threads:",
+    "collect": "Collecting and saving, step by step, each alone, and in one thread but for compression. Threads read and hash while "
+    "another one checks and makes the entries; so collecting is no faster than these two steps, nor than the first four divided by the "
+    "number of processors:",
     "push": "A push when the store has everything, step by step, each alone:",
     "fresh": "The first restore of a new process, above a bare interpreter, step by step:",
 }
@@ -66,7 +69,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "also parse a manifest, hash every byte, and rename every directory."
     )),
     "restore ": ("restore", (
-        "one thread decodes frames, finds the files and checks metadata, while others hash and write; where there are two processors, they "
+        "one thread finds the files and checks metadata, and decodes frames with up to three others, while more of them hash and write; where there are two processors, they "
         "share all of it, and where there are many, nothing is faster than that one thread."
     )),
     ": restore the launch set": ("restore launch", (

@@ -346,12 +346,7 @@ class NativeDriver(ABC):
         return value.value
 
     def _allow(self, plan: LaunchPlan, function: int, device: int, threads: int) -> None:
-        """Let a kernel that was just loaded have what it needs of a device, or say that the device cannot run it.
-
-        Args:
-            plan, function, device: the kernel's.
-            threads: so many a block of it may have.
-        """
+        """Let a kernel that was just loaded, and may have so many threads, have what it needs, or say that the device cannot run it."""
         if plan.block_threads > threads:
             raise DriverError(
                 f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device {device} runs "

@@ -67,7 +67,7 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
         if len(alike) >= _MAX_VARIANTS:
             alike.clear()
         found = alike[id(signature), id(layout), id(target)] = common, _new_plan(kernel, spec, layout)
-    return found[1].alike(kernel.name, kernel.key)
+    return LaunchPlan.of(**{**vars(found[1]), "kernel": kernel.name, "key": kernel.key})
 
 
 def _new_plan(kernel: Kernel, spec: LaunchSpec, layout: Layout) -> LaunchPlan:
