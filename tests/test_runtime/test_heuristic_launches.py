@@ -154,7 +154,7 @@ def test_hooks_profilers_and_other_streams_are_served_by_python(repeated, monkey
     ranges = []
     monkeypatch.setattr(
         "bundler.runtime.tuning.profiler_ranges.launch_range",
-        lambda name, *_: ranges.append(name) or contextlib.nullcontext(),
+        lambda launch, *_: ranges.append(launch.kernel) or contextlib.nullcontext(),
     )
     kernel.run(X, Y, OUT, 1024)
     monkeypatch.undo()

@@ -108,8 +108,9 @@ class AutotunedKernel:
         self._state: LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
-        # For whoever calls this kernel in one way only: what launches from the second call on; None until it was tried, or after `forget`.
-        self.again: Any = None
+        self.again: Any = (
+            None  # what a kernel that is called in one way launches later calls with; None until it was tried
+        )
 
     def __repr__(self) -> str:
         return f"<autotuned kernel {self.__name__!r}, {count(len(self.configs), 'config')}, {count(len(self._choices), 'key')} chosen>"

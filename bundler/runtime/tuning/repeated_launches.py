@@ -125,7 +125,7 @@ def repeated_launches(
     while start and type(first[start - 1]) is int:
         start -= 1
     # A number in front of a tensor may be a size, too, and has no place in what the dispatcher looks grids up by.
-    if tuned.options.dump is not None or any(type(value) is int for value in first[:start]):
+    if tuned.options.dump is not None or tuned.options.plugins or any(type(value) is int for value in first[:start]):
         return None
     found = RepeatedLaunches(tuned, start, count, slow, grid_of, fixed)
     return None if found.launch is None else found
