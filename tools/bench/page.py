@@ -53,7 +53,7 @@ that refuses. Launches are counted by Triton's own launch hook and by torch's pr
 GENERATED = """`python -m tools.gpu generated`. Kernels of the recorded transformer, and of 60 small functions, by `load_generated` and by Inductor
 itself, with the config that Inductor chose. A time is the median of 25 pairs taken in turns: of the GPU, replays of a CUDA graph of
 up to 200 launches; of the host, 100 calls. A module's figure is the geometric mean over its kernels. Random numbers are compared with
-Inductor's own run, since eager draws others; floats within torch's own tolerances, times 100 for long sums.
+Inductor's own run, since eager draws others; floats within torch's own tolerances, times 2 to 1,000 where a kind says so, for sums in another order.
 """
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
