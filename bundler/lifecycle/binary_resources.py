@@ -11,7 +11,7 @@ Where the figures stand:
   stood in the flags of `.text.ENTRY`; SHARED, LOCAL and CONSTANT[n] are the sizes of `.nv.shared.ENTRY`, `.nv.local.ENTRY` and
   `.nv.constantN.ENTRY`.  How much was spilled is not in a cubin, only the stack that holds it.
 * hsaco.  LLVM's User Guide for AMDGPU Backend, "Code Object V3 and Above Metadata" (a note, msgpack) and "Kernel Descriptor" (64 bytes at the
-  symbol ENTRY.kd).  Both say how much memory a kernel takes, and on gfx9 how many registers: they have to agree.
+  symbol ENTRY.kd).  Both say how much memory a kernel takes, and on gfx9 how many registers: what they say has to fit.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class BinaryResources(Struct, frozen=True):
 
     Attributes:
         registers: vector registers of 32 bits a thread; AMD's accumulation registers are among them where they share a file.
+        allocated_registers: vector registers that gfx9 sets aside for a thread, in whole granules; `waves_per_eu` raises it.
         accumulation_registers, scalar_registers: AMD's; the second are those of a wavefront.
         stack_bytes: local memory of a thread that the compiler laid out as a stack, spilled registers included.
         local_bytes: other local memory of a thread, in NVIDIA's section of that name.
@@ -70,6 +71,7 @@ class BinaryResources(Struct, frozen=True):
     shared_bytes: int
     stack_bytes: int | None
     local_bytes: int | None = None
+    allocated_registers: int | None = None
     accumulation_registers: int | None = None
     scalar_registers: int | None = None
     spilled_registers: int | None = None
@@ -200,11 +202,12 @@ def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
     *described, third, first = _descriptor(image, said, entry)
     for key, other in zip(_DESCRIBED, described, strict=True):
         _agree(key, said[key], other, entry)
+    allocated = None
     if architecture in _UNIFIED | _APART:
         granule = 8 if architecture in _UNIFIED else 4
-        _agree(".vgpr_count", _rounded(vectors, granule), ((first & _VECTOR_BITS) + 1) * granule, entry)
-        scalar_granules = (first >> _SCALAR_SHIFT & _SCALAR_BITS) + 1
-        _agree(".sgpr_count", _rounded(scalars, _SCALAR_GRANULE), scalar_granules * _SCALAR_GRANULE, entry)
+        allocated = ((first & _VECTOR_BITS) + 1) * granule
+        _check_room(".vgpr_count", vectors, allocated, entry)
+        _check_room(".sgpr_count", scalars, ((first >> _SCALAR_SHIFT & _SCALAR_BITS) + 1) * _SCALAR_GRANULE, entry)
     if architecture in _UNIFIED and accumulation:
         # Where the accumulation registers begin in the file that both share.
         begin = ((third & _VECTOR_BITS) + 1) * _OFFSET_GRANULE
@@ -213,6 +216,7 @@ def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
         vectors,
         shared,
         stack,
+        allocated_registers=allocated,
         accumulation_registers=accumulation,
         scalar_registers=scalars,
         spilled_registers=_optional(said, ".vgpr_spill_count", entry),
@@ -222,8 +226,13 @@ def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
     )
 
 
-def _rounded(figure: int, granule: int) -> int:
-    return max(1, -(-figure // granule)) * granule
+def _check_room(key: str, noted: int, described: int, entry: str) -> None:
+    """Refuse a kernel that is given fewer registers than it says it takes; more is how `waves_per_eu` keeps others away."""
+    if noted > described:
+        raise FormatError(
+            f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor allocates {described}",
+            kernel=entry, key=key,
+        )  # fmt: skip
 
 
 def _agree(key: str, noted: int, described: int, entry: str) -> None:
