@@ -23,15 +23,15 @@ RESOURCES = (
     Column("target"),
     Column("warps", True, needs=80),
     Column("registers", True),
-    Column("scalars", True, needs=110),
+    Column("scalars", True, needs=125),
     Column("spills", True),
     Column("stack", True),
     Column("static", True),
     Column("dynamic", True),
-    Column("barriers", True, needs=120),
-    Column("constants", True, needs=130),
-    Column("binary", True, needs=70),
-    Column("key", needs=100),
+    Column("barriers", True, needs=150),
+    Column("constants", True, needs=160),
+    Column("binary", True, needs=90),
+    Column("key", needs=110),
 )
 _UNKNOWN = "-"
 
@@ -46,8 +46,9 @@ def show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], source
     if kernels:
         screen.table(RESOURCES, [_row(kernel, known) for kernel, (known, _) in zip(kernels, found, strict=True)])
         screen.line()
-        screen.line("registers, spills and stack bytes are those of a thread; static and dynamic are bytes of shared memory a block; "
-                    "a dash is what the binary does not tell")  # fmt: skip
+        screen.line(
+            "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static and dynamic; - is not known"
+        )
         screen.line()
     problems = [problem for _, problem in found if problem is not None]
     if problems:

@@ -33,7 +33,7 @@ _ATTRIBUTE = struct.Struct("<BBH")  # format, attribute, a value or the bytes th
 _SIZED = 4
 
 
-class Section(NamedTuple):
+class ElfSection(NamedTuple):
     """A row of the section table; `name_at` is a place in the bytes that hold the names, `link` the row that belongs to this one."""
 
     name_at: int
@@ -45,14 +45,14 @@ class Section(NamedTuple):
     link: int
 
 
-def sections(image: bytes) -> tuple[list[Section], int]:
+def sections(image: bytes) -> tuple[list[ElfSection], int]:
     """Return all sections, and the row of the one that holds their names."""
     table, row_bytes, rows, names_row = _ELF_HEADER.unpack_from(image)
     if rows > _MAX_SECTIONS or row_bytes < _SECTION.size:
         raise FormatError(f"the device binary has {count(rows, 'section')} of {count(row_bytes, 'byte')}")
     if row_bytes == _SECTION.size:  # as every linker writes it
-        return [*map(Section._make, _SECTION.iter_unpack(image[table : table + rows * row_bytes]))], names_row
-    return [Section._make(_SECTION.unpack_from(image, table + row * row_bytes)) for row in range(rows)], names_row
+        return [*map(ElfSection._make, _SECTION.iter_unpack(image[table : table + rows * row_bytes]))], names_row
+    return [ElfSection._make(_SECTION.unpack_from(image, table + row * row_bytes)) for row in range(rows)], names_row
 
 
 def section_named(image: bytes, wanted: bytes) -> bytes | None:
@@ -67,12 +67,12 @@ def section_named(image: bytes, wanted: bytes) -> bytes | None:
     return None
 
 
-def content_of(image: bytes, row: Section) -> bytes:
+def content_of(image: bytes, row: ElfSection) -> bytes:
     """Return the bytes of a section; fewer than its row says where the binary ends before."""
     return image[row.start : row.start + row.size]
 
 
-def symbol_named(image: bytes, rows: list[Section], wanted: bytes) -> tuple[int, int, int] | None:
+def symbol_named(image: bytes, rows: list[ElfSection], wanted: bytes) -> tuple[int, int, int] | None:
     """Return (number, section, address) of the first symbol of a name in the first table of symbols; None when there is none."""
     table = next((row for row in rows if row.kind == _SYMBOL_TABLE), None)
     if table is None or table.link >= len(rows):

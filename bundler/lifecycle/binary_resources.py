@@ -23,7 +23,7 @@ from typing import Any
 from msgspec import Struct
 
 from bundler.errors import FormatError, LimitExceeded
-from bundler.format.device_elf import INFO, Section, amd_kernel, attributes, content_of, sections, symbol_named
+from bundler.format.device_elf import INFO, ElfSection, amd_kernel, attributes, content_of, sections, symbol_named
 from bundler.lifecycle.elf import why_unusable
 
 _MACHINE = struct.Struct("<18xH28xI")  # machine, flags
@@ -91,7 +91,7 @@ def read_resources(image: bytes, entry: str) -> BinaryResources:
     """
     why = why_unusable(image)
     if why is not None:
-        raise FormatError(f"{entry}: the device binary is {why}; fetch the bundle again", kernel=entry)
+        raise FormatError(f"{entry}: the device binary is {why}", kernel=entry)
     try:
         name = entry.encode()
         machine, flags = _MACHINE.unpack_from(image)
@@ -135,14 +135,14 @@ def _of_cubin(image: bytes, name: bytes, entry: str) -> BinaryResources:
 _PARTS = (b".text", b".nv.shared", b".nv.local", INFO)
 
 
-def _row_named(rows: list[Section], names: bytes, wanted: bytes, entry: str) -> Section | None:
+def _row_named(rows: list[ElfSection], names: bytes, wanted: bytes, entry: str) -> ElfSection | None:
     found = [row for row in rows if names.startswith(wanted + b"\0", row.name_at)]
     if len(found) > 1:
         raise FormatError(f"{entry}: the cubin has {len(found)} sections {wanted.decode()}", kernel=entry)
     return found[0] if found else None
 
 
-def _size_of(row: Section | None, entry: str) -> int:
+def _size_of(row: ElfSection | None, entry: str) -> int:
     return _bounded(row.size, "bytes of memory", entry) if row else 0
 
 
@@ -179,7 +179,7 @@ def _block_of(info: bytes) -> tuple[int | None, int | None]:
     return threads, barriers
 
 
-def _banks_of(rows: list[Section], names: bytes, name: bytes, entry: str) -> tuple[tuple[int, int], ...]:
+def _banks_of(rows: list[ElfSection], names: bytes, name: bytes, entry: str) -> tuple[tuple[int, int], ...]:
     banks: dict[int, int] = {}
     for row in rows:
         bank = _BANK.match(names, row.name_at) if names.startswith(_CONSTANT, row.name_at) else None
