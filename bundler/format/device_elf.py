@@ -88,6 +88,7 @@ def symbol_named(image: bytes, rows: list[ElfSection], wanted: bytes) -> tuple[i
 
 def attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Yield (attribute, the value in its head, the bytes after it) of a section `.nv.info`."""
+    _check_length(len(info), "attributes")
     at = 0
     while at < len(info):
         form, attribute, value = _ATTRIBUTE.unpack_from(info, at)
@@ -99,13 +100,23 @@ def attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 def amd_kernel(image: bytes, entry: str) -> dict[Any, Any]:
     """Return what an hsaco's metadata say of a kernel; raises `FormatError` when they say nothing."""
-    for row in sections(image)[0]:
-        notes = content_of(image, row) if row.kind == _NOTE_SECTION else b""
-        for content in _metadata_notes(notes):
+    notes = [row for row in sections(image)[0] if row.kind == _NOTE_SECTION]
+    # Together: any number of rows may name the same bytes.
+    _check_length(sum(row.size for row in notes), f"metadata of {entry}")
+    for row in notes:
+        for content in _metadata_notes(content_of(image, row)):
             found = _find_kernel(_unpack(content, entry), entry)
             if found is not None:
                 return found
     raise FormatError(f"{entry}: the device binary has no kernel of that name", kernel=entry)
+
+
+def _check_length(size: int, what: str) -> None:
+    if size > _MAX_METADATA_BYTES:
+        raise LimitExceeded(
+            f"the device binary has {count(size, 'byte')} of {what}; at most {_MAX_METADATA_BYTES} are read",
+            limit=_MAX_METADATA_BYTES, got=size,
+        )  # fmt: skip
 
 
 def _metadata_notes(data: bytes) -> Iterator[bytes]:
@@ -120,10 +131,6 @@ def _metadata_notes(data: bytes) -> Iterator[bytes]:
 
 
 def _unpack(content: bytes, entry: str) -> Any:
-    if len(content) > _MAX_METADATA_BYTES:
-        raise LimitExceeded(
-            f"{entry}: {len(content)} bytes of metadata in the device binary", limit=_MAX_METADATA_BYTES
-        )
     try:
         return msgpack.unpackb(
             content,

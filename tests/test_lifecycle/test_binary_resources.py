@@ -245,6 +245,18 @@ def test_shared_memory_that_no_gpu_has_is_a_limit():
         read_resources(bytes(image), "k")
 
 
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [("sm90a-abi7.cubin", b".nv.info"), ("sm90a-abi7.cubin", b".nv.info.k"), ("gfx942-waves.hsaco", b".note")],
+)
+def test_more_attributes_or_notes_than_any_kernel_has_are_a_limit(name, section):
+    """They are not walked: rows may name millions of them, and the same bytes again and again."""
+    image = bytearray(image_of(name)) + bytes(2 << 20)
+    struct.pack_into("<QQ", image, row_of(bytes(image), section) + 24, len(image_of(name)), 2 << 20)
+    with pytest.raises(LimitExceeded):
+        read_resources(bytes(image), GOLDEN[name])
+
+
 def test_a_section_that_is_there_twice_is_refused():
     """Which of them a driver takes is not known."""
     image = bytearray(image_of("sm90a-abi7.cubin"))
