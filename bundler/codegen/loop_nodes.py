@@ -135,6 +135,14 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class TorchValue:
+    """An argument of an extern call that only torch has: a dtype, a device, a memory format or a layout of storage, by name."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
 class ExternCall:
     """An ATen operator that is called as it is.
 

@@ -7,6 +7,7 @@ A body is a directed graph of terms, so a term that is used twice is one object,
     index_expr     details (expression, symbols): the value of an index expression
     constant       details (value,)
     masked         arguments (mask, body), details (other,): body where the mask holds, loads of it masked, else the other value
+    check_bounds   arguments (index,), details (("size", size),): the index, asserted to be at least 0 and below the size
     other names    an operator of `operation_text`; details are its options as (name, value) pairs
 
 Lowerings make terms, `kernel_body` writes them.
@@ -21,7 +22,7 @@ from typing import Any, Union
 import sympy
 
 Argument = Union["Term", int, float, bool]
-STRUCTURAL = frozenset({"load", "index_expr", "constant", "masked"})
+STRUCTURAL = frozenset({"load", "index_expr", "constant", "masked", "check_bounds"})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -81,16 +82,16 @@ class TermPool:
 
     def cast(self, term: Term, dtype: str) -> Term:
         """Return a term converted to a dtype, or itself where it has it."""
-        return term if term.dtype == dtype else self.operate("to_dtype", term, dtype=dtype, target=dtype)
+        return term if term.dtype == dtype else self.operate("to_dtype", term, dtype=dtype)
 
     def index(self, expr: sympy.Expr, dtype: str = "int64") -> Term:
         """Return the value of an index expression."""
-        symbols = self._bound(expr)
+        symbols = self.bound(expr)
         return self.make("index_expr", tuple(term for _, term in symbols), dtype, (expr, tuple(s for s, _ in symbols)))
 
     def load(self, buffer: str, index: sympy.Expr, dtype: str) -> Term:
         """Return what stands in a buffer at an index."""
-        symbols = self._bound(index)
+        symbols = self.bound(index)
         details = (buffer, index, tuple(symbol for symbol, _ in symbols))
         return self.make("load", tuple(term for _, term in symbols), dtype, details)
 
@@ -121,7 +122,7 @@ class TermPool:
             self._terms_of[symbol] = term
         return self._symbols[key]
 
-    def _bound(self, expr: sympy.Expr) -> list[tuple[sympy.Symbol, Term]]:
+    def bound(self, expr: sympy.Expr) -> list[tuple[sympy.Symbol, Term]]:
         """Return the symbols of an index that stand for terms, with these."""
         used = sorted(sympy.sympify(expr).free_symbols & self._terms_of.keys(), key=str)
         return [(symbol, self._terms_of[symbol]) for symbol in used]
