@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ToolchainMismatch,
         TruncatedBundle,
         UnsafeName,
+        UnsupportedOperator,
         UnsupportedVersion,
         WorkerDied,
     )
@@ -239,6 +240,7 @@ __all__ = [
     "TuningFile",
     "TuningRecord",
     "UnsafeName",
+    "UnsupportedOperator",
     "UnsupportedVersion",
     "Value",
     "VerifyReport",

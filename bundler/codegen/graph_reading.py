@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import fx
 
-from bundler.codegen.index_functions import FloorDiv, ModularIndexing
+from bundler.codegen.index_functions import owned
 from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor
 from bundler.codegen.loop_nodes import Layout, Reference, TorchValue
 from bundler.codegen.lowerings import Fallback, lower
@@ -257,22 +257,8 @@ def _hint(node: Any, symbol: sympy.Symbol) -> int | None:
 
 
 def _translated(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """Return an expression of torch's with our symbols and integer functions; torch's functions are told by name."""
-    if isinstance(expr, sympy.Symbol):
-        return symbols.get(expr, expr)
-    if not expr.args:
-        return expr
-    arguments = [_translated(argument, symbols) for argument in expr.args]
-    match type(expr).__name__:
-        case "FloorDiv" | "CleanDiv":
-            return FloorDiv(*arguments)
-        case "Mod" | "PythonMod":
-            return ModularIndexing(arguments[0], sympy.Integer(1), arguments[1])
-        case "ModularIndexing":
-            return ModularIndexing(*arguments)
-        case "Max" | "Min" | "Add" | "Mul" | "Pow":
-            return expr.func(*arguments)
-    raise UnsupportedOperator(f"a size with {type(expr).__name__}: expected sums, products and quotients", operator=str(expr))
+    """Return an expression of torch's with our symbols and integer functions."""
+    return owned(expr.xreplace(dict(symbols)))
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:

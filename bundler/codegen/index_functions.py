@@ -1,150 +1,198 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer functions of index expressions, and what is provable of an expression from the ranges of its variables.
+"""Functions of integer expressions that sympy lacks: `FloorDiv`, `ModularIndexing`, `PythonMod`, and those of sizes that depend on shapes.
 
-`FloorDiv(a, b)` is a // b rounded down; `ModularIndexing(x, d, m)` is (x // d) % m.  Lowerings build index expressions of them, `Ranges`
-simplifies them, and the kernel writer asks `Ranges` whether an expression is nonnegative or fits in 32 bits.
+They have the names, arguments and meaning of the functions in torch's symbolic shapes, so `owned` can take an expression of torch's over without
+importing torch. Divisors are positive where index expressions are made, but nothing here relies on that, nor on a dividend that is not negative:
+every quotient is rounded towards minus infinity, and every remainder has the sign of its divisor, as in Python.
+
+`index_text` writes them; the loop representation simplifies with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import math
+from collections.abc import Callable
 
 import sympy
 
 
-class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """a // b, rounded down."""
+def _is_positive_integer(expr: sympy.Expr) -> bool:
+    return isinstance(expr, sympy.Integer) and int(expr) > 0
+
+
+def _split(expr: sympy.Expr, divisor: sympy.Integer) -> tuple[sympy.Expr, sympy.Expr]:
+    """Return an expression as `divisor * quotient + rest`, by terms whose coefficient the divisor divides."""
+    quotient, rest = [], []
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        coefficient, factor = term.as_coeff_Mul()
+        whole = isinstance(coefficient, sympy.Integer) and factor.is_integer is True
+        if whole and int(coefficient) % int(divisor) == 0:
+            quotient.append(sympy.Integer(int(coefficient) // int(divisor)) * factor)
+        else:
+            rest.append(term)
+    return sympy.Add(*quotient), sympy.Add(*rest)
+
+
+class FloorDiv(sympy.Function):
+    """`base // divisor`, rounded towards minus infinity."""
 
     nargs = (2,)
     is_integer = True
 
     @classmethod
     def eval(cls, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
-        """Return the value where it is known, None where the call stays."""
-        if divisor == 1 or base == 0:
-            return base
-        if base.is_Integer and divisor.is_Integer and divisor != 0:
+        """Simplify what holds for every value of the symbols, the divisor being other than zero."""
+        if isinstance(base, sympy.Integer) and isinstance(divisor, sympy.Integer) and divisor != 0:
             return sympy.Integer(int(base) // int(divisor))
-        if isinstance(base, FloorDiv):
+        if base == 0 or divisor == 1:
+            return base
+        if divisor == -1:
+            return -base
+        if base == divisor:
+            return sympy.Integer(1)
+        if _is_positive_integer(divisor):
+            return cls._by_number(base, divisor)
+        return None
+
+    @classmethod
+    def _by_number(cls, base: sympy.Expr, divisor: sympy.Integer) -> sympy.Expr | None:
+        if isinstance(base, FloorDiv) and _is_positive_integer(base.args[1]):
             return FloorDiv(base.args[0], base.args[1] * divisor)
-        quotient = _exact_quotient(base, divisor)
-        return quotient if quotient is not None else _without_whole_terms(base, divisor)
+        quotient, rest = _split(base, divisor)
+        if quotient != 0:
+            return quotient + FloorDiv(rest, divisor)
+        common = math.gcd(int(divisor), _common_factor(base))
+        return FloorDiv(_divided(base, common), sympy.Integer(int(divisor) // common)) if common > 1 else None
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        base, divisor = self.args
+        return True if base.is_nonnegative and divisor.is_positive else None
 
 
-class ModularIndexing(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """(x // d) % m for x of 0 or more."""
+class ModularIndexing(sympy.Function):
+    """`(base // divisor) % modulus`: one digit of a flat index."""
 
     nargs = (3,)
     is_integer = True
-    is_nonnegative = True
 
     @classmethod
     def eval(cls, base: sympy.Expr, divisor: sympy.Expr, modulus: sympy.Expr) -> sympy.Expr | None:
-        """Return the value where it is known, None where the call stays."""
-        if base == 0 or modulus == 1:
+        """Simplify what holds for every value of the symbols."""
+        if modulus == 1 or base == 0:
             return sympy.Integer(0)
-        if all(argument.is_Integer for argument in (base, divisor, modulus)) and divisor != 0 and modulus != 0:
+        numbers = all(isinstance(part, sympy.Integer) for part in (base, divisor, modulus))
+        if numbers and divisor != 0 and modulus != 0:
             return sympy.Integer(int(base) // int(divisor) % int(modulus))
-        if isinstance(base, FloorDiv):
-            return ModularIndexing(base.args[0], base.args[1] * divisor, modulus)
-        kept = [term for term in sympy.Add.make_args(base) if _exact_quotient(term, divisor * modulus) is None]
-        if len(kept) < len(sympy.Add.make_args(base)):
-            return ModularIndexing(sympy.Add(*kept), divisor, modulus)
-        return None
-
-
-def _exact_quotient(expr: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
-    """Return expr / divisor where every term is a whole multiple of the divisor, else None."""
-    if divisor == 0:
-        return None
-    terms = []
-    for term in sympy.Add.make_args(expr):
-        quotient = sympy.cancel(term / divisor) if not divisor.is_Integer else term / divisor
-        if quotient.as_numer_denom()[1] != 1:
+        if not (_is_positive_integer(divisor) and _is_positive_integer(modulus)):
             return None
-        terms.append(quotient)
-    return sympy.Add(*terms)
+        if isinstance(base, FloorDiv) and _is_positive_integer(base.args[1]):
+            return ModularIndexing(base.args[0], base.args[1] * divisor, modulus)
+        return cls._by_numbers(base, divisor, modulus)
+
+    @classmethod
+    def _by_numbers(cls, base: sympy.Expr, divisor: sympy.Integer, modulus: sympy.Integer) -> sympy.Expr | None:
+        turns, rest = _split(base, divisor * modulus)
+        if turns != 0:
+            return ModularIndexing(rest, divisor, modulus)
+        common = math.gcd(int(divisor), _common_factor(base))
+        if common > 1:
+            return ModularIndexing(_divided(base, common), sympy.Integer(int(divisor) // common), modulus)
+        return None
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if self.args[2].is_positive else None
 
 
-def _without_whole_terms(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
-    """Take multiples of the divisor out of a sum: (a*d + b) // d = a + b // d, whatever the signs."""
-    quotients, rest = [], []
-    for term in sympy.Add.make_args(base):
-        quotient = _exact_quotient(term, divisor)
-        if quotient is None:
-            rest.append(term)
-        else:
-            quotients.append(quotient)
-    return sympy.Add(*quotients) + FloorDiv(sympy.Add(*rest), divisor) if quotients else None
+def _common_factor(expr: sympy.Expr) -> int:
+    """Return a number that divides every term whatever the symbols are."""
+    factors = []
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        coefficient, factor = term.as_coeff_Mul()
+        factors.append(int(coefficient) if isinstance(coefficient, sympy.Integer) and factor.is_integer else 1)
+    return functools.reduce(math.gcd, factors, 0) or 1
 
 
-class Ranges:
-    """What is known of the symbols of a kernel: a variable runs from 0 to its size - 1; a size is 1 or more.
+def _divided(expr: sympy.Expr, number: int) -> sympy.Expr:
+    return sympy.Add(*[term / number for term in sympy.Add.make_args(sympy.expand(expr))])
 
-    Args:
-        sizes: variable -> number of its values; other symbols are sizes of the program, of which only `is_nonnegative` is known.
-    """
 
-    def __init__(self, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> None:
-        self._sizes = dict(sizes)
+class PythonMod(sympy.Function):
+    """`base % modulus`, with the sign of the modulus."""
 
-    def nonnegative(self, expr: sympy.Expr) -> bool:
-        """Whether an expression is provably 0 or more."""
-        if expr.is_nonnegative:
-            return True
-        if isinstance(expr, (sympy.Add, sympy.Mul, FloorDiv, ModularIndexing)):
-            return all(self.nonnegative(argument) for argument in expr.args)
-        return isinstance(expr, sympy.Symbol) and expr in self._sizes
+    nargs = (2,)
+    is_integer = True
 
-    def largest(self, expr: sympy.Expr) -> sympy.Expr | None:
-        """Return an upper bound, None where none is known; the expression has to be a sum of products of nonnegative parts."""
-        if expr.is_Integer:
-            return expr
-        if isinstance(expr, sympy.Symbol):
-            return self._sizes[expr] - 1 if expr in self._sizes else expr
-        if isinstance(expr, (sympy.Add, sympy.Mul)):
-            return self._largest_of(expr)
-        if isinstance(expr, FloorDiv) and expr.args[1].is_positive and self.nonnegative(expr.args[0]):
-            inside = self.largest(expr.args[0])
-            return None if inside is None else FloorDiv(inside, expr.args[1])
-        return expr.args[2] - 1 if isinstance(expr, ModularIndexing) else None
+    @classmethod
+    def eval(cls, base: sympy.Expr, modulus: sympy.Expr) -> sympy.Expr | None:
+        """Simplify what holds for every value of the symbols, the modulus being other than zero."""
+        if isinstance(base, sympy.Integer) and isinstance(modulus, sympy.Integer) and modulus != 0:
+            return sympy.Integer(int(base) % int(modulus))
+        if base == 0 or modulus in {1, -1} or base == modulus:
+            return sympy.Integer(0)
+        if _is_positive_integer(modulus):
+            turns, rest = _split(base, modulus)
+            return PythonMod(rest, modulus) if turns != 0 else None
+        return None
 
-    def _largest_of(self, expr: sympy.Expr) -> sympy.Expr | None:
-        bounds: list[sympy.Expr] = []
-        for argument in expr.args:
-            bound = self.largest(argument)
-            if bound is None or not (self.nonnegative(argument) or argument.is_Integer):
-                return None
-            if isinstance(expr, sympy.Mul) and not self.nonnegative(argument):
-                return None
-            bounds.append(bound)
-        return sympy.expand(expr.func(*bounds))
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if self.args[1].is_positive else None
 
-    def below(self, expr: sympy.Expr, limit: sympy.Expr) -> bool:
-        """Whether an expression is provably less than a limit."""
-        bound = self.largest(expr)
-        return bound is not None and bool((limit - bound).is_positive)
 
-    def simplified(self, expr: Any) -> sympy.Expr:
-        """Return an equal expression with the divisions and remainders that the ranges decide taken out."""
-        expr = sympy.sympify(expr)
-        if not expr.has(FloorDiv, ModularIndexing):
-            return sympy.expand(expr)
-        if isinstance(expr, (FloorDiv, ModularIndexing)):
-            arguments = [self.simplified(argument) for argument in expr.args]
-            made = expr.func(*arguments)
-            return self._decided(made) if isinstance(made, (FloorDiv, ModularIndexing)) else self.simplified(made)
-        return sympy.expand(expr.func(*(self.simplified(argument) for argument in expr.args)))
+class CeilDiv(sympy.Function):
+    """The quotient rounded towards plus infinity; made of `FloorDiv`."""
 
-    def _decided(self, expr: sympy.Expr) -> sympy.Expr:
-        base, divisor = expr.args[0], expr.args[1]
-        if not self.nonnegative(base):
-            return expr
-        if isinstance(expr, FloorDiv):
-            return sympy.Integer(0) if self.below(base, divisor) else expr
-        modulus = expr.args[2]
-        if self.below(base, divisor * modulus):
-            return self.simplified(FloorDiv(base, divisor))
-        # What is smaller than the divisor, beside multiples of it, never carries.
+    nargs = (2,)
+    is_integer = True
+
+    @classmethod
+    def eval(cls, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+        """Return minus the floor of minus the base over the divisor."""
+        return -FloorDiv(-base, divisor)
+
+
+def _plain(name: str, arity: int | None, *, integer: bool) -> type[sympy.Function]:
+    """Return a class of functions that simplify nothing."""
+    members = {"is_integer": integer or None, "is_real": True, "nargs": arity, "__module__": __name__}
+    kept = {key: value for key, value in members.items() if value is not None}
+    return type(name, (sympy.Function,), kept)
+
+
+#: Functions that are written as they stand, by name: how many arguments they take, and whether their value is an integer.
+_PLAIN = {
+    **dict.fromkeys(("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"), (1, True)),
+    **dict.fromkeys(("ToFloat", "TruncToFloat"), (1, False)),
+    **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv", "FloatPow", "RoundDecimal"), (2, False)),
+    **dict.fromkeys(("PowByNatural", "LShift", "RShift"), (2, True)),
+    **dict.fromkeys(("BitwiseFn_bitwise_and", "BitwiseFn_bitwise_or", "BitwiseFn_bitwise_xor"), (2, True)),
+    "Where": (3, True),
+    "Identity": (1, True),
+}
+#: The mathematical functions of sizes, which torch names `OpaqueUnaryFn_sqrt` and so on.
+MATHEMATICS = (
+    "sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "asinh", "exp", "log", "log2",
+)  # fmt: skip
+#: Each function of ours by name, which is also the name that torch's symbolic shapes have for it.
+FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
+    "FloorDiv": FloorDiv,
+    "CleanDiv": FloorDiv,
+    "CeilDiv": CeilDiv,
+    "ModularIndexing": ModularIndexing,
+    "PythonMod": PythonMod,
+    "Mod": PythonMod,
+    "Max": sympy.Max,
+    "Min": sympy.Min,
+    **{name: _plain(name, arity, integer=integer) for name, (arity, integer) in _PLAIN.items()},
+    **{f"OpaqueUnaryFn_{name}": _plain(f"OpaqueUnaryFn_{name}", 1, integer=False) for name in MATHEMATICS},
+}
+
+
+def owned(expr: sympy.Basic) -> sympy.Basic:
+    """Return an expression in which torch's own functions are replaced by those of the same name here."""
+    if not expr.args:
         return expr
+    arguments = [owned(argument) for argument in expr.args]
+    name = type(expr).__name__
+    if name in FUNCTIONS:
+        return FUNCTIONS[name](*arguments)
+    return expr.func(*arguments)

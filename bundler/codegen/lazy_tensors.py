@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from bundler.codegen.index_functions import Ranges
+from bundler.codegen.index_ranges import Ranges
 from bundler.codegen.loop_nodes import (
     POINTWISE,
     Buffer,
