@@ -38,6 +38,7 @@ class ReadGraph:
         constants: tensors that the graph holds, by buffer.
         hints: symbol of a size -> its value in the example.
         fallbacks: operators that are called as they are.
+        device: where the tensors lie, as torch names it.
     """
 
     builder: GraphBuilder
@@ -46,6 +47,7 @@ class ReadGraph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     fallbacks: list[Fallback] = field(default_factory=list)
+    device: str = "cpu"
 
 
 def read_graph(module: fx.GraphModule) -> ReadGraph:
@@ -218,6 +220,8 @@ class _Reader:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise UnsupportedOperator(f"a tensor of layout {tensor.layout}: expected a strided one", operator="layout")
         sizes, strides = (tuple(map(self._size, part)) for part in (tensor.shape, tensor.stride()))
+        if tensor.device.type != "cpu":
+            self._graph.device = str(tensor.device)
         return Layout(dtype, sizes, strides)
 
     def _size(self, value: Any) -> sympy.Expr:
