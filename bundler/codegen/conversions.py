@@ -66,10 +66,13 @@ def _to_integer(function: str) -> Writer:
     """Return the writer of a conversion from a float to integers after it was rounded."""
 
     def write(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
-        value = _value(arguments[0])
-        row = data_type(value.dtype)
-        text = f"{function}({value.text})" if function and row.kind is NumberKind.FLOAT else value.text
-        return TextValue(cast_text(text, value.dtype, options["dtype"]), options["dtype"])
+        value, target = _value(arguments[0]), options["dtype"]
+        if data_type(value.dtype).kind is NumberKind.FLOAT8:
+            value = TextValue(cast_text(value.text, value.dtype, "float32"), "float32")
+        text = (
+            f"{function}({value.text})" if function and data_type(value.dtype).kind is NumberKind.FLOAT else value.text
+        )
+        return TextValue(cast_text(text, value.dtype, target), target)
 
     return write
 

@@ -143,7 +143,13 @@ def _rounded_product(texts: Sequence[str], row: DataType, options: dict[str, Any
 
 
 def _positive_part(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
-    return f"lib.maximum({texts[0]}, {constant_text(0, row.name)})"
+    # Not the maximum: zeros keep their sign.
+    return f"tl.where({texts[0]} < 0, {constant_text(0, row.name)}, {texts[0]})"
+
+
+def _all_bits_turned(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
+    # Triton's `~` is an exclusive or with -1, which its interpreter refuses for unsigned integers.
+    return f"{constant_text(2**row.bits - 1, row.name)} - {texts[0]}"
 
 
 def _sign_bit(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
@@ -232,7 +238,13 @@ def _arithmetic() -> list[Operator]:
         Operator("abs", 1, ALL, "same", _by_kind(bool=_SAME, unsigned=_SAME, other=_call("tl_math.abs"))),
         Operator("relu", 1, NUMBERS, "same", _by_kind(unsigned=_SAME, other=_positive_part)),
         Operator("sign", 1, ALL, "same", _by_kind(bool=_SAME, other=_call("lib.sign"))),
-        Operator("bitwise_not", 1, INTEGERS | BOOL, "same", _by_kind(bool=_form("{0} == 0"), other=_sign("~"))),
+        Operator(
+            "bitwise_not",
+            1,
+            INTEGERS | BOOL,
+            "same",
+            _by_kind(bool=_form("{0} == 0"), unsigned=_all_bits_turned, other=_sign("~")),
+        ),
     ]
 
 

@@ -21,7 +21,7 @@ def promoted(operator: str, arguments: Sequence[TextValue | Scalar]) -> str:
     A Python number changes the dtype only where its kind is higher: a float beside integers makes float32, an integer beside bools int64.
 
     Raises:
-        UnsupportedOperator: torch promotes no such pair, as two 8-bit floats or int64 beside uint64.
+        UnsupportedOperator: torch promotes no such pair, as an 8-bit float beside any other, or int64 beside uint64.
     """
     names = list(dict.fromkeys(argument.dtype for argument in arguments if isinstance(argument, TextValue)))
     numbers = [argument for argument in arguments if not isinstance(argument, TextValue)]
@@ -43,8 +43,6 @@ def _together(operator: str, one: DataType, other: DataType) -> DataType:
         return one
     low, high = sorted((one, other), key=_rank)
     if NumberKind.FLOAT8 in {low.kind, high.kind}:
-        if low.kind in {NumberKind.BOOL, NumberKind.SIGNED, NumberKind.UNSIGNED}:
-            return high
         raise _refusal(operator, one, other)
     if {low.name, high.name} == {"float16", "bfloat16"}:
         return data_type("float32")
