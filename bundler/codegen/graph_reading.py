@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from bundler.codegen.index_functions import owned
 from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor
@@ -95,7 +96,9 @@ class _Reader:
             name = f"arg{number}"
             self._graph.inputs.append(name)
             aligned = _is_aligned(value)
-            return self._graph.builder.stored(name, self._layout(value), "input", aligned=aligned)
+            tensor = self._graph.builder.stored(name, self._layout(value), "input", aligned=aligned)
+            tensor.storage_offset = self._size(value.storage_offset())
+            return tensor
         if isinstance(value, torch.SymInt):
             expr = self._size(value)
             self._graph.inputs.append(expr if isinstance(expr, sympy.Symbol) else None)
@@ -141,8 +144,9 @@ class _Reader:
         single = not isinstance(value, (list, tuple))
         results = tuple(self._result(item) for item in ([value] if single else value))
         found = lower(self._graph.builder, self._operator_call(node, results, single=single), self._graph.fallbacks)
-        for tensor, layout in zip(found, results, strict=True):
+        for tensor, layout, given in zip(found, results, [value] if single else value, strict=True):
             if tensor is not None and layout is not None:
+                tensor.storage_offset = self._size(given.storage_offset())
                 tensor.sizes = layout.sizes  # the same numbers, as torch writes them
                 if tensor.strides is None and _is_dense(layout):
                     tensor.strides = layout.strides
@@ -187,8 +191,7 @@ class _Reader:
 
     def _finish(self, node: fx.Node) -> None:
         builder = self._graph.builder
-        results = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
-        values = [self._argument(item) for item in results]  # type: ignore[union-attr]
+        values = [self._argument(item) for item in tree_leaves(node.args[0])]
         # Before any input is changed, everything that is read of the old one is computed.
         kept = [(buffer, self._computed(value)) for buffer, value in self._mutations]
         self._graph.outputs = [self._output(value) for value in values]
@@ -203,6 +206,9 @@ class _Reader:
     def _output(self, value: Any) -> Reference | sympy.Expr | None:
         if isinstance(value, LazyTensor):
             builder = self._graph.builder
+            seen = builder.strided_view(value) if value.is_view else None
+            if seen is not None and seen.buffer not in {buffer for buffer, _ in self._mutations}:
+                return seen
             if value.buffer is None or builder.buffers[value.buffer].source != "node":
                 fresh = LazyTensor(value.sizes, value.dtype, value.at, value.origins, strides=value.strides)
                 name = builder.realize(fresh)

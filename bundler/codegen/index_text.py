@@ -236,7 +236,7 @@ class _Printer:
 def _is_taken_off(term: sympy.Expr) -> bool:
     """Whether a term of a sum is written behind a minus sign."""
     coefficient, _ = term.as_coeff_Mul()
-    return isinstance(coefficient, sympy.Integer) and coefficient < 0
+    return isinstance(coefficient, sympy.Integer) and int(coefficient) < 0
 
 
 def _is_float(expr: sympy.Basic) -> bool:

@@ -52,6 +52,8 @@ class LazyTensor:
         origins: names of the operators that it came from.
         buffer: where it is in memory; None while it is computed where it is read.
         strides: how torch would have it lie in memory; None where nothing is asked.
+        is_view: whether torch's tensor shares memory with what it was made of.
+        storage_offset: where torch's tensor begins in that memory.
     """
 
     sizes: tuple[sympy.Expr, ...]
@@ -60,6 +62,8 @@ class LazyTensor:
     origins: frozenset[str] = frozenset()
     buffer: str | None = None
     strides: tuple[sympy.Expr, ...] | None = None
+    is_view: bool = False
+    storage_offset: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
     _known: dict[Indices, Term] = field(default_factory=dict, repr=False)
 
     def at(self, indices: Sequence[sympy.Expr]) -> Term:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -65,10 +65,9 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
             check_type(layout.dtype)
     if name == "view" and call.overload == "dtype":
         name = "view_dtype"
-    if name in VIEWS:
-        return (VIEWS[name](builder, call.arguments, call.sizes),)
-    if name in _SPLITS:
-        return _parts(call)
+    if name in VIEWS or name in _SPLITS:
+        found = (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
+        return tuple(_shown(call, tensor) for tensor in found)
     for table in (POINTWISE, INDEXING):
         if name in table:
             return (table[name](builder, call),)
@@ -78,7 +77,15 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     raise call.refusal("no kernel is generated for this operator")
 
 
-def _parts(call: OperatorCall) -> Lowered:
+def _shown(call: OperatorCall, tensor: LazyTensor) -> LazyTensor:
+    """Return the result of a view as one: its memory is that of the argument, and its name is told."""
+    if tensor.buffer is not None:
+        tensor = replace(tensor)
+    tensor.is_view, tensor.origins = True, tensor.origins | call.origins
+    return tensor
+
+
+def _parts(call: OperatorCall) -> tuple[LazyTensor, ...]:
     """Return the pieces of a tensor along a dimension."""
     tensor, dim = call.arguments["self"], int(call.arguments.get("dim", 0))
     dim %= len(tensor.sizes)

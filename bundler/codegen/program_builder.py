@@ -75,6 +75,7 @@ class _ProgramBuilder:
         nodes = split(self._builder, nodes)
         groups = fused(nodes, self._buffers, self._graph.hints)
         last = _last_uses(groups)
+        self._allocate_empty(groups)
         for number, group in enumerate(groups):
             if is_extern(group):
                 self._call(group.nodes[0])
@@ -104,6 +105,14 @@ class _ProgramBuilder:
             if not (isinstance(node, Loop) and numel(node.sizes) == 0):
                 alive.append(node)
         return alive[::-1]
+
+    def _allocate_empty(self, groups: Sequence[Group]) -> None:
+        """Allocate buffers without elements, which no kernel writes."""
+        written = {name for group in groups for name in group.written}
+        needed = self._outputs.union(*(group.touched for group in groups))
+        for name in sorted(needed - written, key=_order):
+            if self._is_own(name):
+                self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
 
     def _is_own(self, name: str) -> bool:
         return self._buffers[name].source == "node"

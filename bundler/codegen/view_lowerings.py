@@ -179,14 +179,13 @@ def _squeeze(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> 
 
 
 def _as_strided(builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
-    name = builder.realize(given["self"])
-    layout = builder.buffers[name].layout
-    offset = given.get("storage_offset")
-    asked = Layout(
-        layout.dtype, sizes, tuple(sympy.sympify(s) for s in given["stride"]), sympy.sympify(layout.offset if offset is None else offset)
-    )
+    tensor, offset = given["self"], given.get("storage_offset")
+    base = builder.reference(tensor)
+    # Its offset counts from the beginning of torch's storage, ours from the first element of the buffer.
+    start = base.layout.offset if offset is None else sympy.sympify(offset) - tensor.storage_offset + base.layout.offset
+    asked = Layout(base.layout.dtype, sizes, tuple(sympy.sympify(s) for s in given["stride"]), start)
     return builder.lazy(
-        sizes, layout.dtype, lambda i: builder.pool.load(name, asked.index(i), layout.dtype), given["self"].origins
+        sizes, tensor.dtype, lambda i: builder.pool.load(base.buffer, asked.index(i), tensor.dtype), tensor.origins
     )
 
 
