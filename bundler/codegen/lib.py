@@ -164,10 +164,11 @@ def integer_power(base, exponent):
 
     Below an exponent of 0 there is a power of 1 and -1 only, and 0 for every other base.
     """
+    width: tl.constexpr = exponent.dtype.primitive_bitwidth
     bits = exponent.to(_unsigned(exponent.dtype))
     result = tl.full(exponent.shape, 1, base.dtype)
     factor = base
-    for _ in tl.static_range(exponent.dtype.primitive_bitwidth):
+    for _ in tl.static_range(width):
         result = tl.where((bits & 1) != 0, result * factor, result)
         bits = bits >> 1
         factor = factor * factor

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the kernel generator share: programs that run in Triton's interpreter, which has to be chosen before Triton is imported."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -23,3 +24,41 @@ def interpreted():
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def compile_for(tmp_path, monkeypatch):
+    """Compile a function of a file for a target, given the types of its arguments by name and its constants; return the binary."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+    def build(path, name, types, constants, target):
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        from triton.backends.compiler import GPUTarget
+
+        backend, arch = target.split(":")
+        gpu = GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
+        function = getattr(module, name)
+        places = {(function.arg_names.index(key),): value for key, value in constants.items()}
+        signature = {key: types.get(key, "constexpr") for key in function.arg_names}
+        built = triton.compile(triton.compiler.ASTSource(function, signature, places), target=gpu)
+        return built.asm["cubin" if backend == "cuda" else "hsaco"]
+
+    return build
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Import a module of this folder, which is gone again after the test."""
+    monkeypatch.syspath_prepend(str(HERE))
+    made = []
+
+    def load(name):
+        made.append(name)
+        return importlib.import_module(name)
+
+    yield load
+    for name in made:
+        sys.modules.pop(name, None)

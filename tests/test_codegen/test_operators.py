@@ -59,7 +59,7 @@ def test_what_has_no_text_is_named():
     with pytest.raises(UnsupportedOperator, match="operator digamma") as caught:
         render("digamma", [Value("tmp0", "float32")])
     assert (caught.value.operator, caught.value.dtypes) == ("digamma", ("float32",))
-    with pytest.raises(UnsupportedOperator, match="operator sub: expected one of .*, got bool") as caught:
+    with pytest.raises(UnsupportedOperator, match=r"operator sub: expected one of .*, got bool") as caught:
         render("sub", [Value("tmp0", "bool"), Value("tmp1", "bool")])
     assert caught.value.dtypes == ("bool",)
     with pytest.raises(UnsupportedOperator, match="dtype complex64"):
