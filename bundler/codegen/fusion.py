@@ -62,9 +62,7 @@ def dimensions_of(loop: Loop) -> tuple[tuple[str, sympy.Expr], ...]:
 
 
 class _Fusion:
-    def __init__(
-        self, nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> None:
         self._nodes, self._buffers, self._hints = list(nodes), buffers, hints
         self._place = {id(node): number for number, node in enumerate(nodes)}
         self._edges = _dependencies(nodes)
@@ -98,7 +96,10 @@ class _Fusion:
                 users.setdefault(name, []).append(number)
         # Neighbours among the users of a buffer are enough: what they become meets the next one in the next round.
         pairs = {
-            (a, b): None for numbers in users.values() for near in (1, 2) for a, b in zip(numbers, numbers[near:], strict=False)
+            (a, b): None
+            for numbers in users.values()
+            for near in (1, 2)
+            for a, b in zip(numbers, numbers[near:], strict=False)
         }
         scored = []
         for a, b in pairs:
@@ -143,7 +144,9 @@ class _Fusion:
             {home[before] for node in group.nodes for before in self._edges[self._place[id(node)]]} - {number}
             for number, group in enumerate(groups)
         ]
-        rest, done, order = sorted(range(len(groups)), key=lambda n: min(self._place[id(x)] for x in groups[n].nodes)), set(), []  # type: ignore[var-annotated]
+        rest = sorted(range(len(groups)), key=lambda n: min(self._place[id(node)] for node in groups[n].nodes))
+        done: set[int] = set()
+        order = []
         while rest:
             ready = next((number for number in rest if waits[number] <= done), None)
             if ready is None:

@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from bundler.codegen.index_functions import owned
@@ -25,7 +26,9 @@ from bundler.errors import UnsupportedOperator
 
 _ALIGNED_BYTES = 16
 # Parameters that say where and how memory is taken, which no kernel is told.
-_PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "requires_grad", "non_blocking", "generator"})
+_PLACEMENT = frozenset(
+    {"device", "layout", "pin_memory", "memory_format", "requires_grad", "non_blocking", "generator"}
+)
 
 
 @dataclass
@@ -86,7 +89,9 @@ class _Reader:
                 return self._called(node)
             case "output":
                 return self._finish(node)
-        raise UnsupportedOperator(f"{node.op} {node.target}: expected a call of an ATen operator", operator=str(node.target))
+        raise UnsupportedOperator(
+            f"{node.op} {node.target}: expected a call of an ATen operator", operator=str(node.target)
+        )
 
     # Inputs ---------------------------------------------------------------------------------------------------------------
 
@@ -111,7 +116,9 @@ class _Reader:
         for part in str(node.target).split("."):
             value = getattr(value, part)
         if not isinstance(value, torch.Tensor):
-            raise UnsupportedOperator(f"{node.target}: the graph holds a {type(value).__name__}", operator=str(node.target))
+            raise UnsupportedOperator(
+                f"{node.target}: the graph holds a {type(value).__name__}", operator=str(node.target)
+            )
         builder, fake = self._graph.builder, node.meta.get("val", value)
         if value.dim() == 0 and value.device.type == "cpu" and type(value) is torch.Tensor:
             number, dtype = value.item(), dtype_name(value.dtype)
@@ -125,17 +132,17 @@ class _Reader:
     def _called(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)) and not isinstance(
-            node.target, torch._ops.OpOverload
+            node.target, OpOverload
         ):
             return self._size(value)
         if node.target is operator.getitem:
             source, key = node.args
-            return self._values[source][key]  # type: ignore[index]
-        if not isinstance(node.target, torch._ops.OpOverload):
+            return self._values[source][key]
+        if not isinstance(node.target, OpOverload):
             raise UnsupportedOperator(f"{node.target}: no operator of ATen", operator=str(node.target))
         if node.target is torch.ops.aten.copy_.default:
             return self._mutated(node)
-        if node.target._schema.is_mutable:
+        if node.target._schema.is_mutable:  # noqa: SLF001  # torch shows a schema nowhere else
             raise UnsupportedOperator(f"{node.target}: changes its arguments", operator=str(node.target))
         return self._lowered(node)
 
@@ -154,7 +161,7 @@ class _Reader:
         return found[0] if single else found
 
     def _operator_call(self, node: fx.Node, results: tuple[Layout | None, ...], *, single: bool) -> OperatorCall:
-        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        schema = node.target._schema.arguments  # noqa: SLF001
         positional = tuple(self._argument(item) for item in node.args)
         keywords = {name: self._argument(item) for name, item in node.kwargs.items()}
         named = {argument.name: value for argument, value in zip(schema, positional, strict=False)} | keywords
@@ -183,7 +190,7 @@ class _Reader:
     # Results --------------------------------------------------------------------------------------------------------------
 
     def _mutated(self, node: fx.Node) -> Any:
-        target, value = (self._values[argument] for argument in node.args[:2])  # type: ignore[index]
+        target, value = (self._values[argument] for argument in node.args[:2])
         if not isinstance(target, LazyTensor) or target.buffer is None:
             raise UnsupportedOperator("aten.copy_: changes what is no input", operator="aten.copy_")
         self._mutations.append((target.buffer, value))
@@ -293,13 +300,12 @@ def _is_dense(layout: Layout) -> bool:
 
 def _operand_dtype(node: fx.Node) -> str | None:
     """Return what torch promotes the first tensor operands of a node to."""
-    values = [_example(argument) for argument in node.args[:2]]
+    values: list[Any] = [_example(argument) for argument in node.args[:2]]
     found = [value for value in values if isinstance(value, (torch.Tensor, int, float, bool))]
-    if not any(isinstance(value, torch.Tensor) for value in found):
+    tensors = [value for value in found if isinstance(value, torch.Tensor)]
+    if not tensors:
         return None
-    if len(found) == 1:
-        return dtype_name(found[0].dtype)
-    return dtype_name(torch.result_type(*found))
+    return dtype_name(tensors[0].dtype if len(found) == 1 else torch.result_type(*found))
 
 
 def _example(argument: Any) -> Any:
@@ -311,5 +317,3 @@ def _origins(node: fx.Node) -> frozenset[str]:
     original = node.meta.get("original_aten")
     name = str(original) if original is not None else str(node.target)
     return frozenset({name.split(".")[1].lstrip("_") if "." in name else name})
-
-

@@ -17,20 +17,40 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 aten = torch.ops.aten
 # Beyond torch's table for a small set of operators: these have decompositions, and as kernels they are loops and reductions.
-_TAKEN_APART = (
-    aten._softmax, aten._log_softmax, aten.native_layer_norm, aten.native_group_norm, aten.gelu, aten.silu, aten.embedding, aten.addcmul,
-    aten.addcdiv, aten.addmm, aten.nll_loss_forward, aten.mse_loss, aten.leaky_relu, aten.hardtanh, aten.elu, aten.softplus, aten.lerp,
-    aten.native_dropout, aten._fused_rms_norm, aten.glu, aten.logsumexp, aten.native_batch_norm, aten.masked_fill,
-)  # fmt: skip
+_TAKEN_APART = [
+    "_softmax",
+    "_log_softmax",
+    "native_layer_norm",
+    "native_group_norm",
+    "gelu",
+    "silu",
+    "embedding",
+    "addcmul",
+    "addcdiv",
+    "addmm",
+    "nll_loss_forward",
+    "mse_loss",
+    "leaky_relu",
+    "hardtanh",
+    "elu",
+    "softplus",
+    "lerp",
+    "native_dropout",
+    "_fused_rms_norm",
+    "glu",
+    "logsumexp",
+    "native_batch_norm",
+    "masked_fill",
+]
 # A reduction of its own computes mean and squares in one pass.
-_KEPT = (aten.var, aten.var_mean, aten.std, aten.any, aten.all, aten.isinf, aten.isnan, aten.sum, aten.mean)
+_KEPT = ["var", "var_mean", "std", "any", "all", "isinf", "isnan", "sum", "mean"]
 
 
 @lru_cache(maxsize=1)
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the functions that take operators apart, by operator."""
-    table = {**core_aten_decompositions(), **get_decompositions(list(_TAKEN_APART))}
-    for packet in _KEPT:
+    table = {**core_aten_decompositions(), **get_decompositions([getattr(aten, name) for name in _TAKEN_APART])}
+    for packet in (getattr(aten, name) for name in _KEPT):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     return table

@@ -62,7 +62,9 @@ class Ranges:
         bounds: list[sympy.Expr] = []
         for argument in expr.args:
             bound = self.largest(argument)
-            if bound is None or not (self.nonnegative(argument) or (argument.is_Integer and isinstance(expr, sympy.Add))):
+            if bound is None or not (
+                self.nonnegative(argument) or (argument.is_Integer and isinstance(expr, sympy.Add))
+            ):
                 return None
             bounds.append(bound)
         return sympy.expand(expr.func(*bounds))
@@ -92,7 +94,9 @@ class Ranges:
         if self.nonnegative(rest) and self.below(rest, divisor):
             return sympy.expand(whole)
         shorter = self._without_carry(rest, divisor)
-        return sympy.expand(whole + (FloorDiv(rest, divisor) if shorter is None else self.simplified(FloorDiv(*shorter))))
+        return sympy.expand(
+            whole + (FloorDiv(rest, divisor) if shorter is None else self.simplified(FloorDiv(*shorter)))
+        )
 
     def _remainder(self, base: sympy.Expr, divisor: sympy.Expr, modulus: sympy.Expr) -> sympy.Expr:
         _, rest = self._multiples(base, divisor * modulus)
@@ -118,7 +122,9 @@ class Ranges:
         """Return base and divisor over a factor of the divisor that the smaller terms of the base never reach together."""
         terms = sympy.Add.make_args(base)
         factors = {term.as_coeff_Mul()[0] for term in terms} if divisor.is_Integer else set()
-        for factor in sorted(factor for factor in factors if factor.is_Integer and factor > 1 and divisor % factor == 0):
+        for factor in sorted(
+            factor for factor in factors if factor.is_Integer and factor > 1 and divisor % factor == 0
+        ):
             whole, rest = self._multiples(base, factor)
             if whole != 0 and self.nonnegative(rest) and self.below(rest, factor):
                 return whole, divisor / factor

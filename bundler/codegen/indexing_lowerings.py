@@ -22,6 +22,12 @@ Lowering = Callable[[GraphBuilder, OperatorCall], LazyTensor]
 _ADDABLE = frozenset({"float16", "bfloat16", "float32", "float64", "int32", "int64"})
 
 
+def _tensor(call: OperatorCall, name: str) -> LazyTensor:
+    found = call.arguments[name]
+    assert isinstance(found, LazyTensor)
+    return found
+
+
 def _inside(builder: GraphBuilder, index: sympy.Expr, low: sympy.Expr | None, high: sympy.Expr | None) -> Term | None:
     """Return low <= index < high; None where nothing is asked."""
     pool, conditions = builder.pool, []
@@ -36,7 +42,9 @@ def _both(builder: GraphBuilder, conditions: Sequence[Term | None]) -> Term | No
     result: Term | None = None
     for condition in conditions:
         if condition is not None:
-            result = condition if result is None else builder.pool.operate("logical_and", result, condition, dtype="bool")
+            result = (
+                condition if result is None else builder.pool.operate("logical_and", result, condition, dtype="bool")
+            )
     return result
 
 
@@ -136,7 +144,7 @@ def _broadcast_sizes(shapes: Sequence[tuple[sympy.Expr, ...]]) -> tuple[sympy.Ex
 
 
 def _gathered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    tensor, index = call.arguments["self"], call.arguments["index"]
+    tensor, index = _tensor(call, "self"), _tensor(call, "index")
     if not tensor.sizes or not index.sizes:
         raise call.refusal("a tensor without dimensions")
     dim = int(call.arguments["dim"]) % len(tensor.sizes)
@@ -149,7 +157,7 @@ def _gathered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def _selected(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    tensor, index = call.arguments["self"], call.arguments["index"]
+    tensor, index = _tensor(call, "self"), _tensor(call, "index")
     if not tensor.sizes or len(index.sizes) != 1:
         raise call.refusal("a tensor or an index without dimensions")
     dim = int(call.arguments["dim"]) % len(tensor.sizes)
@@ -162,7 +170,7 @@ def _selected(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def _embedded(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    weight, index = call.arguments["weight"], call.arguments["indices"]
+    weight, index = _tensor(call, "weight"), _tensor(call, "indices")
 
     def at(indices: Indices) -> Term:
         rank = len(index.sizes)

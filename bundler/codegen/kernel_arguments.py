@@ -89,7 +89,10 @@ class KernelArguments:
 
     def _pointer(self, name: str, buffer: str) -> Parameter:
         found = self._buffers[buffer]
-        return Parameter(name, buffer, f"*{_SHORT[store_type(found.layout.dtype)]}", found.aligned)
+        # torch hands a tensor of bools over as one of i1, though each is a byte.
+        dtype = found.layout.dtype
+        kind = "i1" if dtype == "bool" else _SHORT[store_type(dtype)]
+        return Parameter(name, buffer, f"*{kind}", found.aligned)
 
 
 def numel_parameter(prefix: str, size: sympy.Expr, *, wide: bool) -> Parameter:
@@ -104,5 +107,3 @@ _SHORT = {
     "tl.float8e5": "fp8e5", "tl.float8e4b8": "fp8e4b8", "tl.float8e5b16": "fp8e5b16", "tl.int8": "i8", "tl.int16": "i16",
     "tl.int32": "i32", "tl.int64": "i64", "tl.uint8": "u8", "tl.uint16": "u16", "tl.uint32": "u32", "tl.uint64": "u64",
 }  # fmt: skip
-# A bool lies in memory as a byte, and torch hands its tensors over as i1.
-BOOL_POINTER = "*i1"

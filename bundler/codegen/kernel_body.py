@@ -11,7 +11,6 @@ before the loop.  Every value is computed once in its scope; stores come last, s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import sympy
 
@@ -19,72 +18,16 @@ from bundler.codegen import operation_text
 from bundler.codegen.data_types import loaded_text, stored_text
 from bundler.codegen.index_text import index_text
 from bundler.codegen.kernel_arguments import KernelArguments
+from bundler.codegen.kernel_shape import KernelShape, Masks, Placed, Scope, block_name
 from bundler.codegen.literals import constant_text
 from bundler.codegen.loop_nodes import Buffer, Loop
 from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, substituted
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
-from bundler.codegen.range_trees import Dimension, IterationSpace, Part
+from bundler.codegen.range_trees import Dimension, Part
 from bundler.codegen.reduction_text import ReductionWriter, Row
 
-Masks = tuple[str, ...]
 _INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
-
-
-@dataclass
-class Scope:
-    """A run of lines, and the values that they computed."""
-
-    lines: list[str] = field(default_factory=list)
-    stores: list[str] = field(default_factory=list)
-    values: dict[tuple[Term, Masks], Value] = field(default_factory=dict)
-    parts: set[sympy.Symbol] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A loop with its addresses in the kernel's space."""
-
-    loop: Loop
-    value: Term
-    index: sympy.Expr
-    index_terms: tuple[tuple[sympy.Symbol, Term], ...]
-    inside: bool
-    level: int
-
-
-@dataclass(frozen=True)
-class KernelShape:
-    """What was decided of a kernel before its body is written.
-
-    Attributes:
-        space: its dimensions.
-        persistent: whether a program holds whole rows; meaningless without a reduced dimension.
-        constant_masks: prefixes of dimensions that every block fills.
-        wide: whether indices have 64 bits.
-        removed: buffers that no other kernel reads, so they are not stored.
-    """
-
-    space: IterationSpace
-    persistent: bool
-    constant_masks: frozenset[str]
-    wide: bool
-    removed: frozenset[str]
-
-    @property
-    def looped(self) -> bool:
-        """Whether rows are run through block by block."""
-        return self.space.reduced is not None and not self.persistent
-
-    @property
-    def block_shape(self) -> str:
-        """The text of the shape of a block."""
-        return f"[{', '.join(block_name(dimension) for dimension in self.space.dimensions)}]"
-
-
-def block_name(dimension: Dimension) -> str:
-    """Return the parameter that holds the block of a dimension."""
-    return f"{dimension.prefix.upper()}BLOCK"
 
 
 class BodyWriter:
@@ -109,7 +52,7 @@ class BodyWriter:
         self._results: dict[tuple[str, sympy.Expr], Value] = {}
         self._symbols: dict[sympy.Symbol, Value] = {}
         self._dimensions: dict[Term, frozenset[Dimension]] = {}
-        self._reductions = ReductionWriter(shape.looped, self._row(), self.assign)
+        self._reductions = ReductionWriter(shape.looped, self._row(), self.new_name)
 
     # The whole body -----------------------------------------------------------------------------------------------------
 
@@ -198,9 +141,8 @@ class BodyWriter:
 
     # Values -------------------------------------------------------------------------------------------------------------
 
-    def assign(self, text: str) -> str:
+    def new_name(self) -> str:
         """Return the name of a new value; the caller writes the line."""
-        del text
         self._count += 1
         return f"tmp{self._count - 1}"
 
@@ -264,13 +206,18 @@ class BodyWriter:
         if not isinstance(argument, Term):
             return argument
         others = [item for item in term.terms if item is not argument and item.operator != "constant"]
-        if argument.operator == "constant" and term.operator in _INFIX_NUMBERS and others and others[0].dtype == argument.dtype:
+        if (
+            argument.operator == "constant"
+            and term.operator in _INFIX_NUMBERS
+            and others
+            and others[0].dtype == argument.dtype
+        ):
             number: float = argument.details[0]
             return number
         return self._value(argument, masks)
 
     def _line(self, term: Term, masks: Masks, value: Value) -> Value:
-        name = self.assign(value.text)
+        name = self.new_name()
         self._scope_of(term, masks).lines.append(f"{name} = {value.text}")
         return Value(name, value.dtype)
 
@@ -339,7 +286,10 @@ class BodyWriter:
         scope.lines.append(f"{part.symbol} = {text}")
 
     def _size_text(self, size: sympy.Expr) -> str:
-        names = {symbol: sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True) for symbol in sorted(size.free_symbols, key=str)}
+        names = {
+            symbol: sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True)
+            for symbol in sorted(size.free_symbols, key=str)
+        }
         text = index_text(size.xreplace(names), nonnegative=lambda expr: bool(expr.is_nonnegative))
         return text if size.is_Integer or size.is_Symbol else f"({text})"
 
@@ -368,7 +318,9 @@ class BodyWriter:
         active = sorted({*self._dimension_masks(used), *masks})
         if not used:
             # One element for all lanes.
-            address = f"tl.full({self._shape.block_shape}, {address}, {self._index_type})" if index.is_Integer else address
+            address = (
+                f"tl.full({self._shape.block_shape}, {address}, {self._index_type})" if index.is_Integer else address
+            )
         if masks:
             address = f"tl.broadcast_to({address}, {self._shape.block_shape})"
         parts = [f"({address})", " & ".join(active) or "None"]
@@ -407,8 +359,14 @@ class BodyWriter:
         if kept and self._space.reduced is not None:
             shape = f"[{', '.join('1' if d.is_reduced else block_name(d) for d in self._space.dimensions)}]"
         if self._dimensions_of(carrier) != domain:
-            address = f"tl.broadcast_to({address}, {shape})" if not item.index.is_Integer else f"tl.full({shape}, {address}, {self._index_type})"
-        text = stored_text(operation_text.render("to_dtype", [value], dtype=buffer.layout.dtype).text, buffer.layout.dtype)
+            address = (
+                f"tl.broadcast_to({address}, {shape})"
+                if not item.index.is_Integer
+                else f"tl.full({shape}, {address}, {self._index_type})"
+            )
+        text = stored_text(
+            operation_text.render("to_dtype", [value], dtype=buffer.layout.dtype).text, buffer.layout.dtype
+        )
         pointer = self.arguments.write(loop.buffer)
         self.num_store += 1
         mask = " & ".join(active) or "None"

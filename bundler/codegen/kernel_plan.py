@@ -14,7 +14,8 @@ import sympy
 
 from bundler.codegen.fusion import Group
 from bundler.codegen.kernel_arguments import KernelArguments, Parameter, numel_parameter
-from bundler.codegen.kernel_body import BodyWriter, KernelShape, block_name
+from bundler.codegen.kernel_body import BodyWriter
+from bundler.codegen.kernel_shape import KernelShape, block_name
 from bundler.codegen.loop_nodes import Buffer, Loop, numel
 from bundler.codegen.loop_terms import TermPool, loads_of
 from bundler.codegen.range_trees import Dimension, IterationSpace

@@ -68,9 +68,7 @@ class LazyTensor:
 
     def at(self, indices: Sequence[sympy.Expr]) -> Term:
         """Return the value at indices."""
-        key = tuple(
-            sympy.Integer(0) if size == 1 else index for index, size in zip(indices, self.sizes, strict=True)
-        )
+        key = tuple(sympy.Integer(0) if size == 1 else index for index, size in zip(indices, self.sizes, strict=True))
         term = self._known.get(key)
         if term is None:
             term = self._known[key] = self.compute(key)
@@ -127,7 +125,9 @@ class GraphBuilder:
             strides: how it shall lie in memory; None for dense, the last dimension innermost.
         """
         if tensor.buffer is None:
-            layout = Layout(tensor.dtype, tensor.sizes, tuple(strides or tensor.strides or contiguous_strides(tensor.sizes)))
+            layout = Layout(
+                tensor.dtype, tensor.sizes, tuple(strides or tensor.strides or contiguous_strides(tensor.sizes))
+            )
             name = self.new_buffer(layout)
             self.write(name, tensor, layout)
             tensor.put_into(name, self._reader(name))
@@ -138,11 +138,11 @@ class GraphBuilder:
         """Add the loop that computes a tensor into a buffer."""
         names = variables("i", layout.sizes)
         value = self._simplified(tensor.at(names), dict(zip(names, layout.sizes, strict=True)))
-        index = sympy.expand(layout.index([sympy.Integer(0) if s == 1 else v for v, s in zip(names, layout.sizes, strict=True)]))
-        value = self.pool.cast(value, layout.dtype)
-        self.nodes.append(
-            Loop(buffer, names, layout.sizes, (), (), value, POINTWISE, index, origins=tensor.origins)
+        index = sympy.expand(
+            layout.index([sympy.Integer(0) if s == 1 else v for v, s in zip(names, layout.sizes, strict=True)])
         )
+        value = self.pool.cast(value, layout.dtype)
+        self.nodes.append(Loop(buffer, names, layout.sizes, (), (), value, POINTWISE, index, origins=tensor.origins))
 
     def scatter(self, buffer: str, loop: Loop) -> None:
         """Add a loop that writes, or adds, to places of a buffer which values decide."""
@@ -150,7 +150,9 @@ class GraphBuilder:
         terms = tuple((symbol, self._simplified(term, ranges)) for symbol, term in loop.index_terms)
         self.nodes.append(replace(loop, buffer=buffer, value=self._simplified(loop.value, ranges), index_terms=terms))
 
-    def reduce(self, kind: str, source: LazyTensor, dims: Sequence[int], dtype: str, origins: frozenset[str]) -> LazyTensor:
+    def reduce(
+        self, kind: str, source: LazyTensor, dims: Sequence[int], dtype: str, origins: frozenset[str]
+    ) -> LazyTensor:
         """Reduce dimensions of a tensor, which are left out of the result.
 
         Args:
@@ -168,8 +170,12 @@ class GraphBuilder:
         value = self._simplified(source.at([places[n] for n in range(len(source.sizes))]), ranges)
         layout = Layout(dtype, sizes, contiguous_strides(sizes))
         name = self.new_buffer(layout)
-        index = sympy.expand(layout.index([sympy.Integer(0) if s == 1 else v for v, s in zip(outer, sizes, strict=True)]))
-        self.nodes.append(Loop(name, outer, sizes, inner, reduced, value, kind, index, origins=origins | source.origins))
+        index = sympy.expand(
+            layout.index([sympy.Integer(0) if s == 1 else v for v, s in zip(outer, sizes, strict=True)])
+        )
+        self.nodes.append(
+            Loop(name, outer, sizes, inner, reduced, value, kind, index, origins=origins | source.origins)
+        )
         return self._of_buffer(name, origins)
 
     def call(

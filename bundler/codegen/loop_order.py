@@ -113,7 +113,9 @@ def _ordered(loop: Loop) -> Loop:
     )  # fmt: skip
 
 
-def _by_stride(variables: Variables, sizes: Sizes, expressions: Sequence[sympy.Expr]) -> list[tuple[sympy.Symbol, sympy.Expr]]:
+def _by_stride(
+    variables: Variables, sizes: Sizes, expressions: Sequence[sympy.Expr]
+) -> list[tuple[sympy.Symbol, sympy.Expr]]:
     dimensions = list(zip(variables, sizes, strict=True))
     for expr in expressions:
         strides = [expr.coeff(variable) if expr.has(variable) else sympy.Integer(0) for variable in variables]

@@ -73,7 +73,7 @@ class TermPool:
 
     def constant(self, value: float, dtype: str) -> Term:
         """Return a number as a value of a dtype."""
-        kind: type[bool] | type[int] | type[float] = float
+        kind: type[bool | int | float] = float
         if dtype == "bool":
             kind = bool
         elif "int" in dtype:
@@ -112,7 +112,9 @@ class TermPool:
         if wrap:
             zero, length = self.constant(0, term.dtype), self.index(size, term.dtype)
             below = self.operate("lt", term, zero, dtype="bool")
-            term = self.operate("where", below, self.operate("add", term, length, dtype=term.dtype), term, dtype=term.dtype)
+            term = self.operate(
+                "where", below, self.operate("add", term, length, dtype=term.dtype), term, dtype=term.dtype
+            )
         if check:
             term = self.operate("check_bounds", term, dtype=term.dtype, size=size)
         key = (term.number, size)

@@ -39,7 +39,7 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[Fallback]) 
     try:
         found = _generated(builder, call)
         for tensor in found:
-            _check(builder, tensor)
+            _check(tensor)
         for node in builder.nodes[before[0] :]:
             assert isinstance(node, Loop)
             for root in node.roots:
@@ -66,8 +66,8 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     if name == "view" and call.overload == "dtype":
         name = "view_dtype"
     if name in VIEWS or name in _SPLITS:
-        found = (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
-        return tuple(_shown(call, tensor) for tensor in found)
+        seen = (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
+        return tuple(_shown(call, tensor) for tensor in seen)
     for table in (POINTWISE, INDEXING):
         if name in table:
             return (table[name](builder, call),)
@@ -101,7 +101,7 @@ def _parts(call: OperatorCall) -> tuple[LazyTensor, ...]:
     return tuple(pieces)
 
 
-def _check(builder: GraphBuilder, tensor: LazyTensor | None) -> None:
+def _check(tensor: LazyTensor | None) -> None:
     if tensor is None or numel(tensor.sizes) == 0:
         return
     check_type(tensor.dtype)

@@ -17,7 +17,9 @@ from bundler.codegen.loop_terms import loads_of
 from bundler.codegen.range_trees import IterationSpace
 
 
-def reusable(group: Group, buffers: Mapping[str, Buffer], written: Collection[str], dying: Collection[str]) -> dict[str, str]:
+def reusable(
+    group: Group, buffers: Mapping[str, Buffer], written: Collection[str], dying: Collection[str]
+) -> dict[str, str]:
     """Return buffer that is written -> buffer whose memory it may take.
 
     Args:

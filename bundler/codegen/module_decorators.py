@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from bundler.runtime import heuristics
 from bundler.runtime.heuristics.facts import Device, Facts, HeuristicKind, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.launch.drivers import open_driver
+from bundler.runtime.launch.drivers import open_first_driver
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
@@ -54,7 +54,9 @@ def heuristic(
     )
 
     def decorate(fn: Any) -> ModuleKernel:
-        return ModuleKernel(fn, kind, dict(size_hints), facts, dict(triton_meta), dict(inductor_meta), tile_hint, reduction_hint)
+        return ModuleKernel(
+            fn, kind, dict(size_hints), facts, dict(triton_meta), dict(inductor_meta), tile_hint, reduction_hint
+        )
 
     return decorate
 
@@ -93,10 +95,10 @@ class ModuleKernel:
         }
         if self.kind == "pointwise":
             hint = TileHint[self.tile_hint or "DEFAULT"]
-            return cast(HeuristicKernel, heuristics.pointwise(self.size_hints, setting, tile_hint=hint, **launch)(self.fn))
+            return heuristics.pointwise(self.size_hints, setting, tile_hint=hint, **launch)(self.fn)
         decorator = heuristics.reduction if self.kind == "reduction" else heuristics.persistent_reduction
         found = decorator(self.size_hints, setting, hint=ReductionHint[self.reduction_hint or "DEFAULT"], **launch)
-        return cast(HeuristicKernel, found(self.fn))
+        return found(self.fn)
 
     def run(self, *args: Any) -> None:
         """Launch on the current device, tuned at the first call; in Triton's interpreter run the first candidate."""
@@ -108,7 +110,7 @@ class ModuleKernel:
 
 @functools.lru_cache(maxsize=1)
 def _driver() -> Any:
-    return open_driver()
+    return open_first_driver(("cuda", "hip"))
 
 
 def current_device() -> Device:

@@ -106,7 +106,9 @@ def triton_meta(text: KernelText) -> dict[str, Any]:
     signature = {parameter.name: parameter.type for parameter in text.parameters}
     constants = {p.name: 1 for p in text.parameters if _is_one(p)}
     signature |= dict.fromkeys([*constants, *text.blocks], "constexpr")
-    aligned = {(n,): [["tt.divisibility", 16]] for n, p in enumerate(text.parameters) if p.aligned and p.name not in constants}
+    aligned = {
+        (n,): [["tt.divisibility", 16]] for n, p in enumerate(text.parameters) if p.aligned and p.name not in constants
+    }
     return {"signature": signature, "constants": constants, "configs": [aligned]}
 
 

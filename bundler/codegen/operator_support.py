@@ -21,7 +21,7 @@ def check_term(term: Term) -> None:
     """Raise `UnsupportedOperator` where there is no text for an operator over these dtypes."""
     check_type(term.dtype)
     if term.operator not in STRUCTURAL:
-        _render(term.operator, tuple(argument.dtype for argument in term.terms), term.dtype, options_of(term))
+        _render(term.operator, tuple(argument.dtype for argument in term.terms), options_of(term))
 
 
 def options_of(term: Term) -> tuple[tuple[str, Any], ...]:
@@ -30,6 +30,6 @@ def options_of(term: Term) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=_ANSWERS)
-def _render(operator: str, dtypes: tuple[str, ...], dtype: str, options: tuple[tuple[str, Any], ...]) -> None:
+def _render(operator: str, dtypes: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> None:
     values = [operation_text.Value("tmp0", name) for name in dtypes]
     operation_text.render(operator, values, **dict(options))

@@ -59,7 +59,9 @@ def operands(call: OperatorCall) -> list[Any]:
     return [v for name, v in call.arguments.items() if isinstance(v, kinds) and name not in _NO_OPERANDS]
 
 
-_NO_OPERANDS = frozenset({"alpha", "rounding_mode", "dtype", "approximate", "value", "non_blocking", "copy", "decimals"})
+_NO_OPERANDS = frozenset(
+    {"alpha", "rounding_mode", "dtype", "approximate", "value", "non_blocking", "copy", "decimals"}
+)
 
 
 def _result(builder: GraphBuilder, call: OperatorCall, term: Term) -> Term:
@@ -152,7 +154,9 @@ def _where(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         condition, left, right = (call.arguments.get(n) for n in ("pred", "a", "b"))
 
     def compute(chosen: Term, one: Term, two: Term) -> Term:
-        return pool.operate("where", pool.cast(chosen, "bool"), pool.cast(one, dtype), pool.cast(two, dtype), dtype=dtype)
+        return pool.operate(
+            "where", pool.cast(chosen, "bool"), pool.cast(one, dtype), pool.cast(two, dtype), dtype=dtype
+        )
 
     return elementwise(builder, call, [condition, left, right], "", compute)
 
@@ -186,7 +190,9 @@ def _bitcast(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 def _filled(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     name = call.operator
-    value: Any = call.arguments.get("fill_value", call.arguments.get("value", call.arguments.get("s", call.arguments.get("a"))))
+    value: Any = call.arguments.get(
+        "fill_value", call.arguments.get("value", call.arguments.get("s", call.arguments.get("a")))
+    )
     if value is None:
         value = 1 if "ones" in name else 0
     if isinstance(value, LazyTensor):
@@ -252,15 +258,18 @@ _PLAIN = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf erfc erfinv lgamma rsqrt "
     "sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc square bitwise_not bitwise_and bitwise_or bitwise_xor maximum minimum "
     "atan2 hypot copysign nextafter fmod remainder mul"
-).split()
+)
 _RENAMED = {"mul": "mul", "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift", "__lshift__": "lshift", "__rshift__": "rshift", "floor_divide": "floordiv", "special_i0": "i0", "special_i1": "i1", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0", "special_bessel_j1": "bessel_j1", "ldexp": "ldexp"}  # fmt: skip
 _SOURCES = "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones new_empty empty_strided new_empty_strided scalar_tensor"  # fmt: skip
 _COPIES = "_to_copy convert_element_type clone alias detach contiguous lift_fresh_copy copy to device_put lift_fresh"
 
 POINTWISE: dict[str, Lowering] = {
-    **{name: partial(_in_result_dtype, operator=name) for name in _PLAIN},
+    **{name: partial(_in_result_dtype, operator=name) for name in _PLAIN.split()},
     **{name: partial(_in_result_dtype, operator=ours) for name, ours in _RENAMED.items()},
-    **{name: partial(_in_operand_dtype, operator=name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit")},
+    **{
+        name: partial(_in_operand_dtype, operator=name)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit")
+    },
     **{name: partial(_in_bool, operator=name) for name in ("logical_not", "logical_and", "logical_or", "logical_xor")},
     "add": partial(_scaled, operator="add"),
     "sub": partial(_scaled, operator="sub"),

@@ -17,6 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from bundler.codegen.module_text import Kernel
+from bundler.codegen.program_build import Buildable, build_bundle
+from bundler.codegen.program_builder import build_program
 from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
 from bundler.runtime.launch.program_plan import ProgramPlan
@@ -81,9 +83,8 @@ class Program:
             CompileFailed: a kernel does not compile for a target; the first one's message.
             ConfigError: a target is none.
         """
-        from bundler.codegen.program_build import build_bundle
-
-        return build_bundle(self, targets, workers)
+        buildable = Buildable(self.options.name, self.sources, self.modules, self.plan)
+        return build_bundle(buildable, targets, workers)
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on; returns its outputs."""
@@ -137,8 +138,6 @@ def generate(
 
 def program_of_graph(module: Any, options: GenerateOptions | None = None) -> Program:
     """Return the program of an FX graph whose nodes have fake tensors."""
-    from bundler.codegen.program_builder import build_program
-
     graph = importlib.import_module("bundler.codegen.graph_reading").read_graph(module)
     built = build_program(graph)
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)

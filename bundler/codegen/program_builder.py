@@ -71,7 +71,9 @@ class _ProgramBuilder:
         self._alias: dict[str, str] = {}
 
     def build(self) -> BuiltProgram:
-        nodes = [normalized(self._builder.pool, n) if isinstance(n, Loop) else n for n in self._alive(self._builder.nodes)]
+        nodes = [
+            normalized(self._builder.pool, n) if isinstance(n, Loop) else n for n in self._alive(self._builder.nodes)
+        ]
         nodes = split(self._builder, nodes)
         groups = fused(nodes, self._buffers, self._graph.hints)
         last = _last_uses(groups)
@@ -125,7 +127,11 @@ class _ProgramBuilder:
         added = {loop.buffer for loop in group.loops if loop.mode is not None}
         kept_elsewhere = {name for other in groups if other is not group for name in other.touched}
         removed = frozenset(written - self._outputs - kept_elsewhere - added)
-        dying = {n for n in group.touched if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written}
+        dying = {
+            n
+            for n in group.touched
+            if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
+        }
         reused = reusable(group, self._buffers, written - removed - added, dying)
         text = write_kernel(group, self._builder.pool, self._buffers, removed, reused, self._graph.hints)
         kernel = self._modules.add(text)

@@ -94,7 +94,10 @@ class IterationSpace:
             return None
         if loop.is_reduction:
             assert self.reduced is not None
-            kept, inner = _laid(loop.variables, loop.sizes, self.kept), _laid(loop.reduced, loop.reduced_sizes, [self.reduced])
+            kept, inner = (
+                _laid(loop.variables, loop.sizes, self.kept),
+                _laid(loop.reduced, loop.reduced_sizes, [self.reduced]),
+            )
             if kept is None or inner is None:
                 return None
             pieces, expressions = {**kept[0], **inner[0]}, {**kept[1], **inner[1]}
@@ -152,7 +155,9 @@ def _laid(
             taken = rest if whole is not None else left[place]
             if whole is None and part is None:
                 return None
-            symbol = sympy.Symbol(f"{variable}_{len(pieces[dimensions[place]])}_{place}", integer=True, nonnegative=True)
+            symbol = sympy.Symbol(
+                f"{variable}_{len(pieces[dimensions[place]])}_{place}", integer=True, nonnegative=True
+            )
             pieces[dimensions[place]].append((symbol, taken))
             rest = sympy.Integer(1) if whole is not None else part
             left[place] = whole if whole is not None else sympy.Integer(1)

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import sympy
-
-from bundler.codegen.lazy_tensors import GraphBuilder, Indices, LazyTensor
+from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor
 from bundler.codegen.loop_nodes import numel
 from bundler.codegen.loop_terms import Term
 from bundler.codegen.operator_calls import OperatorCall
@@ -35,7 +33,9 @@ def _dims(call: OperatorCall, rank: int) -> list[int]:
     asked: Any = call.arguments.get("dim", call.arguments.get("dims"))
     if asked is None or asked in ([], ()):
         return list(range(rank))
-    return sorted({int(dim) % rank for dim in (asked if isinstance(asked, (list, tuple)) else [asked])} if rank else set())
+    return sorted(
+        {int(dim) % rank for dim in (asked if isinstance(asked, (list, tuple)) else [asked])} if rank else set()
+    )
 
 
 def _keeps(call: OperatorCall) -> bool:
@@ -165,8 +165,6 @@ def _std(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 def _var_mean(builder: GraphBuilder, call: OperatorCall) -> Results:
     mean, variance = _moments(builder, call, _source(call))
     return cast(builder, variance, call.dtype), cast(builder, mean, call.dtype)
-
-
 
 
 REDUCTIONS_BY_NAME: dict[str, Lowering] = {

@@ -56,7 +56,7 @@ class ReductionWriter:
         name: returns the name of a new value.
     """
 
-    def __init__(self, looped: bool, row: Row | None, name: Callable[[str], str]) -> None:
+    def __init__(self, looped: bool, row: Row | None, name: Callable[[], str]) -> None:
         self._looped, self._given, self._name = looped, row, name
         self._known: dict[tuple[str, Term], tuple[Value, ...]] = {}
         self._before: list[str] = []
@@ -91,7 +91,7 @@ class ReductionWriter:
         return known[place], lines
 
     def _new(self, lines: list[str], text: str) -> str:
-        name = self._name(text)
+        name = self._name()
         lines.append(f"{name} = {text}")
         return name
 
@@ -106,7 +106,7 @@ class ReductionWriter:
         if not self._looped:
             masked = spread if row.mask is None else self._new(lines, f"tl.where({row.mask}, {spread}, {identity})")
             return (Value(self._new(lines, self._finished(kind, masked)), value.dtype),)
-        accumulator = f"_{self._name('')}"
+        accumulator = f"_{self._name()}"
         self._before.append(f"{accumulator} = {constant_text(identity_of(kind, value.dtype), value.dtype, row.shape)}")
         combined = self._new(lines, _COMBINED[kind].format(accumulator, spread))
         lines.append(f"{accumulator} = {self._kept(combined, accumulator)}")
@@ -130,12 +130,12 @@ class ReductionWriter:
             if row.mask is not None:
                 masked = self._new(lines, f"tl.where({row.mask}, {spread}, {constant_text(identity, value.dtype)})")
             return (self._position(kind, masked, index, lines),)
-        best, place = f"_{self._name('')}", f"_{self._name('')}"
+        best, place = f"_{self._name()}", f"_{self._name()}"
         self._before += [
             f"{best} = {constant_text(identity, value.dtype, row.shape)}",
             f"{place} = tl.full({row.shape}, {2**63 - 1}, tl.int64)",
         ]
-        new, new_place = self._name(""), self._name("")
+        new, new_place = self._name(), self._name()
         lines += [
             f"{new}, {new_place} = lib.{kind}_combine({best}, {place}, {spread}, {index})",
             f"{best} = {self._kept(new, best)}",
@@ -144,7 +144,7 @@ class ReductionWriter:
         return (self._position(kind, best, place, self._after),)
 
     def _position(self, kind: str, values: str, indices: str, lines: list[str]) -> Value:
-        unused, found = self._name(""), self._name("")
+        unused, found = self._name(), self._name()
         lines.append(f"{unused}, {found} = lib.{kind}({values}, {indices}, {self._row.axis})")
         return Value(self._new(lines, f"{found}{self._row.suffix}"), "int64")
 
@@ -155,15 +155,17 @@ class ReductionWriter:
         spread = self._spread(lines, value)
         if not self._looped:
             count = f"tl.full([], {row.prefix}numel, {kind})"
-            mean, squares, weight = (self._name("") for _ in range(3))
-            lines.append(f"{mean}, {squares}, {weight} = lib.welford_two_pass({spread}, {row.mask}, {count}, {row.axis})")
+            mean, squares, weight = (self._name() for _ in range(3))
+            lines.append(
+                f"{mean}, {squares}, {weight} = lib.welford_two_pass({spread}, {row.mask}, {count}, {row.axis})"
+            )
             return self._shaped((mean, squares), value.dtype, lines)
-        kept = [f"_{self._name('')}" for _ in range(3)]
+        kept = [f"_{self._name()}" for _ in range(3)]
         self._before += [f"{name} = tl.zeros({row.shape}, {kind})" for name in kept]
-        new = [self._name("") for _ in range(3)]
+        new = [self._name() for _ in range(3)]
         lines.append(f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset == 0)")
         lines += [f"{old} = {self._kept(fresh, old)}" for old, fresh in zip(kept, new, strict=True)]
-        found = [self._name("") for _ in range(3)]
+        found = [self._name() for _ in range(3)]
         self._after.append(f"{', '.join(found)} = lib.welford({', '.join(kept)}, {row.axis})")
         return self._shaped((found[0], found[1]), value.dtype, self._after)
 
@@ -180,7 +182,7 @@ def identity_of(kind: str, dtype: str) -> float:
         return float("-inf") if kind == "max" else float("inf")
     if row.kind is NumberKind.BOOL:
         return int(kind != "max")
-    low, high = (0, 2**row.bits - 1) if row.kind is NumberKind.UNSIGNED else (-(2 ** (row.bits - 1)), 2 ** (row.bits - 1) - 1)
+    low, high = (
+        (0, 2**row.bits - 1) if row.kind is NumberKind.UNSIGNED else (-(2 ** (row.bits - 1)), 2 ** (row.bits - 1) - 1)
+    )
     return low if kind == "max" else high
-
-

@@ -40,4 +40,6 @@ def _text(expr: sympy.Expr) -> str:
             return f"(({ordered[0]} // {ordered[1]}) % {ordered[2]})"
         case sympy.Max() | sympy.Min():
             return f"{type(expr).__name__.lower()}({', '.join(parts)})"
-    raise UnsupportedOperator(f"a size {expr}: there is no text for {type(expr).__name__}", operator=type(expr).__name__)
+    raise UnsupportedOperator(
+        f"a size {expr}: there is no text for {type(expr).__name__}", operator=type(expr).__name__
+    )

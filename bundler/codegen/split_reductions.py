@@ -40,11 +40,20 @@ def split(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
 def _pieces(loop: Loop) -> int:
     """Return into how many pieces each row is cut; 0 for none."""
     rows, row = numel(loop.sizes), numel(loop.reduced_sizes)
-    if loop.kind not in _SPLITTABLE or not (rows.is_Integer and row.is_Integer) or rows > _MOST_ROWS or row < _LEAST_ROW:
+    if (
+        loop.kind not in _SPLITTABLE
+        or not (rows.is_Integer and row.is_Integer)
+        or rows > _MOST_ROWS
+        or row < _LEAST_ROW
+    ):
         return 0
     length = int(row)
     # A piece is a divisor of the row near the wanted length, so that no piece is shorter than the others.
-    best = min((abs(piece - _PIECE), piece) for piece in range(_PIECE // 4, _PIECE * 4) if length % piece == 0 or piece == _PIECE)
+    best = min(
+        (abs(piece - _PIECE), piece)
+        for piece in range(_PIECE // 4, _PIECE * 4)
+        if length % piece == 0 or piece == _PIECE
+    )
     return length // best[1] if length % best[1] == 0 else 0
 
 
@@ -52,7 +61,10 @@ def _two_steps(builder: GraphBuilder, loop: Loop, pieces: int) -> list[Node]:
     length = sympy.sympify(numel(loop.reduced_sizes) / pieces)
     piece, within = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("i90", "r90"))
     flat = piece * length + within
-    places, sizes = {}, dict(zip(loop.variables, loop.sizes, strict=True)) | {piece: sympy.Integer(pieces), within: length}
+    places, sizes = (
+        {},
+        dict(zip(loop.variables, loop.sizes, strict=True)) | {piece: sympy.Integer(pieces), within: length},
+    )
     strides = contiguous_strides(loop.reduced_sizes)
     for number, (variable, size, stride) in enumerate(zip(loop.reduced, loop.reduced_sizes, strides, strict=True)):
         places[variable] = FloorDiv(flat, stride) if number == 0 else ModularIndexing(flat, stride, size)

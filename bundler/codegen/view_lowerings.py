@@ -22,9 +22,7 @@ _ZERO, _ONE = sympy.Integer(0), sympy.Integer(1)
 
 def viewed(tensor: LazyTensor, sizes: Sequence[sympy.Expr], reindex: Reindex) -> LazyTensor:
     """Return a tensor whose element at some indices is that of another tensor at those that `reindex` returns."""
-    return LazyTensor(
-        tuple(sizes), tensor.dtype, lambda indices: tensor.at(tuple(reindex(indices))), tensor.origins
-    )
+    return LazyTensor(tuple(sizes), tensor.dtype, lambda indices: tensor.at(tuple(reindex(indices))), tensor.origins)
 
 
 def reshaped(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
@@ -109,9 +107,7 @@ def broadcast(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
 def sliced(tensor: LazyTensor, dim: int, start: sympy.Expr, step: sympy.Expr, size: sympy.Expr) -> LazyTensor:
     """Return each `step`-th element along a dimension, `size` of them from `start` on."""
     sizes = [size if number == dim else old for number, old in enumerate(tensor.sizes)]
-    return viewed(
-        tensor, sizes, lambda indices: [i * step + start if n == dim else i for n, i in enumerate(indices)]
-    )
+    return viewed(tensor, sizes, lambda indices: [i * step + start if n == dim else i for n, i in enumerate(indices)])
 
 
 def without(tensor: LazyTensor, dims: Sequence[int], index: sympy.Expr = _ZERO) -> LazyTensor:

@@ -50,7 +50,10 @@ class TorchMemory:
         namespace, _, rest = operator.partition(".")
         packet, _, overload = rest.rpartition(".")
         if namespace not in _NAMESPACES:
-            raise NotFound(f"operator {operator}: a program calls operators of {', '.join(sorted(_NAMESPACES))} alone", name=operator)
+            raise NotFound(
+                f"operator {operator}: a program calls operators of {', '.join(sorted(_NAMESPACES))} alone",
+                name=operator,
+            )
         try:
             found = getattr(getattr(getattr(self._torch.ops, namespace), packet), overload)
         except AttributeError as error:

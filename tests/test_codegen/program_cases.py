@@ -112,7 +112,17 @@ def scattered(a, i, v):
 
 @case(lambda: (seeded(5, 37),), kernels=1)
 def sums(a):
-    return a.sum(1), a.amax(1), a.amin(1), a.mean(1), a.prod(1), (a > 2).any(1), (a > -9).all(1), a.argmax(1), a.argmin(1)
+    return (
+        a.sum(1),
+        a.amax(1),
+        a.amin(1),
+        a.mean(1),
+        a.prod(1),
+        (a > 2).any(1),
+        (a > -9).all(1),
+        a.argmax(1),
+        a.argmin(1),
+    )
 
 
 @case(lambda: (seeded(3, 1500),), kernels=1)
@@ -130,17 +140,17 @@ def all_sums(a):
     return a.sum(), a.sum((0, 2)), a.argmax(), a.max(1)
 
 
-@case(lambda: (seeded(4, 33), ), kernels=1)
+@case(lambda: (seeded(4, 33),), kernels=1)
 def variances(a):
     return a.var(1), a.std(1, correction=0), torch.var_mean(a, 1)[1]
 
 
-@case(lambda: (seeded(3, 1300), ), kernels=1)
+@case(lambda: (seeded(3, 1300),), kernels=1)
 def long_variances(a):
     return a.var(1), a.mean(1)
 
 
-@case(lambda: (seeded(2, 32768), ), kernels=2, tolerance=2e-3)
+@case(lambda: (seeded(2, 32768),), kernels=2, tolerance=2e-3)
 def split_sum(a):
     return (a * a).sum(1)
 

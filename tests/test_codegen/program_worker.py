@@ -25,8 +25,10 @@ def difference(found, expected, tolerance):
     if expected.numel() and found.stride() != expected.stride():
         return f"strides {found.stride()} are not {expected.stride()}"
     exact = not expected.dtype.is_floating_point
-    close = torch.equal(found, expected) if exact else torch.allclose(
-        found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
+    close = (
+        torch.equal(found, expected)
+        if exact
+        else torch.allclose(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
     )
     return None if close else f"largest difference {(found.double() - expected.double()).abs().max()}"
 
@@ -55,7 +57,7 @@ def main(sources, *names):
     for name in names or CASES:
         try:
             report[name] = run(name, sources)
-        except Exception:  # a case that fails must not hide the others
+        except Exception:  # noqa: BLE001  # a case that fails must not hide the others
             report[name] = {"problems": [traceback.format_exc(limit=-6)], "kernels": []}
     print(json.dumps(report))
 

@@ -165,14 +165,18 @@ class ProgramPlan:
             UnsupportedVersion: a newer version wrote it.
         """
         if len(data) > MAX_PLAN_BYTES:
-            raise FormatError(f"a program's plan: expected at most {MAX_PLAN_BYTES} bytes, got {len(data)}", got=len(data))
+            raise FormatError(
+                f"a program's plan: expected at most {MAX_PLAN_BYTES} bytes, got {len(data)}", got=len(data)
+            )
         try:
             found = json.loads(data)
             version = found.pop("version")
         except (ValueError, KeyError, AttributeError, RecursionError) as error:
             raise FormatError(f"a program's plan: not what `to_json` writes: {error}") from error
         if version != VERSION:
-            raise UnsupportedVersion(f"a program's plan: expected version {VERSION}, got {version!r}; update bundler", got=version)
+            raise UnsupportedVersion(
+                f"a program's plan: expected version {VERSION}, got {version!r}; update bundler", got=version
+            )
         try:
             return _plan(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -220,7 +224,9 @@ def _step(kind: str, data: Mapping[str, Any]) -> Step:
             return Launch(str(data["kernel"]), tuple(map(_size, data["arguments"])), sizes)
         case "Call":
             outputs = tuple(None if name is None else str(name) for name in data["outputs"])
-            return Call(str(data["operator"]), tuple(data["arguments"]), dict(data["keywords"]), outputs, bool(data["single"]))
+            return Call(
+                str(data["operator"]), tuple(data["arguments"]), dict(data["keywords"]), outputs, bool(data["single"])
+            )
     raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")
 
 

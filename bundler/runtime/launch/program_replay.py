@@ -19,8 +19,19 @@ from bundler.format.bundle import Bundle
 from bundler.runtime.heuristics.launch_expressions import evaluate
 from bundler.runtime.heuristics.launch_grids import open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
+from bundler.runtime.launch.device_tensors import device_tensor
 from bundler.runtime.launch.driver import Driver
-from bundler.runtime.launch.program_plan import Allocate, Call, Input, Launch, Output, ProgramPlan, Release, Size, TensorSpec
+from bundler.runtime.launch.program_plan import (
+    Allocate,
+    Call,
+    Input,
+    Launch,
+    Output,
+    ProgramPlan,
+    Release,
+    Size,
+    TensorSpec,
+)
 
 BUFFER_MARK = "@"
 PLAN_PREFIX = "programs/"
@@ -62,7 +73,9 @@ class ProgramRunner:
         self._constants = dict(constants or {})
         missing = [name for name in plan.constants if name not in self._constants]
         if missing:
-            raise ConfigError(f"the program needs the constants {', '.join(missing)}; pass them as constants=", missing=missing)
+            raise ConfigError(
+                f"the program needs the constants {', '.join(missing)}; pass them as constants=", missing=missing
+            )
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the program.
@@ -72,7 +85,8 @@ class ProgramRunner:
         """
         sizes = self._sizes(inputs)
         values: dict[str, Any] = dict(self._constants)
-        values |= {given.name: value for given, value in zip(self.plan.inputs, inputs, strict=True) if given.spec}
+        given = zip(self.plan.inputs, inputs, strict=True)
+        values |= {item.name: device_tensor(value) for item, value in given if item.spec}
         for step in self.plan.steps:
             match step:
                 case Launch():
@@ -176,7 +190,9 @@ def load_program(
     }
     chosen = name if name is not None else next(iter(plans)) if len(plans) == 1 else ""
     if chosen not in plans:
-        raise NotFound(f"no program {name or ''!r} in the bundle; there are {', '.join(sorted(plans)) or 'none'}", name=name)
+        raise NotFound(
+            f"no program {name or ''!r} in the bundle; there are {', '.join(sorted(plans)) or 'none'}", name=name
+        )
     plan = ProgramPlan.from_json(opened.read(plans[chosen].artifact))
     kernels = load(opened, driver=driver)
     return ProgramRunner(plan, static_launcher(plan, kernels), memory, constants)
