@@ -213,16 +213,14 @@ class _Reader:
     def _output(self, value: Any) -> Reference | sympy.Expr | None:
         if isinstance(value, LazyTensor):
             builder = self._graph.builder
-            seen = builder.strided_view(value) if value.is_view else None
+            # What torch would return without a copy is returned so: an input, or a view of memory that exists.
+            given = value.buffer is not None and builder.buffers[value.buffer].source != "node"
+            seen = builder.strided_view(value) if value.is_view or given else None
             if seen is not None and seen.buffer not in {buffer for buffer, _ in self._mutations}:
                 return seen
-            if value.buffer is None or builder.buffers[value.buffer].source != "node":
-                fresh = LazyTensor(value.sizes, value.dtype, value.at, value.origins, strides=value.strides)
-                name = builder.realize(fresh)
-                if value.buffer is None:
-                    value.put_into(name, fresh.compute)
-            assert value.buffer is not None
-            name = value.buffer if builder.buffers[value.buffer].source == "node" else name
+            if given:  # an input that the program changes: what it held before
+                value = LazyTensor(value.sizes, value.dtype, value.at, value.origins, strides=value.strides)
+            name = builder.realize(value)
             return Reference(name, builder.buffers[name].layout)
         return None if value is None else sympy.sympify(value)
 

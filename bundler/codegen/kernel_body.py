@@ -279,9 +279,9 @@ class BodyWriter:
             return
         scope.parts.add(part.symbol)
         whole = f"{dimension.prefix}index"
-        divisor, length = (self._size_text(size) for size in (part.divisor, part.length))
-        text = whole if part.divisor == 1 else f"{whole} // {divisor}"
+        text = whole if part.divisor == 1 else f"{whole} // {self._size_text(part.divisor)}"
         if sympy.expand(part.divisor * part.length - dimension.numel) != 0:
+            length = self._size_text(part.length)
             text = f"{whole} % {length}" if part.divisor == 1 else f"({text}) % {length}"
         scope.lines.append(f"{part.symbol} = {text}")
 

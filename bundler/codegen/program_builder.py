@@ -157,7 +157,12 @@ class _ProgramBuilder:
         memory = self._memory(name)
         # Memory that another buffer took lives on under its first name.
         users = [other for other, first in self._alias.items() if first == memory and other != name]
-        if not any(other in self._outputs for other in (*users, memory)) and not self._used_later(memory, name):
+        exists = any(memory in _made_by(step) for step in self._steps)
+        if (
+            exists
+            and not any(other in self._outputs for other in (*users, memory))
+            and not self._used_later(memory, name)
+        ):
             self._steps.append(Release(memory))
 
     def _used_later(self, memory: str, name: str) -> bool:
@@ -219,6 +224,13 @@ class _ProgramBuilder:
     def _spec(self, layout: Layout) -> TensorSpec:
         sizes, strides = (tuple(size_text(part) for part in parts) for parts in (layout.sizes, layout.strides))
         return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset))
+
+
+def _made_by(step: Step) -> tuple[str | None, ...]:
+    """Return the buffers that begin with a step."""
+    if isinstance(step, Allocate):
+        return (step.name,)
+    return step.outputs if isinstance(step, Call) else ()
 
 
 def _entry(text: KernelText) -> KernelEntry:
