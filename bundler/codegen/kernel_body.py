@@ -21,7 +21,7 @@ from bundler.codegen.kernel_arguments import KernelArguments
 from bundler.codegen.kernel_shape import KernelShape, Masks, Placed, Scope, block_name
 from bundler.codegen.literals import constant_text
 from bundler.codegen.loop_nodes import Buffer, Loop
-from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, substituted
+from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, substituted, symbols_of
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
@@ -126,10 +126,17 @@ class BodyWriter:
             self._definitions[key] = item.value
         if loop.buffer in self._shape.removed:
             return  # computed where it is read
+        self._tell(item)
         self._store(item, self._value(item.value, ()))
+
+    def _tell(self, item: Placed) -> None:
+        """Write a comment in front of the lines of a loop."""
+        scope = self._inner if item.inside and self._inner is not None else self._outer
+        scope.lines.append(f"# {item.loop.buffer}, {item.loop.kind}: {', '.join(sorted(item.loop.origins))}")
 
     def _reduce(self, item: Placed) -> None:
         loop = item.loop
+        self._tell(item)
         value = self._value(item.value, ())
         self.num_reduction += 1
         scope = self._outer if self._inner is None else self._inner
@@ -252,7 +259,7 @@ class BodyWriter:
     def _index(self, expr: sympy.Expr, term: Term, masks: Masks) -> str:
         """Return the text of an index expression, and write what it needs in front."""
         names: dict[sympy.Symbol, sympy.Symbol] = {}
-        for argument, symbol in zip(term.terms, _symbols_of(term), strict=False):
+        for argument, symbol in zip(term.terms, symbols_of(term), strict=False):
             self._symbols[symbol] = self._value(argument, masks)
         for symbol in sorted(expr.free_symbols, key=str):
             part = self._part_of(symbol)
@@ -388,9 +395,3 @@ class BodyWriter:
         active = sorted(self._dimension_masks(set(self._space.dimensions)))
         suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in self._space.dimensions)}]"
         return Row(self._shape.block_shape, len(self._space.kept), suffix, " & ".join(active) or None, reduced.prefix)
-
-
-def _symbols_of(term: Term) -> tuple[sympy.Symbol, ...]:
-    if term.operator == "load":
-        return tuple(term.details[2])
-    return tuple(term.details[1]) if term.operator == "index_expr" else ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TorchMemory`: tensors of torch for programs that are replayed or run: allocation, views, and operators called by name.
+"""`TorchMemory`: tensors of torch for programs that are replayed or run: allocation, views, and operators called by name; `example_tensor`.
 
 The generator's programs, and users of `load_program` whose programs call operators, make one.
 """
@@ -7,6 +7,7 @@ The generator's programs, and users of `load_program` whose programs call operat
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,3 +74,17 @@ class TorchMemory:
         if kind in {"dtype", "memory_format", "layout"}:
             return getattr(self._torch, name)
         raise NotFound(f"a call's argument {item!r:.80}: expected a dtype, a device or a memory format", name=kind)
+
+
+def example_tensor(text: str) -> Any:
+    """Return a tensor of zeros of a type and sizes, such as `float32[128,512]`, on the CPU.
+
+    Raises:
+        ConfigError: the text is no such description, or torch is not installed.
+    """
+    found = re.fullmatch(r"(\w+)\[((?:\d+(?:,\d+)*)?)\]", text)
+    torch: Any = TorchMemory()._torch  # noqa: SLF001  # of this module
+    dtype = getattr(torch, found[1], None) if found else None
+    if found is None or not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"input {text!r}: expected a dtype of torch and sizes, such as float32[128,512]", got=text)
+    return torch.zeros([int(size) for size in found[2].split(",") if size], dtype=dtype)
