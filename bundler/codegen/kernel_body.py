@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BodyWriter`: the body of one kernel, from its loops: index parts, loads, operators, reductions, stores.
+
+A pointwise or persistent kernel is one run of lines.  A looped reduction has a loop over the row for each pass: a loop that uses the result of a
+reduction comes in a later pass, and computes anew what the earlier one computed of each element.  What does not depend on the row is computed
+before the loop.  Every value is computed once in its scope; stores come last, so that nothing is read after it was changed.
+
+`kernel_plan` calls it; `reduction_text` writes the reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from bundler.codegen import operation_text
+from bundler.codegen.data_types import loaded_text, stored_text
+from bundler.codegen.index_text import index_text
+from bundler.codegen.kernel_arguments import KernelArguments
+from bundler.codegen.kernel_shape import KernelShape, Masks, Placed, Scope, block_name
+from bundler.codegen.literals import constant_text
+from bundler.codegen.loop_nodes import Buffer, Loop
+from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, substituted
+from bundler.codegen.operation_text import Value
+from bundler.codegen.operator_support import options_of
+from bundler.codegen.range_trees import Dimension, Part
+from bundler.codegen.reduction_text import ReductionWriter, Row
+
+_INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
+
+
+class BodyWriter:
+    """Writes the loops of one kernel.
+
+    Attributes:
+        num_load, num_store, num_reduction: how often the text does each.
+        atomic: whether it adds atomically.
+    """
+
+    def __init__(
+        self, shape: KernelShape, pool: TermPool, buffers: Mapping[str, Buffer], arguments: KernelArguments
+    ) -> None:
+        self._shape, self._space, self._pool, self._buffers = shape, shape.space, pool, buffers
+        self.arguments = arguments
+        self.num_load = self.num_store = self.num_reduction = 0
+        self.atomic = False
+        self._outer = Scope()
+        self._inner: Scope | None = None
+        self._count = 0
+        self._definitions: dict[tuple[str, sympy.Expr], Term] = {}
+        self._results: dict[tuple[str, sympy.Expr], Value] = {}
+        self._symbols: dict[sympy.Symbol, Value] = {}
+        self._dimensions: dict[Term, frozenset[Dimension]] = {}
+        self._reductions = ReductionWriter(shape.looped, self._row(), self.new_name)
+
+    # The whole body -----------------------------------------------------------------------------------------------------
+
+    def write(self, loops: tuple[Loop, ...]) -> list[str]:
+        """Return the lines of the body, behind the indices of the dimensions."""
+        placed = self._placed(loops)
+        for level in range(max(item.level for item in placed) + 1):
+            for item in placed:
+                if item.level == level and not item.inside:
+                    self._one(item)
+            inside = [item for item in placed if item.level == level and item.inside]
+            if inside and self._shape.looped:
+                self._pass(inside)
+            else:
+                for item in inside:
+                    self._one(item)
+        return [*self._outer.lines, *self._outer.stores]
+
+    def _pass(self, items: list[Placed]) -> None:
+        """Write one loop over the row."""
+        self._inner = Scope()
+        for item in items:
+            self._one(item)
+        scope, self._inner = self._inner, None
+        before, after = self._reductions.take()
+        self._outer.lines += before
+        reduced = self._space.reduced
+        assert reduced is not None
+        prefix = reduced.prefix
+        self._outer.lines += [
+            f"for {prefix}offset in tl.range(0, {prefix}numel, {block_name(reduced)}):",
+            f"    {prefix}index = {prefix}offset + {prefix}base",
+        ]
+        if prefix not in self._shape.constant_masks:
+            self._outer.lines.append(f"    {prefix}mask = {prefix}index < {prefix}numel")
+        self._outer.lines += [f"    {line}" for line in (*scope.lines, *scope.stores)]
+        self._outer.lines += after
+
+    def _placed(self, loops: tuple[Loop, ...]) -> list[Placed]:
+        found: list[Placed] = []
+        written: dict[str, Placed] = {}
+        for loop in loops:
+            place = self._space.place(loop)
+            assert place is not None, "a loop was fused into a kernel that it does not fit"
+            domain = self._space.domain(loop)
+            assert domain is not None
+            inside = self._space.reduced is not None and self._space.reduced in domain
+            before = [written[name] for name in loop.reads if name in written]
+            level = max((item.level + item.loop.is_reduction for item in before), default=0)
+            terms = tuple((symbol, substituted(self._pool, term, place)) for symbol, term in loop.index_terms)
+            item = Placed(loop, substituted(self._pool, loop.value, place), place(loop.index), terms, inside, level)
+            found.append(item)
+            written[loop.buffer] = item
+        last = max(item.level for item in found)
+        # A later pass may read what is changed here, so what was there before is replaced in the last one.
+        read = {name for loop in loops for name in loop.reads}
+        return [
+            Placed(i.loop, i.value, i.index, i.index_terms, i.inside, last)
+            if i.loop.buffer in read and self._buffers[i.loop.buffer].source != "node"
+            else i
+            for i in found
+        ]
+
+    def _one(self, item: Placed) -> None:
+        loop = item.loop
+        if loop.is_reduction:
+            self._reduce(item)
+            return
+        key = (loop.buffer, item.index)
+        if loop.mode is None and self._buffers[loop.buffer].source == "node":
+            self._definitions[key] = item.value
+        if loop.buffer in self._shape.removed:
+            return  # computed where it is read
+        self._store(item, self._value(item.value, ()))
+
+    def _reduce(self, item: Placed) -> None:
+        loop = item.loop
+        value = self._value(item.value, ())
+        self.num_reduction += 1
+        scope = self._outer if self._inner is None else self._inner
+        result, lines = self._reductions.reduce(loop.kind, item.value, value, loop.kind.startswith("arg"))
+        scope.lines += lines
+        self._results[loop.buffer, item.index] = result
+        if loop.buffer not in self._shape.removed:
+            self._store(item, result)
+
+    # Values -------------------------------------------------------------------------------------------------------------
+
+    def new_name(self) -> str:
+        """Return the name of a new value; the caller writes the line."""
+        self._count += 1
+        return f"tmp{self._count - 1}"
+
+    def _value(self, root: Term, masks: Masks) -> Value:
+        known = self._known(root, masks)
+        if known is not None:
+            return known
+        value = self._made(root, masks)
+        self._scope_of(root, masks).values[root, self._masks_for(root, masks)] = value
+        return value
+
+    def _known(self, term: Term, masks: Masks) -> Value | None:
+        key = (term, self._masks_for(term, masks))
+        inner = None if self._inner is None else self._inner.values.get(key)
+        return inner or self._outer.values.get(key)
+
+    def _masks_for(self, term: Term, masks: Masks) -> Masks:
+        """Return the masks that matter to a term: none where it loads nothing, so it is the same inside and outside of a mask."""
+        return masks if masks and any(item.operator in {"load", "check_bounds"} for item in in_order(term)) else ()
+
+    def _scope_of(self, term: Term, masks: Masks) -> Scope:
+        if self._inner is None:
+            return self._outer
+        reduced = self._space.reduced
+        # A mask may depend on the row; what is behind it stays in the loop.
+        return self._inner if masks or reduced in self._dimensions_of(term) else self._outer
+
+    def _dimensions_of(self, term: Term) -> frozenset[Dimension]:
+        found = self._dimensions.get(term)
+        if found is None:
+            for item in in_order(term):
+                if item in self._dimensions:
+                    continue
+                dims = {d for argument in item.terms for d in self._dimensions[argument]}
+                if item.operator == "load":
+                    dims |= self._space.dimensions_of(item.details[1])
+                    definition = self._definitions.get((item.details[0], item.details[1]))
+                    dims |= self._dimensions_of(definition) if definition is not None else set()
+                elif item.operator == "index_expr":
+                    dims |= self._space.dimensions_of(item.details[0])
+                self._dimensions[item] = frozenset(dims)
+            found = self._dimensions[term]
+        return found
+
+    def _made(self, term: Term, masks: Masks) -> Value:
+        match term.operator:
+            case "load":
+                return self._loaded(term, masks)
+            case "constant":
+                return self._line(term, masks, Value(constant_text(term.details[0], term.dtype), term.dtype))
+            case "index_expr":
+                return self._index_value(term, masks)
+            case "masked":
+                return self._masked(term, masks)
+            case "check_bounds":
+                return self._checked(term, masks)
+        arguments = [self._argument(argument, term, masks) for argument in term.arguments]
+        return self._line(term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term))))
+
+    def _argument(self, argument: Argument, term: Term, masks: Masks) -> Value | float:
+        if not isinstance(argument, Term):
+            return argument
+        others = [item for item in term.terms if item is not argument and item.operator != "constant"]
+        if (
+            argument.operator == "constant"
+            and term.operator in _INFIX_NUMBERS
+            and others
+            and others[0].dtype == argument.dtype
+        ):
+            number: float = argument.details[0]
+            return number
+        return self._value(argument, masks)
+
+    def _line(self, term: Term, masks: Masks, value: Value) -> Value:
+        name = self.new_name()
+        self._scope_of(term, masks).lines.append(f"{name} = {value.text}")
+        return Value(name, value.dtype)
+
+    def _masked(self, term: Term, masks: Masks) -> Value:
+        mask, body = term.terms
+        condition = self._value(mask, masks).text
+        value = self._value(body, tuple(dict.fromkeys((*masks, condition))))
+        other = Value(constant_text(term.details[0], term.dtype), term.dtype)
+        return self._line(term, masks, operation_text.render("where", [Value(condition, "bool"), value, other]))
+
+    def _index_value(self, term: Term, masks: Masks) -> Value:
+        expr = term.details[0]
+        text = self._index(expr, term, masks)
+        if term.dtype == "int64":
+            text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else f"({text}).to(tl.int64)"
+        elif expr.is_Integer:
+            text = f"tl.full([], {text}, tl.int32)"
+        return self._line(term, masks, Value(text, term.dtype))
+
+    def _checked(self, term: Term, masks: Masks) -> Value:
+        value = self._value(term.terms[0], masks)
+        size = self._index(dict(term.details)["size"], term, masks)
+        active = [*self._dimension_masks(self._dimensions_of(term)), *masks]
+        inside = f"((0 <= {value.text}) & ({value.text} < {size}))"
+        condition = inside if not active else f"{inside} | ~({' & '.join(sorted(active))})"
+        message = f"index out of bounds: 0 <= {value.text} < {size}"
+        self._scope_of(term, masks).lines.append(f'tl.device_assert({condition}, "{message}")')
+        return value
+
+    # Addresses ----------------------------------------------------------------------------------------------------------
+
+    def _index(self, expr: sympy.Expr, term: Term, masks: Masks) -> str:
+        """Return the text of an index expression, and write what it needs in front."""
+        names: dict[sympy.Symbol, sympy.Symbol] = {}
+        for argument, symbol in zip(term.terms, _symbols_of(term), strict=False):
+            self._symbols[symbol] = self._value(argument, masks)
+        for symbol in sorted(expr.free_symbols, key=str):
+            part = self._part_of(symbol)
+            if part is not None:
+                self._define(*part)
+            elif symbol in self._symbols:
+                names[symbol] = sympy.Symbol(self._symbols[symbol].text, integer=True, nonnegative=True)
+            else:
+                names[symbol] = sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True)
+        ranges = self._space.ranges()
+        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative)
+
+    def _part_of(self, symbol: sympy.Symbol) -> tuple[Dimension, Part] | None:
+        for dimension in self._space.dimensions:
+            for part in dimension.parts.values():
+                if part.symbol == symbol:
+                    return dimension, part
+        return None
+
+    def _define(self, dimension: Dimension, part: Part) -> None:
+        """Write the line of a part of an index, once in its scope."""
+        scope = self._inner if dimension.is_reduced and self._inner is not None else self._outer
+        if part.symbol in scope.parts:
+            return
+        scope.parts.add(part.symbol)
+        whole = f"{dimension.prefix}index"
+        divisor, length = (self._size_text(size) for size in (part.divisor, part.length))
+        text = whole if part.divisor == 1 else f"{whole} // {divisor}"
+        if sympy.expand(part.divisor * part.length - dimension.numel) != 0:
+            text = f"{whole} % {length}" if part.divisor == 1 else f"({text}) % {length}"
+        scope.lines.append(f"{part.symbol} = {text}")
+
+    def _size_text(self, size: sympy.Expr) -> str:
+        names = {
+            symbol: sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True)
+            for symbol in sorted(size.free_symbols, key=str)
+        }
+        text = index_text(size.xreplace(names), nonnegative=lambda expr: bool(expr.is_nonnegative))
+        return text if size.is_Integer or size.is_Symbol else f"({text})"
+
+    def _dimension_masks(self, dimensions: frozenset[Dimension] | set[Dimension]) -> list[str]:
+        constant = self._shape.constant_masks
+        return [f"{d.prefix}mask" for d in self._space.dimensions if d in dimensions and d.prefix not in constant]
+
+    def _loaded(self, term: Term, masks: Masks) -> Value:
+        buffer, index, _ = term.details
+        result = self._results.get((buffer, index))
+        if result is not None:
+            return result
+        definition = self._definitions.get((buffer, index))
+        if definition is not None:
+            return self._value(definition, masks)
+        text = self._load_text(term, index, masks)
+        pointer = self.arguments.read(buffer)
+        self.num_load += 1
+        dtype = self._buffers[buffer].layout.dtype
+        return self._line(term, masks, Value(loaded_text(f"tl.load({pointer} + {text})", dtype), dtype))
+
+    def _load_text(self, term: Term, index: sympy.Expr, masks: Masks) -> str:
+        """Return what stands behind `pointer +`: address, mask and policy."""
+        address = self._index(index, term, masks)
+        used = self._dimensions_of(term)
+        active = sorted({*self._dimension_masks(used), *masks})
+        if not used:
+            # One element for all lanes.
+            address = (
+                f"tl.full({self._shape.block_shape}, {address}, {self._index_type})" if index.is_Integer else address
+            )
+        if masks:
+            address = f"tl.broadcast_to({address}, {self._shape.block_shape})"
+        parts = [f"({address})", " & ".join(active) or "None"]
+        reduced = self._space.reduced
+        if active and (masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used):
+            parts.append("other=0.0")
+        policy = self._policy(index, used)
+        if policy:
+            parts.append(f"eviction_policy='{policy}'")
+        return ", ".join(parts)
+
+    @property
+    def _index_type(self) -> str:
+        return "tl.int64" if self._shape.wide else "tl.int32"
+
+    def _policy(self, index: sympy.Expr, used: frozenset[Dimension]) -> str | None:
+        """Return how long a loaded element should stay in the cache: long where other programs or lanes read it again."""
+        if any(dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions):
+            return "evict_last"
+        symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
+        if not any(index.coeff(symbol) == 1 for symbol in symbols):
+            return "evict_last"
+        return "evict_first" if self._inner is not None else None
+
+    def _store(self, item: Placed, value: Value) -> None:
+        loop, buffer = item.loop, self._buffers[item.loop.buffer]
+        carrier = self._pool.make(
+            "load", tuple(t for _, t in item.index_terms), buffer.layout.dtype,
+            (loop.buffer, item.index, tuple(s for s, _ in item.index_terms)),
+        )  # fmt: skip
+        address = self._index(item.index, carrier, ())
+        kept = not item.inside or loop.is_reduction
+        domain = set(self._space.kept if kept else self._space.dimensions)
+        active = sorted(self._dimension_masks(domain))
+        shape = self._shape.block_shape
+        if kept and self._space.reduced is not None:
+            shape = f"[{', '.join('1' if d.is_reduced else block_name(d) for d in self._space.dimensions)}]"
+        if self._dimensions_of(carrier) != domain:
+            address = (
+                f"tl.broadcast_to({address}, {shape})"
+                if not item.index.is_Integer
+                else f"tl.full({shape}, {address}, {self._index_type})"
+            )
+        text = stored_text(
+            operation_text.render("to_dtype", [value], dtype=buffer.layout.dtype).text, buffer.layout.dtype
+        )
+        pointer = self.arguments.write(loop.buffer)
+        self.num_store += 1
+        mask = " & ".join(active) or "None"
+        scope = self._outer if kept or self._inner is None else self._inner
+        if loop.mode == "atomic_add":
+            self.atomic = True
+            text = f"tl.broadcast_to({text}, {shape})"
+            scope.stores.append(f"tl.atomic_add({pointer} + ({address}), {text}, {mask}, sem='relaxed')")
+        else:
+            scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
+
+    # Rows ---------------------------------------------------------------------------------------------------------------
+
+    def _row(self) -> Row | None:
+        """Return what reductions need to know of the row."""
+        reduced = self._space.reduced
+        if reduced is None:
+            return None
+        active = sorted(self._dimension_masks(set(self._space.dimensions)))
+        suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in self._space.dimensions)}]"
+        return Row(self._shape.block_shape, len(self._space.kept), suffix, " & ".join(active) or None, reduced.prefix)
+
+
+def _symbols_of(term: Term) -> tuple[sympy.Symbol, ...]:
+    if term.operator == "load":
+        return tuple(term.details[2])
+    return tuple(term.details[1]) if term.operator == "index_expr" else ()
