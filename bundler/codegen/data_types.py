@@ -115,7 +115,7 @@ def cast_text(text: str, source: str, target: str, *, rounded: bool = False) -> 
         rounded: round to a 16-bit float, as torch does; without it the value keeps the precision of float32 until it is stored.
     """
     old, new = data_type(source), data_type(target)
-    if new.is_half and (rounded or old.kind is NumberKind.FLOAT8):
+    if new.is_half and rounded and old.kind is not NumberKind.FLOAT8:
         return _converted(_converted(text, old.computed, old, new.stored, new), new.stored, new, new.computed, new)
     return _converted(text, old.computed, old, new.computed, new)
 

@@ -78,7 +78,7 @@ class _Printer:
     def term(self, expr: sympy.Expr) -> str:
         """Return the text of an expression as it may stand in a sum."""
         coefficient, _ = expr.as_coeff_Mul()
-        product = isinstance(expr, sympy.Mul) and isinstance(coefficient, sympy.Integer) and coefficient > 0
+        product = isinstance(expr, sympy.Mul) and isinstance(coefficient, sympy.Integer) and int(coefficient) > 0
         return self.text(expr) if product else self.operand(expr)
 
     def float(self, expr: sympy.Basic) -> str:

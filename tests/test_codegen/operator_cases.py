@@ -318,9 +318,9 @@ REFERENCES = {
 ELSEWHERE = {
     "constant": "test_literals.py",
     "inline_asm_elementwise": "test_operator_compiles.py",
-    "rand": "test_lib_random.py",
-    "randn": "test_lib_random.py",
-    "randint64": "test_lib_random.py",
+    "rand": "lib_number_cases.py",
+    "randn": "lib_number_cases.py",
+    "randint64": "lib_number_cases.py",
 }
 
 
