@@ -92,10 +92,7 @@ def _generated(path: str, inputs: Sequence[str], targets: Sequence[Target], *, d
     function = getattr(module, function_name, None)
     if not callable(function):
         raise NotFound(f"{module_name} has no function {function_name!r}", name=function_name)
-    if inputs:
-        values = [example_tensor(text) for text in inputs]
-    else:
-        values = _declared_inputs(module, module_name)
+    values = [example_tensor(text) for text in inputs] if inputs else _declared_inputs(module, module_name)
     return generate(function, values, dynamic=dynamic, options=GenerateOptions(name=name))
 
 

@@ -23,7 +23,7 @@ _UNKNOWN_SIZE = 8192
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class LoopGroup:
     """Nodes that run as one: loops of one kernel, or a single extern call.
 
     Attributes:
@@ -50,7 +50,7 @@ class Group:
         return frozenset(name for node in self.nodes for name in node.writes)
 
 
-def fused(nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> list[Group]:
+def fused(nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> list[LoopGroup]:
     """Return the groups of a program's nodes, in an order in which they can run."""
     return _Fusion(nodes, buffers, hints).run()
 
@@ -66,10 +66,10 @@ class _Fusion:
         self._nodes, self._buffers, self._hints = list(nodes), buffers, hints
         self._place = {id(node): number for number, node in enumerate(nodes)}
         self._edges = _dependencies(nodes)
-        self._groups = [Group((n,), dimensions_of(n) if isinstance(n, Loop) else ()) for n in nodes]
-        self._refused: set[tuple[Group, Group]] = set()
+        self._groups = [LoopGroup((n,), dimensions_of(n) if isinstance(n, Loop) else ()) for n in nodes]
+        self._refused: set[tuple[LoopGroup, LoopGroup]] = set()
 
-    def run(self) -> list[Group]:
+    def run(self) -> list[LoopGroup]:
         while self._round():
             pass
         return self._in_order(self._groups)
@@ -89,7 +89,7 @@ class _Fusion:
             changed = True
         return changed
 
-    def _candidates(self) -> list[tuple[Group, Group]]:
+    def _candidates(self) -> list[tuple[LoopGroup, LoopGroup]]:
         users: dict[str, list[int]] = {}
         for number, group in enumerate(self._groups):
             for name in sorted(group.touched if group.loops else ()):
@@ -109,35 +109,35 @@ class _Fusion:
             scored.append((-int(vertical), -score, abs(self._first(one) - self._first(other)), a, b))
         return [(self._groups[a], self._groups[b]) for *_, a, b in sorted(scored)]
 
-    def _first(self, group: Group) -> int:
+    def _first(self, group: LoopGroup) -> int:
         return self._place[id(group.nodes[0])]
 
     def _bytes(self, name: str) -> int:
         size = numel(self._buffers[name].layout.sizes).subs(self._hints)
         return int(size) if size.is_Integer else _UNKNOWN_SIZE
 
-    def _together(self, one: Group, other: Group) -> Group | None:
+    def _together(self, one: LoopGroup, other: LoopGroup) -> LoopGroup | None:
         if not one.loops or not other.loops or len(one.nodes) + len(other.nodes) > _MOST_LOOPS:
             return None
         nodes = tuple(sorted((*one.nodes, *other.nodes), key=lambda node: self._place[id(node)]))
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
-            group = Group(nodes, dimensions)
+            group = LoopGroup(nodes, dimensions)
             if _same_addresses(group) and not self._runs_between(one, other):
                 return group
         return None
 
-    def _runs_between(self, one: Group, other: Group) -> bool:
+    def _runs_between(self, one: LoopGroup, other: LoopGroup) -> bool:
         """Whether some third group has to run after one of the two and before the other."""
         merged = [group for group in self._groups if group is not one and group is not other]
-        merged.append(Group((*one.nodes, *other.nodes), ()))
+        merged.append(LoopGroup((*one.nodes, *other.nodes), ()))
         return self._sorted(merged) is None
 
-    def _in_order(self, groups: Sequence[Group]) -> list[Group]:
+    def _in_order(self, groups: Sequence[LoopGroup]) -> list[LoopGroup]:
         found = self._sorted(groups)
         assert found is not None, "groups that wait for each other were never fused"
         return found
 
-    def _sorted(self, groups: Sequence[Group]) -> list[Group] | None:
+    def _sorted(self, groups: Sequence[LoopGroup]) -> list[LoopGroup] | None:
         """Return the groups so that each comes behind those it waits for, else as the program has them; None in a circle."""
         home = {self._place[id(node)]: number for number, group in enumerate(groups) for node in group.nodes}
         waits = [
@@ -170,7 +170,7 @@ def _common_dimensions(
     return [longer] if shorter[0][1] in {whole, longer[0][1]} else []
 
 
-def _same_addresses(group: Group) -> bool:
+def _same_addresses(group: LoopGroup) -> bool:
     """Whether all loops fit the dimensions, and each buffer that one of them writes has one address in all of them."""
     space = IterationSpace(group.dimensions)
     touched: dict[str, set[sympy.Expr]] = {}
@@ -212,6 +212,6 @@ def _dependencies(nodes: Sequence[Node]) -> list[set[int]]:
     return edges
 
 
-def is_extern(group: Group) -> bool:
+def is_extern(group: LoopGroup) -> bool:
     """Whether a group is a call of an ATen operator."""
     return isinstance(group.nodes[0], ExternCall)

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from bundler.codegen.index_functions import owned
 from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor
-from bundler.codegen.loop_nodes import Layout, Reference, TorchValue
-from bundler.codegen.lowerings import Fallback, lower
+from bundler.codegen.loop_nodes import Reference, TensorLayout, TorchValue
+from bundler.codegen.lowerings import RefusedOperator, lower
 from bundler.codegen.operator_calls import OperatorCall
 from bundler.errors import UnsupportedOperator
 
@@ -50,7 +50,7 @@ class ReadGraph:
     outputs: list[Reference | sympy.Expr | None] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
-    fallbacks: list[Fallback] = field(default_factory=list)
+    fallbacks: list[RefusedOperator] = field(default_factory=list)
     device: str = "cpu"
 
 
@@ -160,7 +160,7 @@ class _Reader:
                 self._graph.builder.mark_reuse(tensor, len(node.users))
         return found[0] if single else found
 
-    def _operator_call(self, node: fx.Node, results: tuple[Layout | None, ...], *, single: bool) -> OperatorCall:
+    def _operator_call(self, node: fx.Node, results: tuple[TensorLayout | None, ...], *, single: bool) -> OperatorCall:
         schema = node.target._schema.arguments  # noqa: SLF001
         positional = tuple(self._argument(item) for item in node.args)
         keywords = {name: self._argument(item) for name, item in node.kwargs.items()}
@@ -184,7 +184,7 @@ class _Reader:
                 return TorchValue(kind, str(item).removeprefix("torch."))
         return item
 
-    def _result(self, value: Any) -> Layout | None:
+    def _result(self, value: Any) -> TensorLayout | None:
         return self._layout(value) if isinstance(value, torch.Tensor) else None
 
     # Results --------------------------------------------------------------------------------------------------------------
@@ -226,14 +226,14 @@ class _Reader:
 
     # torch's values as ours -------------------------------------------------------------------------------------------------
 
-    def _layout(self, tensor: torch.Tensor) -> Layout:
+    def _layout(self, tensor: torch.Tensor) -> TensorLayout:
         dtype = dtype_name(tensor.dtype)
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise UnsupportedOperator(f"a tensor of layout {tensor.layout}: expected a strided one", operator="layout")
         sizes, strides = (tuple(map(self._size, part)) for part in (tensor.shape, tensor.stride()))
         if tensor.device.type != "cpu":
             self._graph.device = str(tensor.device)
-        return Layout(dtype, sizes, strides)
+        return TensorLayout(dtype, sizes, strides)
 
     def _size(self, value: Any) -> sympy.Expr:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -282,7 +282,7 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
     return isinstance(offset, int) and offset * tensor.element_size() % _ALIGNED_BYTES == 0
 
 
-def _is_dense(layout: Layout) -> bool:
+def _is_dense(layout: TensorLayout) -> bool:
     """Whether every element of the memory that a tensor spans belongs to it, once; for sizes that are known."""
     if not all(part.is_Integer for part in (*layout.sizes, *layout.strides)):
         return False

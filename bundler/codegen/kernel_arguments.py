@@ -19,7 +19,7 @@ _ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
-class Parameter:
+class KernelParameter:
     """One parameter that a launch passes.
 
     Attributes:
@@ -72,33 +72,33 @@ class KernelArguments:
         return self._sizes.setdefault(symbol, f"ks{len(self._sizes)}")
 
     @property
-    def pointers(self) -> tuple[Parameter, ...]:
+    def pointers(self) -> tuple[KernelParameter, ...]:
         """The buffers, in order."""
         groups = (self._both, self._read, self._written)
         return tuple(self._pointer(name, buffer) for group in groups for buffer, name in group.items())
 
     @property
-    def sizes(self) -> tuple[Parameter, ...]:
+    def sizes(self) -> tuple[KernelParameter, ...]:
         """The sizes, in order."""
-        return tuple(Parameter(name, symbol, "i64", aligned=False) for symbol, name in self._sizes.items())
+        return tuple(KernelParameter(name, symbol, "i64", aligned=False) for symbol, name in self._sizes.items())
 
     @property
     def changed(self) -> tuple[str, ...]:
         """Names of parameters whose buffer holds something before the launch that the kernel changes."""
         return tuple(name for buffer, name in sorted(self._both.items(), key=lambda item: item[1]) if buffer)
 
-    def _pointer(self, name: str, buffer: str) -> Parameter:
+    def _pointer(self, name: str, buffer: str) -> KernelParameter:
         found = self._buffers[buffer]
         # torch hands a tensor of bools over as one of i1, though each is a byte.
         dtype = found.layout.dtype
         kind = "i1" if dtype == "bool" else _SHORT[store_type(dtype)]
-        return Parameter(name, buffer, f"*{kind}", found.aligned)
+        return KernelParameter(name, buffer, f"*{kind}", found.aligned)
 
 
-def numel_parameter(prefix: str, size: sympy.Expr, *, wide: bool) -> Parameter:
+def numel_parameter(prefix: str, size: sympy.Expr, *, wide: bool) -> KernelParameter:
     """Return the parameter that says how many elements a dimension has."""
     aligned = bool(size.is_Integer and size % _ALIGNMENT == 0)
-    return Parameter(f"{prefix}numel", size, "i64" if wide else "i32", aligned)
+    return KernelParameter(f"{prefix}numel", size, "i64" if wide else "i32", aligned)
 
 
 # How Triton writes types in signatures.

@@ -18,7 +18,7 @@ from bundler.codegen import operation_text
 from bundler.codegen.data_types import loaded_text, stored_text
 from bundler.codegen.index_text import index_text
 from bundler.codegen.kernel_arguments import KernelArguments
-from bundler.codegen.kernel_shape import KernelShape, Masks, Placed, Scope, block_name
+from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name
 from bundler.codegen.literals import constant_text
 from bundler.codegen.loop_nodes import Buffer, Loop
 from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, substituted, symbols_of
@@ -71,7 +71,7 @@ class BodyWriter:
                     self._one(item)
         return [*self._outer.lines, *self._outer.stores]
 
-    def _pass(self, items: list[Placed]) -> None:
+    def _pass(self, items: list[PlacedLoop]) -> None:
         """Write one loop over the row."""
         self._inner = Scope()
         for item in items:
@@ -91,9 +91,9 @@ class BodyWriter:
         self._outer.lines += [f"    {line}" for line in (*scope.lines, *scope.stores)]
         self._outer.lines += after
 
-    def _placed(self, loops: tuple[Loop, ...]) -> list[Placed]:
-        found: list[Placed] = []
-        written: dict[str, Placed] = {}
+    def _placed(self, loops: tuple[Loop, ...]) -> list[PlacedLoop]:
+        found: list[PlacedLoop] = []
+        written: dict[str, PlacedLoop] = {}
         for loop in loops:
             place = self._space.place(loop)
             assert place is not None, "a loop was fused into a kernel that it does not fit"
@@ -103,20 +103,20 @@ class BodyWriter:
             before = [written[name] for name in loop.reads if name in written]
             level = max((item.level + item.loop.is_reduction for item in before), default=0)
             terms = tuple((symbol, substituted(self._pool, term, place)) for symbol, term in loop.index_terms)
-            item = Placed(loop, substituted(self._pool, loop.value, place), place(loop.index), terms, inside, level)
+            item = PlacedLoop(loop, substituted(self._pool, loop.value, place), place(loop.index), terms, inside, level)
             found.append(item)
             written[loop.buffer] = item
         last = max(item.level for item in found)
         # A later pass may read what is changed here, so what was there before is replaced in the last one.
         read = {name for loop in loops for name in loop.reads}
         return [
-            Placed(i.loop, i.value, i.index, i.index_terms, i.inside, last)
+            PlacedLoop(i.loop, i.value, i.index, i.index_terms, i.inside, last)
             if i.loop.buffer in read and self._buffers[i.loop.buffer].source != "node"
             else i
             for i in found
         ]
 
-    def _one(self, item: Placed) -> None:
+    def _one(self, item: PlacedLoop) -> None:
         loop = item.loop
         if loop.is_reduction:
             self._reduce(item)
@@ -129,12 +129,12 @@ class BodyWriter:
         self._tell(item)
         self._store(item, self._value(item.value, ()))
 
-    def _tell(self, item: Placed) -> None:
+    def _tell(self, item: PlacedLoop) -> None:
         """Write a comment in front of the lines of a loop."""
         scope = self._inner if item.inside and self._inner is not None else self._outer
         scope.lines.append(f"# {item.loop.buffer}, {item.loop.kind}: {', '.join(sorted(item.loop.origins))}")
 
-    def _reduce(self, item: Placed) -> None:
+    def _reduce(self, item: PlacedLoop) -> None:
         loop = item.loop
         self._tell(item)
         value = self._value(item.value, ())
@@ -352,7 +352,7 @@ class BodyWriter:
             return "evict_last"
         return "evict_first" if self._inner is not None else None
 
-    def _store(self, item: Placed, value: Value) -> None:
+    def _store(self, item: PlacedLoop, value: Value) -> None:
         loop, buffer = item.loop, self._buffers[item.loop.buffer]
         carrier = self._pool.make(
             "load", tuple(t for _, t in item.index_terms), buffer.layout.dtype,

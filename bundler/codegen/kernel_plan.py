@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from bundler.codegen.fusion import Group
-from bundler.codegen.kernel_arguments import KernelArguments, Parameter, numel_parameter
+from bundler.codegen.fusion import LoopGroup
+from bundler.codegen.kernel_arguments import KernelArguments, KernelParameter, numel_parameter
 from bundler.codegen.kernel_body import BodyWriter
 from bundler.codegen.kernel_shape import KernelShape, block_name
 from bundler.codegen.loop_nodes import Buffer, Loop, numel
@@ -53,7 +53,7 @@ class KernelText:
 
     kind: str
     dimensions: tuple[tuple[str, sympy.Expr], ...]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[KernelParameter, ...]
     blocks: tuple[str, ...]
     body: tuple[str, ...]
     hints: Mapping[str, int]
@@ -66,7 +66,7 @@ class KernelText:
 
 
 def write_kernel(
-    group: Group,
+    group: LoopGroup,
     pool: TermPool,
     buffers: Mapping[str, Buffer],
     removed: frozenset[str],
@@ -115,7 +115,7 @@ def write_kernel(
     )
 
 
-def _is_added_to(group: Group, buffer: str) -> bool:
+def _is_added_to(group: LoopGroup, buffer: str) -> bool:
     """Whether a loop writes only some places of a buffer, or adds to it, so what it held before counts."""
     return any(loop.buffer == buffer and loop.mode is not None for loop in group.loops)
 
@@ -135,14 +135,14 @@ def _is_short(space: IterationSpace, *, inner: bool) -> bool:
     return bool(reduced.numel.is_Integer and reduced.numel <= limit)
 
 
-def _runs_along_rows(group: Group, space: IterationSpace) -> bool:
+def _runs_along_rows(group: LoopGroup, space: IterationSpace) -> bool:
     """Whether some reduction reads memory along its rows."""
     return space.reduced is not None and any(
         index.coeff(loop.reduced[-1]) == 1 for loop in group.loops if loop.reduced for index in _read_indices(loop)
     )
 
 
-def _runs_across_rows(group: Group) -> bool:
+def _runs_across_rows(group: LoopGroup) -> bool:
     """Whether every reduction reads memory along the kept dimension."""
     reductions = [loop for loop in group.loops if loop.is_reduction and loop.variables]
     return bool(reductions) and all(
@@ -154,7 +154,7 @@ def _read_indices(loop: Loop) -> list[sympy.Expr]:
     return [index for root in loop.roots for _, index, _ in loads_of(root)]
 
 
-def _needs_wide_indices(group: Group, buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> bool:
+def _needs_wide_indices(group: LoopGroup, buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> bool:
     """Whether some index may leave 32 bits; for sizes that change, as the example has them."""
     sizes = [numel([size for _, size in group.dimensions]), *(buffers[name].layout.storage for name in group.touched)]
     return any(_hint(size, hints) > _LARGEST_NARROW for size in sizes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelShape`, `Placed`, `Scope`: what is decided of a kernel before its body is written, and what the writer keeps while it writes.
+"""`KernelShape`, `PlacedLoop`, `Scope`: what is decided of a kernel before its body is written, and what the writer keeps while it writes.
 
 `kernel_plan` decides, `kernel_body` writes.
 """
@@ -29,7 +29,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedLoop:
     """A loop with its addresses in the kernel's space."""
 
     loop: Loop

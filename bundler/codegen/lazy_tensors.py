@@ -19,10 +19,10 @@ from bundler.codegen.loop_nodes import (
     POINTWISE,
     Buffer,
     ExternCall,
-    Layout,
     Loop,
     Node,
     Reference,
+    TensorLayout,
     contiguous_strides,
     numel,
 )
@@ -91,7 +91,7 @@ class GraphBuilder:
 
     # Tensors ------------------------------------------------------------------------------------------------------------
 
-    def stored(self, name: str, layout: Layout, source: str, *, aligned: bool = True) -> LazyTensor:
+    def stored(self, name: str, layout: TensorLayout, source: str, *, aligned: bool = True) -> LazyTensor:
         """Return a tensor that is in memory before the program runs."""
         self.buffers[name] = Buffer(name, layout, source, aligned)
         return self._of_buffer(name, frozenset())
@@ -108,7 +108,7 @@ class GraphBuilder:
         layout = self.buffers[name].layout
         return lambda indices: self.pool.load(name, layout.index(indices), layout.dtype)
 
-    def new_buffer(self, layout: Layout) -> str:
+    def new_buffer(self, layout: TensorLayout) -> str:
         """Return the name of a new buffer that a node will write."""
         name = f"buf{self._count}"
         self._count += 1
@@ -125,7 +125,7 @@ class GraphBuilder:
             strides: how it shall lie in memory; None for dense, the last dimension innermost.
         """
         if tensor.buffer is None:
-            layout = Layout(
+            layout = TensorLayout(
                 tensor.dtype, tensor.sizes, tuple(strides or tensor.strides or contiguous_strides(tensor.sizes))
             )
             name = self.new_buffer(layout)
@@ -134,7 +134,7 @@ class GraphBuilder:
         assert tensor.buffer is not None
         return tensor.buffer
 
-    def write(self, buffer: str, tensor: LazyTensor, layout: Layout) -> None:
+    def write(self, buffer: str, tensor: LazyTensor, layout: TensorLayout) -> None:
         """Add the loop that computes a tensor into a buffer."""
         names = variables("i", layout.sizes)
         value = self._simplified(tensor.at(names), dict(zip(names, layout.sizes, strict=True)))
@@ -168,7 +168,7 @@ class GraphBuilder:
         places = dict(zip([*kept, *dims], [*outer, *inner], strict=True))
         ranges = dict(zip([*outer, *inner], [*sizes, *reduced], strict=True))
         value = self._simplified(source.at([places[n] for n in range(len(source.sizes))]), ranges)
-        layout = Layout(dtype, sizes, contiguous_strides(sizes))
+        layout = TensorLayout(dtype, sizes, contiguous_strides(sizes))
         name = self.new_buffer(layout)
         index = sympy.expand(
             layout.index([sympy.Integer(0) if s == 1 else v for v, s in zip(outer, sizes, strict=True)])
@@ -179,7 +179,7 @@ class GraphBuilder:
         return self._of_buffer(name, origins)
 
     def call(
-        self, operator: str, arguments: Any, keywords: dict[str, Any], results: Sequence[Layout | None], reason: str,
+        self, operator: str, arguments: Any, keywords: dict[str, Any], results: Sequence[TensorLayout | None], reason: str,
         *, single: bool,
     ) -> tuple[LazyTensor | None, ...]:  # fmt: skip
         """Call an ATen operator as it is; returns its results.
@@ -228,9 +228,11 @@ class GraphBuilder:
         offset = sympy.expand(index - sum((n * s for n, s in zip(names, strides, strict=True)), sympy.Integer(0)))
         if offset.free_symbols & set(names) or any(stride.free_symbols & set(names) for stride in strides):
             return None
+        if not all(stride.is_nonnegative for stride in strides):
+            return None  # torch has no such tensors
         if tensor.dtype != self.buffers[term.details[0]].layout.dtype:
             return None
-        return Reference(term.details[0], Layout(tensor.dtype, tensor.sizes, strides, offset))
+        return Reference(term.details[0], TensorLayout(tensor.dtype, tensor.sizes, strides, offset))
 
     def mark_reuse(self, tensor: LazyTensor, users: int) -> None:
         """Keep a tensor in memory where several others read it and it is costly to compute, or reads very much."""

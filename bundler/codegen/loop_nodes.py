@@ -36,7 +36,7 @@ def contiguous_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """How a tensor lies in memory: dtype, and in elements sizes, strides and offset."""
 
     dtype: str
@@ -71,7 +71,7 @@ class Buffer:
     """
 
     name: str
-    layout: Layout
+    layout: TensorLayout
     source: str = "node"
     aligned: bool = True
 
@@ -131,7 +131,7 @@ class Reference:
     """A buffer as an argument of an extern call, seen through a layout of its own."""
 
     buffer: str
-    layout: Layout
+    layout: TensorLayout
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ _SPLITS = frozenset({"split", "split_with_sizes", "unbind", "chunk"})
 
 
 @dataclass(frozen=True)
-class Fallback:
+class RefusedOperator:
     """An operator that is called as it is: its name, and why."""
 
     operator: str
     reason: str
 
 
-def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[Fallback]) -> Lowered:
+def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOperator]) -> Lowered:
     """Return the results of an operator; appends to `fallbacks` where it is called as it is."""
     before = len(builder.nodes), dict(builder.buffers)
     try:
@@ -49,7 +49,7 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[Fallback]) 
         realized = [node for node in builder.nodes[before[0] :] if isinstance(node, Loop) and node.mode]
         for node in realized:
             builder.nodes.remove(node)
-        fallbacks.append(Fallback(call.name, error.message))
+        fallbacks.append(RefusedOperator(call.name, error.message))
         return builder.call(
             call.name, call.positional, dict(call.keywords), call.results, error.message, single=call.single
         )

@@ -11,14 +11,14 @@ from collections.abc import Collection, Mapping
 import sympy
 
 from bundler.codegen.data_types import store_type
-from bundler.codegen.fusion import Group
-from bundler.codegen.loop_nodes import Buffer, Layout
+from bundler.codegen.fusion import LoopGroup
+from bundler.codegen.loop_nodes import Buffer, TensorLayout
 from bundler.codegen.loop_terms import loads_of
 from bundler.codegen.range_trees import IterationSpace
 
 
 def reusable(
-    group: Group, buffers: Mapping[str, Buffer], written: Collection[str], dying: Collection[str]
+    group: LoopGroup, buffers: Mapping[str, Buffer], written: Collection[str], dying: Collection[str]
 ) -> dict[str, str]:
     """Return buffer that is written -> buffer whose memory it may take.
 
@@ -49,6 +49,6 @@ def reusable(
     return found
 
 
-def _same_memory(one: Layout, other: Layout) -> bool:
+def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
     same_type = one.dtype == other.dtype and store_type(one.dtype) == store_type(other.dtype)
     return same_type and bool(sympy.expand(one.storage - other.storage) == 0) and one.offset == other.offset

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bundler.codegen.kernel_arguments import Parameter
+from bundler.codegen.kernel_arguments import KernelParameter
 from bundler.codegen.kernel_plan import KernelText
 from bundler.format.digest import sha256
 
@@ -30,7 +30,7 @@ from bundler.codegen.module_decorators import heuristic
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ProgramKernel:
     """A generated kernel.
 
     Attributes:
@@ -53,17 +53,17 @@ class Kernel:
 class KernelModules:
     """The kernels of a program, each source once."""
 
-    kernels: dict[str, Kernel] = field(default_factory=dict)
+    kernels: dict[str, ProgramKernel] = field(default_factory=dict)
     _by_source: dict[str, str] = field(default_factory=dict)
 
-    def add(self, text: KernelText) -> Kernel:
+    def add(self, text: KernelText) -> ProgramKernel:
         """Return the kernel with this text, under the name that it got when it was first added."""
         source = module_text(text)
         name = self._by_source.get(source)
         if name is None:
             name = kernel_name(text, len(self.kernels))
             self._by_source[source] = name
-            self.kernels[name] = Kernel(name, source.replace(_PLACEHOLDER, name), text)
+            self.kernels[name] = ProgramKernel(name, source.replace(_PLACEHOLDER, name), text)
         return self.kernels[name]
 
 
@@ -112,7 +112,7 @@ def triton_meta(text: KernelText) -> dict[str, Any]:
     return {"signature": signature, "constants": constants, "configs": [aligned]}
 
 
-def _is_one(parameter: Parameter) -> bool:
+def _is_one(parameter: KernelParameter) -> bool:
     return not isinstance(parameter.outer, str) and parameter.outer == 1
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 
-from bundler.codegen.loop_nodes import Layout
+from bundler.codegen.loop_nodes import TensorLayout
 from bundler.errors import UnsupportedOperator
 
 
@@ -34,7 +34,7 @@ class OperatorCall:
     arguments: Mapping[str, Any]
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any]
-    results: tuple[Layout | None, ...]
+    results: tuple[TensorLayout | None, ...]
     single: bool
     operand_dtype: str | None
     origins: frozenset[str]
@@ -55,7 +55,7 @@ class OperatorCall:
         return self.name.rpartition(".")[2]
 
     @property
-    def result(self) -> Layout:
+    def result(self) -> TensorLayout:
         """The layout of the only result, or of the first."""
         layout = self.results[0]
         if layout is None:

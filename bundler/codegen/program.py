@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bundler.codegen.module_text import Kernel
+from bundler.codegen.module_text import ProgramKernel
 from bundler.codegen.program_build import Buildable, build_bundle
 from bundler.codegen.program_builder import build_program
 from bundler.compile.source_modules import source_module
@@ -60,7 +60,7 @@ class Program:
         options: as it was generated.
     """
 
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[str, ProgramKernel]
     plan: ProgramPlan
     fallbacks: tuple[FallbackCall, ...]
     constants: Mapping[str, Any] = field(repr=False)

@@ -12,21 +12,21 @@ from typing import Any, Protocol
 
 import sympy
 
-from bundler.codegen.fusion import Group, fused, is_extern
+from bundler.codegen.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.kernel_plan import KernelText, write_kernel
 from bundler.codegen.lazy_tensors import GraphBuilder
-from bundler.codegen.loop_nodes import ExternCall, Layout, Loop, Node, Reference, TorchValue, numel
+from bundler.codegen.loop_nodes import ExternCall, Loop, Node, Reference, TensorLayout, TorchValue, numel
 from bundler.codegen.loop_order import normalized
 from bundler.codegen.memory_reuse import reusable
-from bundler.codegen.module_text import Kernel, KernelModules, inductor_meta
+from bundler.codegen.module_text import KernelModules, ProgramKernel, inductor_meta
 from bundler.codegen.size_text import size_text
 from bundler.codegen.split_reductions import split
 from bundler.runtime.launch.program_plan import (
     Allocate,
-    Call,
     Input,
     KernelEntry,
     Launch,
+    OperatorStep,
     Output,
     ProgramPlan,
     Release,
@@ -50,9 +50,9 @@ class Graph(Protocol):
 class BuiltProgram:
     """Kernels by name, and what to do with them."""
 
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[str, ProgramKernel]
     plan: ProgramPlan
-    groups: tuple[Group, ...] = field(repr=False)
+    groups: tuple[LoopGroup, ...] = field(repr=False)
 
 
 def build_program(graph: Graph) -> BuiltProgram:
@@ -108,7 +108,7 @@ class _ProgramBuilder:
                 alive.append(node)
         return alive[::-1]
 
-    def _allocate_empty(self, groups: Sequence[Group]) -> None:
+    def _allocate_empty(self, groups: Sequence[LoopGroup]) -> None:
         """Allocate buffers without elements, which no kernel writes."""
         written = {name for group in groups for name in group.written}
         needed = self._outputs.union(*(group.touched for group in groups))
@@ -121,7 +121,7 @@ class _ProgramBuilder:
 
     # Steps --------------------------------------------------------------------------------------------------------------
 
-    def _launch(self, groups: Sequence[Group], number: int, last: Mapping[str, int]) -> None:
+    def _launch(self, groups: Sequence[LoopGroup], number: int, last: Mapping[str, int]) -> None:
         group = groups[number]
         written = {loop.buffer for loop in group.loops if self._is_own(loop.buffer)}
         added = {loop.buffer for loop in group.loops if loop.mode is not None}
@@ -172,7 +172,7 @@ class _ProgramBuilder:
     def _call(self, node: Node) -> None:
         assert isinstance(node, ExternCall)
         self._steps.append(
-            Call(
+            OperatorStep(
                 node.operator,
                 tuple(self._encoded(item) for item in node.arguments),
                 {name: self._encoded(item) for name, item in node.keywords},
@@ -221,7 +221,7 @@ class _ProgramBuilder:
             return Output(memory, None if same else self._spec(item.layout))
         return Output(None, size=None if item is None else size_text(item))
 
-    def _spec(self, layout: Layout) -> TensorSpec:
+    def _spec(self, layout: TensorLayout) -> TensorSpec:
         sizes, strides = (tuple(size_text(part) for part in parts) for parts in (layout.sizes, layout.strides))
         return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset))
 
@@ -230,7 +230,7 @@ def _made_by(step: Step) -> tuple[str | None, ...]:
     """Return the buffers that begin with a step."""
     if isinstance(step, Allocate):
         return (step.name,)
-    return step.outputs if isinstance(step, Call) else ()
+    return step.outputs if isinstance(step, OperatorStep) else ()
 
 
 def _entry(text: KernelText) -> KernelEntry:
@@ -242,6 +242,6 @@ def _order(name: str) -> tuple[int, str]:
     return (int(digits) if digits.isdigit() else 0, name)
 
 
-def _last_uses(groups: Iterable[Group]) -> dict[str, int]:
+def _last_uses(groups: Iterable[LoopGroup]) -> dict[str, int]:
     """Return the number of the last group that touches each buffer."""
     return {name: number for number, group in enumerate(groups) for name in group.touched}

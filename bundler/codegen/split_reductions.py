@@ -13,7 +13,7 @@ import sympy
 from bundler.codegen.index_functions import FloorDiv, ModularIndexing
 from bundler.codegen.index_ranges import Ranges
 from bundler.codegen.lazy_tensors import GraphBuilder
-from bundler.codegen.loop_nodes import Layout, Loop, Node, contiguous_strides, numel
+from bundler.codegen.loop_nodes import Loop, Node, TensorLayout, contiguous_strides, numel
 from bundler.codegen.loop_order import normalized
 from bundler.codegen.loop_terms import substituted
 
@@ -72,7 +72,7 @@ def _two_steps(builder: GraphBuilder, loop: Loop, pieces: int) -> list[Node]:
     value = substituted(builder.pool, loop.value, lambda expr: ranges.simplified(expr.xreplace(places)))
     kept = (*loop.sizes, sympy.Integer(pieces))
     dtype = loop.value.dtype if loop.value.dtype not in {"float16", "bfloat16"} else "float32"
-    layout = Layout(dtype, kept, contiguous_strides(kept))
+    layout = TensorLayout(dtype, kept, contiguous_strides(kept))
     name = builder.new_buffer(layout)
     first = Loop(
         name, (*loop.variables, piece), kept, (within,), (length,), builder.pool.cast(value, dtype), loop.kind,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import sympy
 
-from bundler.codegen.fusion import Group
+from bundler.codegen.fusion import LoopGroup
 from bundler.codegen.loop_nodes import Loop, numel
 from bundler.codegen.loop_terms import loads_of
 from bundler.codegen.range_trees import IterationSpace
@@ -20,7 +20,7 @@ Dimensions = tuple[tuple[str, sympy.Expr], ...]
 _LEAST_LENGTH = 2
 
 
-def tiled(group: Group) -> Dimensions:
+def tiled(group: LoopGroup) -> Dimensions:
     """Return the dimensions of a pointwise kernel that suit most of its addresses."""
     votes: dict[Dimensions, int] = {}
     for loop in group.loops:

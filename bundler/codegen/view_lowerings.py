@@ -13,7 +13,7 @@ import sympy
 
 from bundler.codegen.index_functions import FloorDiv, ModularIndexing
 from bundler.codegen.lazy_tensors import GraphBuilder, Indices, LazyTensor
-from bundler.codegen.loop_nodes import Layout, contiguous_strides, numel
+from bundler.codegen.loop_nodes import TensorLayout, contiguous_strides, numel
 
 Sizes = tuple[sympy.Expr, ...]
 Reindex = Callable[[Indices], Sequence[sympy.Expr]]
@@ -131,7 +131,7 @@ def with_new(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
 
 def flipped(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     """Return a tensor with the order along dimensions reversed."""
-    chosen = {dim % len(tensor.sizes) for dim in dims}
+    chosen = {dim % len(tensor.sizes) for dim in dims if tensor.sizes}
     return viewed(
         tensor,
         tensor.sizes,
@@ -179,7 +179,7 @@ def _as_strided(builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -
     base = builder.reference(tensor)
     # Its offset counts from the beginning of torch's storage, ours from the first element of the buffer.
     start = base.layout.offset if offset is None else sympy.sympify(offset) - tensor.storage_offset + base.layout.offset
-    asked = Layout(base.layout.dtype, sizes, tuple(sympy.sympify(s) for s in given["stride"]), start)
+    asked = TensorLayout(base.layout.dtype, sizes, tuple(sympy.sympify(s) for s in given["stride"]), start)
     return builder.lazy(
         sizes, tensor.dtype, lambda i: builder.pool.load(base.buffer, asked.index(i), tensor.dtype), tensor.origins
     )

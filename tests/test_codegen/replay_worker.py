@@ -8,9 +8,9 @@ import sys
 BANNED = ("torch", "triton", "sympy")
 sys.modules |= dict.fromkeys(BANNED)
 
-from bundler.runtime.launch.device_tensors import DeviceTensor
-from bundler.runtime.launch.dry_driver import DryDriver
-from bundler.runtime.launch.program_replay import load_program
+from bundler.runtime.launch.device_tensors import DeviceTensor  # noqa: E402
+from bundler.runtime.launch.dry_driver import DryDriver  # noqa: E402
+from bundler.runtime.launch.program_replay import load_program  # noqa: E402
 
 
 class Array:

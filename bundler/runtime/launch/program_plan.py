@@ -3,7 +3,7 @@
 
 ::
 
-    inputs  ->  steps: Allocate | Launch | Call | Release, in order  ->  outputs
+    inputs  ->  steps: Allocate | Launch | OperatorStep | Release, in order  ->  outputs
 
 Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions` evaluates.  The generator writes a plan, a bundle
 holds it as JSON, and `program_replay` runs it.
@@ -77,7 +77,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorStep:
     """One call of an ATen operator.
 
     Attributes:
@@ -94,7 +94,7 @@ class Call:
     single: bool
 
 
-Step = Allocate | Launch | Call | Release
+Step = Allocate | Launch | OperatorStep | Release
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class ProgramPlan:
             raise FormatError(f"a program's plan: {type(error).__name__}: {error}") from error
 
 
-_STEPS = {"Allocate", "Launch", "Call", "Release"}
+_STEPS = {"Allocate", "Launch", "OperatorStep", "Release"}
 
 
 def _plan(data: Mapping[str, Any]) -> ProgramPlan:
@@ -222,9 +222,9 @@ def _step(kind: str, data: Mapping[str, Any]) -> Step:
         case "Launch":
             sizes = {str(name): _size(value) for name, value in data["sizes"].items()}
             return Launch(str(data["kernel"]), tuple(map(_size, data["arguments"])), sizes)
-        case "Call":
+        case "OperatorStep":
             outputs = tuple(None if name is None else str(name) for name in data["outputs"])
-            return Call(
+            return OperatorStep(
                 str(data["operator"]), tuple(data["arguments"]), dict(data["keywords"]), outputs, bool(data["single"])
             )
     raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")

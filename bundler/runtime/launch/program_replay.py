@@ -23,9 +23,9 @@ from bundler.runtime.launch.device_tensors import device_tensor
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.program_plan import (
     Allocate,
-    Call,
     Input,
     Launch,
+    OperatorStep,
     Output,
     ProgramPlan,
     Release,
@@ -94,7 +94,7 @@ class ProgramRunner:
                     self._launch(step.kernel, arguments, {n: evaluate(s, sizes) for n, s in step.sizes.items()})
                 case Allocate(name, spec):
                     values[name] = self._memory.allocate(spec.dtype, *_shape(spec, sizes))
-                case Call():
+                case OperatorStep():
                     self._call(step, values, sizes)
                 case Release(name):
                     values.pop(name, None)
@@ -114,7 +114,7 @@ class ProgramRunner:
             return values[item.removeprefix(BUFFER_MARK)]
         return evaluate(item, sizes)
 
-    def _call(self, step: Call, values: dict[str, Any], sizes: Mapping[str, int]) -> None:
+    def _call(self, step: OperatorStep, values: dict[str, Any], sizes: Mapping[str, int]) -> None:
         arguments = [self._decoded(item, values, sizes) for item in step.arguments]
         keywords = {name: self._decoded(item, values, sizes) for name, item in step.keywords.items()}
         result = self._memory.call(step.operator, arguments, keywords)
