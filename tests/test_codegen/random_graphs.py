@@ -229,8 +229,9 @@ def checked(description, results):
     """Return what is wrong with results: floats may be off by twice what torch's own are from float64, all else is exact; empty where nothing is."""
     given = inputs(description)
     eager, wide = values(description, given), values(description, given, wide=True)
+    slack = _slack(description, eager)
     for place, (number, got) in enumerate(zip(description.outputs, results, strict=True)):
-        problem = _difference(got, eager[number], wide[number])
+        problem = _difference(got, eager[number], wide[number], slack[number])
         if problem:
             return f"output {place}: {problem}"
     return ""
@@ -240,7 +241,17 @@ def checked(description, results):
 _SLACK = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 
 
-def _difference(got, eager, wide):
+def _slack(description, found):
+    """Return for each value how far it may be off beside what torch is: by the coarsest dtype that it was computed in."""
+    count = len(description.inputs)
+    slack = []
+    for number, value in enumerate(found):
+        taken = description.steps[number - count].values if number >= count else ()
+        slack.append(max([_SLACK.get(value.dtype, 0.0), *(slack[before] for before in taken)]))
+    return slack
+
+
+def _difference(got, eager, wide, slack):
     if (got.dtype, tuple(got.shape)) != (eager.dtype, tuple(eager.shape)):
         return f"got {got.dtype} {tuple(got.shape)}, expected {eager.dtype} {tuple(eager.shape)}"
     if not got.numel():
@@ -263,7 +274,7 @@ def _difference(got, eager, wide):
     if not finite.any():
         return ""
     error, theirs = (got - wide)[finite].abs().max(), (own - wide)[finite].abs().max()
-    allowed = 2 * theirs + _SLACK[eager.dtype] * max(1.0, float(wide[finite].abs().max()))
+    allowed = 2 * theirs + slack * max(1.0, float(wide[finite].abs().max()))
     return "" if error <= allowed else f"off by {float(error)}, torch by {float(theirs)}"
 
 
