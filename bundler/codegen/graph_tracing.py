@@ -60,22 +60,20 @@ def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False
     """Return the functional graph of a call.
 
     Args:
-        function: a function of tensors, or a `torch.export.ExportedProgram`.
+        function: a function of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are inputs in front of the user's.
         example_inputs: one tensor or number for each argument.
         dynamic: keep sizes symbolic; else the graph is for the sizes of the example.
     """
     if isinstance(function, torch.export.ExportedProgram):
-        taken_apart = function.run_decompositions(decompositions())
-        state = [*taken_apart.state_dict.values()]
-        return _lifted(taken_apart.graph_module, [*state, *example_inputs])
+        return function.run_decompositions(decompositions()).graph_module
+
+    # make_fx counts parameters, and those with a default may be left out.
+    def called(*inputs: Any) -> Any:
+        return function(*inputs)
+
+    functional = torch.func.functionalize(called, remove="mutations")
     mode = "symbolic" if dynamic else "fake"
-    with torch.enable_grad():
-        functional = torch.func.functionalize(function, remove="mutations")
-        traced = make_fx(functional, decomposition_table=decompositions(), tracing_mode=mode)(*example_inputs)
+    traced = make_fx(functional, decomposition_table=decompositions(), tracing_mode=mode)(*example_inputs)
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced
-
-
-def _lifted(module: fx.GraphModule, _inputs: Sequence[Any]) -> fx.GraphModule:
-    return module

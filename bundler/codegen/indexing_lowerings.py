@@ -29,12 +29,12 @@ def _tensor(call: OperatorCall, name: str) -> LazyTensor:
 
 
 def _inside(builder: GraphBuilder, index: sympy.Expr, low: sympy.Expr | None, high: sympy.Expr | None) -> Term | None:
-    """Return low <= index < high; None where nothing is asked."""
+    """Return low <= index < high; None where nothing is asked.  Indices are compared in the width that the kernel has them in."""
     pool, conditions = builder.pool, []
     if low is not None:
-        conditions.append(pool.operate("ge", pool.index(index), pool.index(low), dtype="bool"))
+        conditions.append(pool.operate("ge", pool.index(index, "int32"), pool.index(low, "int32"), dtype="bool"))
     if high is not None:
-        conditions.append(pool.operate("lt", pool.index(index), pool.index(high), dtype="bool"))
+        conditions.append(pool.operate("lt", pool.index(index, "int32"), pool.index(high, "int32"), dtype="bool"))
     return _both(builder, conditions)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import sympy
 
 from bundler.codegen.data_types import store_type
+from bundler.codegen.index_text import index_text
 from bundler.codegen.loop_nodes import Buffer
 
 _ALIGNMENT = 16
@@ -70,6 +71,13 @@ class KernelArguments:
     def size(self, symbol: sympy.Symbol) -> str:
         """Return the parameter of a size."""
         return self._sizes.setdefault(symbol, f"ks{len(self._sizes)}")
+
+    def size_text(self, size: sympy.Expr) -> str:
+        """Return the text of a size, with parentheses where it needs them."""
+        symbols = sorted(size.free_symbols, key=str)
+        names = {symbol: sympy.Symbol(self.size(symbol), integer=True, positive=True) for symbol in symbols}
+        text = index_text(size.xreplace(names), nonnegative=lambda expr: bool(expr.is_nonnegative))
+        return text if size.is_Integer or size.is_Symbol else f"({text})"
 
     @property
     def pointers(self) -> tuple[KernelParameter, ...]:

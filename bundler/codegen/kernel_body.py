@@ -10,6 +10,8 @@ before the loop.  Every value is computed once in its scope; stores come last, s
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 
 import sympy
@@ -27,6 +29,7 @@ from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
 from bundler.codegen.reduction_text import ReductionWriter, Row
 
+_NAME = re.compile(r"tmp\d+")
 _INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
 
 
@@ -52,7 +55,7 @@ class BodyWriter:
         self._results: dict[tuple[str, sympy.Expr], Value] = {}
         self._symbols: dict[sympy.Symbol, Value] = {}
         self._dimensions: dict[Term, frozenset[Dimension]] = {}
-        self._reductions = ReductionWriter(shape.looped, self._row(), self.new_name)
+        self._reductions = ReductionWriter(shape.looped, _row_of(shape), self.new_name)
 
     # The whole body -----------------------------------------------------------------------------------------------------
 
@@ -132,7 +135,8 @@ class BodyWriter:
     def _tell(self, item: PlacedLoop) -> None:
         """Write a comment in front of the lines of a loop."""
         scope = self._inner if item.inside and self._inner is not None else self._outer
-        scope.lines.append(f"# {item.loop.buffer}, {item.loop.kind}: {', '.join(sorted(item.loop.origins))}")
+        # Without names of buffers, so that kernels that compute the same have the same text.
+        scope.lines.append(f"# {item.loop.kind}: {', '.join(sorted(item.loop.origins))}")
 
     def _reduce(self, item: PlacedLoop) -> None:
         loop = item.loop
@@ -224,6 +228,8 @@ class BodyWriter:
         return self._value(argument, masks)
 
     def _line(self, term: Term, masks: Masks, value: Value) -> Value:
+        if _NAME.fullmatch(value.text):
+            return value  # a conversion that changes nothing in a register
         name = self.new_name()
         self._scope_of(term, masks).lines.append(f"{name} = {value.text}")
         return Value(name, value.dtype)
@@ -231,7 +237,10 @@ class BodyWriter:
     def _masked(self, term: Term, masks: Masks) -> Value:
         mask, body = term.terms
         condition = self._value(mask, masks).text
-        value = self._value(body, tuple(dict.fromkeys((*masks, condition))))
+        inside = tuple(dict.fromkeys((*masks, condition)))
+        if body.operator == "load" and not self._is_computed(body):
+            return self._fetched(body, inside, term.details[0])
+        value = self._value(body, inside)
         other = Value(constant_text(term.details[0], term.dtype), term.dtype)
         return self._line(term, masks, operation_text.render("where", [Value(condition, "bool"), value, other]))
 
@@ -247,7 +256,7 @@ class BodyWriter:
     def _checked(self, term: Term, masks: Masks) -> Value:
         value = self._value(term.terms[0], masks)
         size = self._index(dict(term.details)["size"], term, masks)
-        active = [*self._dimension_masks(self._dimensions_of(term)), *masks]
+        active = [*self._shape.masks(self._dimensions_of(term)), *masks]
         inside = f"((0 <= {value.text}) & ({value.text} < {size}))"
         condition = inside if not active else f"{inside} | ~({' & '.join(sorted(active))})"
         message = f"index out of bounds: 0 <= {value.text} < {size}"
@@ -262,7 +271,7 @@ class BodyWriter:
         for argument, symbol in zip(term.terms, symbols_of(term), strict=False):
             self._symbols[symbol] = self._value(argument, masks)
         for symbol in sorted(expr.free_symbols, key=str):
-            part = self._part_of(symbol)
+            part = self._space.part_of(symbol)
             if part is not None:
                 self._define(*part)
             elif symbol in self._symbols:
@@ -272,13 +281,6 @@ class BodyWriter:
         ranges = self._space.ranges()
         return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative)
 
-    def _part_of(self, symbol: sympy.Symbol) -> tuple[Dimension, Part] | None:
-        for dimension in self._space.dimensions:
-            for part in dimension.parts.values():
-                if part.symbol == symbol:
-                    return dimension, part
-        return None
-
     def _define(self, dimension: Dimension, part: Part) -> None:
         """Write the line of a part of an index, once in its scope."""
         scope = self._inner if dimension.is_reduced and self._inner is not None else self._outer
@@ -286,23 +288,11 @@ class BodyWriter:
             return
         scope.parts.add(part.symbol)
         whole = f"{dimension.prefix}index"
-        text = whole if part.divisor == 1 else f"{whole} // {self._size_text(part.divisor)}"
+        text = whole if part.divisor == 1 else f"{whole} // {self.arguments.size_text(part.divisor)}"
         if sympy.expand(part.divisor * part.length - dimension.numel) != 0:
-            length = self._size_text(part.length)
+            length = self.arguments.size_text(part.length)
             text = f"{whole} % {length}" if part.divisor == 1 else f"({text}) % {length}"
         scope.lines.append(f"{part.symbol} = {text}")
-
-    def _size_text(self, size: sympy.Expr) -> str:
-        names = {
-            symbol: sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True)
-            for symbol in sorted(size.free_symbols, key=str)
-        }
-        text = index_text(size.xreplace(names), nonnegative=lambda expr: bool(expr.is_nonnegative))
-        return text if size.is_Integer or size.is_Symbol else f"({text})"
-
-    def _dimension_masks(self, dimensions: frozenset[Dimension] | set[Dimension]) -> list[str]:
-        constant = self._shape.constant_masks
-        return [f"{d.prefix}mask" for d in self._space.dimensions if d in dimensions and d.prefix not in constant]
 
     def _loaded(self, term: Term, masks: Masks) -> Value:
         buffer, index, _ = term.details
@@ -312,17 +302,27 @@ class BodyWriter:
         definition = self._definitions.get((buffer, index))
         if definition is not None:
             return self._value(definition, masks)
-        text = self._load_text(term, index, masks)
+        return self._fetched(term, masks, 0)
+
+    def _is_computed(self, load: Term) -> bool:
+        """Whether the kernel itself computes what a load reads."""
+        key = (load.details[0], load.details[1])
+        return key in self._results or key in self._definitions
+
+    def _fetched(self, term: Term, masks: Masks, other: float) -> Value:
+        """Return what a load reads from memory, the other value where a mask is false."""
+        buffer, index, _ = term.details
+        text = self._load_text(term, index, masks, other)
         pointer = self.arguments.read(buffer)
         self.num_load += 1
         dtype = self._buffers[buffer].layout.dtype
         return self._line(term, masks, Value(loaded_text(f"tl.load({pointer} + {text})", dtype), dtype))
 
-    def _load_text(self, term: Term, index: sympy.Expr, masks: Masks) -> str:
+    def _load_text(self, term: Term, index: sympy.Expr, masks: Masks, other: float) -> str:
         """Return what stands behind `pointer +`: address, mask and policy."""
         address = self._index(index, term, masks)
         used = self._dimensions_of(term)
-        active = sorted({*self._dimension_masks(used), *masks})
+        active = sorted({*self._shape.masks(used), *masks})
         if not used:
             # One element for all lanes.
             address = (
@@ -333,7 +333,8 @@ class BodyWriter:
         parts = [f"({address})", " & ".join(active) or "None"]
         reduced = self._space.reduced
         if active and (masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used):
-            parts.append("other=0.0")
+            plain = repr(other) if math.isfinite(other) else f"float('{other}')"
+            parts.append(f"other={plain if other else '0.0'}")
         policy = self._policy(index, used)
         if policy:
             parts.append(f"eviction_policy='{policy}'")
@@ -361,7 +362,7 @@ class BodyWriter:
         address = self._index(item.index, carrier, ())
         kept = not item.inside or loop.is_reduction
         domain = set(self._space.kept if kept else self._space.dimensions)
-        active = sorted(self._dimension_masks(domain))
+        active = sorted(self._shape.masks(domain))
         shape = self._shape.block_shape
         if kept and self._space.reduced is not None:
             shape = f"[{', '.join('1' if d.is_reduced else block_name(d) for d in self._space.dimensions)}]"
@@ -385,13 +386,12 @@ class BodyWriter:
         else:
             scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
 
-    # Rows ---------------------------------------------------------------------------------------------------------------
 
-    def _row(self) -> Row | None:
-        """Return what reductions need to know of the row."""
-        reduced = self._space.reduced
-        if reduced is None:
-            return None
-        active = sorted(self._dimension_masks(set(self._space.dimensions)))
-        suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in self._space.dimensions)}]"
-        return Row(self._shape.block_shape, len(self._space.kept), suffix, " & ".join(active) or None, reduced.prefix)
+def _row_of(shape: KernelShape) -> Row | None:
+    """Return what reductions need to know of the row."""
+    reduced = shape.space.reduced
+    if reduced is None:
+        return None
+    active = sorted(shape.masks(set(shape.space.dimensions)))
+    suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in shape.space.dimensions)}]"
+    return Row(shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import sympy
@@ -62,6 +63,12 @@ class KernelShape:
     def looped(self) -> bool:
         """Whether rows are run through block by block."""
         return self.space.reduced is not None and not self.persistent
+
+    def masks(self, dimensions: Collection[Dimension]) -> list[str]:
+        """Return the names of the masks of dimensions, without those that are always true."""
+        return [
+            f"{d.prefix}mask" for d in self.space.dimensions if d in dimensions and d.prefix not in self.constant_masks
+        ]
 
     @property
     def block_shape(self) -> str:

@@ -86,6 +86,8 @@ class TermPool:
 
     def index(self, expr: sympy.Expr, dtype: str = "int64") -> Term:
         """Return the value of an index expression."""
+        if expr.is_Integer:
+            return self.constant(int(expr), dtype)
         symbols = self.bound(expr)
         return self.make("index_expr", tuple(term for _, term in symbols), dtype, (expr, tuple(s for s, _ in symbols)))
 

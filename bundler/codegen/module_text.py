@@ -87,7 +87,7 @@ def module_text(text: KernelText) -> str:
     body = "".join(f"    {line}\n" for line in text.body)
     return (
         f"{_IMPORTS}\n\n"
-        f"# {', '.join(text.buffers)}: {', '.join(text.origins)}\n"
+        f"# {', '.join(text.origins) or 'copy'}\n"
         f"@heuristic(\n    {text.kind!r},\n{arguments})\n"
         f"@triton.jit\n"
         f"def {_PLACEHOLDER}({', '.join(parameters)}):\n{body}"

@@ -121,7 +121,8 @@ def generate(
     """Generate the kernels of a function.
 
     Args:
-        function: of tensors, or a `torch.export.ExportedProgram`; backward steps that it takes are part of the program.
+        function: of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are the first inputs of the program, and whose
+            changed buffers its first outputs; backward steps that a function takes are part of the program.
         example_inputs: one tensor or number for each argument; their values do not matter.
         dynamic: let sizes change from call to call, where torch finds that they may.
         options: see `GenerateOptions`.

@@ -130,6 +130,14 @@ class IterationSpace:
         """Return what is known of the symbols of all parts."""
         return Ranges({part.symbol: part.length for dimension in self.dimensions for part in dimension.parts.values()})
 
+    def part_of(self, symbol: sympy.Symbol) -> tuple[Dimension, Part] | None:
+        """Return the part that a symbol stands for; None for another symbol."""
+        for dimension in self.dimensions:
+            for part in dimension.parts.values():
+                if part.symbol == symbol:
+                    return dimension, part
+        return None
+
     def dimensions_of(self, expr: sympy.Expr) -> set[Dimension]:
         """Return the dimensions whose index an expression uses."""
         symbols = expr.free_symbols

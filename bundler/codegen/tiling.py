@@ -38,8 +38,8 @@ def _splits(loop: Loop) -> Iterator[Dimensions]:
     indices = [loop.index, *(index for root in loop.roots for _, index, _ in loads_of(root))]
     for index in indices:
         for place, variable in enumerate(loop.variables[:-1]):
-            if index.coeff(variable) != 1:
-                continue
+            if index.coeff(variable) != 1 or not any(index.has(later) for later in loop.variables[place + 1 :]):
+                continue  # what later variables do not move is read once for all of them
             outer, inner = numel(loop.sizes[: place + 1]), numel(loop.sizes[place + 1 :])
             if _is_long(outer) and _is_long(inner):
                 yield (("y", outer), ("x", inner))

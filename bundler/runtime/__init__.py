@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.handle import Handle
     from bundler.runtime.launch.plan import LaunchPlan, Parameter
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.program_replay import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.compiled_handles import handles_on
@@ -47,6 +48,8 @@ _HOMES = {
     "LookupTable": "tuning.tuning_winners",
     "Module": "launch.driver",
     "Parameter": "launch.plan",
+    "ProgramMemory": "launch.program_replay",
+    "ProgramRunner": "launch.program_replay",
     "Space": "tuning.descent",
     "StaticKernel": "launch.static_kernel",
     "TunerOptions": "tuning.tuner_options",
@@ -54,6 +57,7 @@ _HOMES = {
     "can_launch": "launch.plan_builder",
     "handles_on": "tuning.compiled_handles",
     "load": "launch.bundle_kernels",
+    "load_program": "launch.program_replay",
     "open_driver": "launch.drivers",
 }
 
@@ -74,6 +78,8 @@ __all__ = [
     "LookupTable",
     "Module",
     "Parameter",
+    "ProgramMemory",
+    "ProgramRunner",
     "Space",
     "StaticKernel",
     "TunerOptions",
@@ -81,6 +87,7 @@ __all__ = [
     "can_launch",
     "handles_on",
     "load",
+    "load_program",
     "open_driver",
 ]
 

@@ -4,7 +4,7 @@
     program = bundler.runtime.load_program("model.tbundle", memory=memory)
     (output,) = program(x, weight)
 
-What allocates, views and calls operators is a `Memory`: torch's where a program has calls of operators, or whatever the caller's tensors come
+What allocates, views and calls operators is a `ProgramMemory`: torch's where a program has calls of operators, or whatever the caller's tensors come
 from.  No compiler and no Triton is needed, and no torch unless the memory is torch's.
 """
 
@@ -40,7 +40,7 @@ PLAN_SUFFIX = ".program.json"
 Launcher = Callable[[str, Sequence[Any], Mapping[str, int]], None]
 
 
-class Memory(Protocol):
+class ProgramMemory(Protocol):
     """Where tensors of a program come from.
 
     Sizes are numbers here.
@@ -67,7 +67,7 @@ class ProgramRunner:
     """
 
     def __init__(
-        self, plan: ProgramPlan, launch: Launcher, memory: Memory, constants: Mapping[str, Any] | None = None
+        self, plan: ProgramPlan, launch: Launcher, memory: ProgramMemory, constants: Mapping[str, Any] | None = None
     ) -> None:
         self.plan, self._launch, self._memory = plan, launch, memory
         self._constants = dict(constants or {})
@@ -166,7 +166,7 @@ def _check_shape(number: int, given: Input, value: Any, sizes: Mapping[str, int]
 
 
 def load_program(
-    bundle: Bundle | str | os.PathLike[str], *, memory: Memory, name: str | None = None, driver: Driver | None = None,
+    bundle: Bundle | str | os.PathLike[str], *, memory: ProgramMemory, name: str | None = None, driver: Driver | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> ProgramRunner:  # fmt: skip
     """Return a program of a bundle, ready to run without a compiler.
