@@ -50,6 +50,7 @@ class BodyWriter:
         self.atomic = False
         self._outer = Scope()
         self._inner: Scope | None = None
+        self._is_last_pass = True
         self._count = 0
         self._definitions: dict[tuple[str, sympy.Expr], Term] = {}
         self._results: dict[tuple[str, sympy.Expr], Value] = {}
@@ -67,6 +68,7 @@ class BodyWriter:
                 if item.level == level and not item.inside:
                     self._one(item)
             inside = [item for item in placed if item.level == level and item.inside]
+            self._is_last_pass = not any(item.inside and item.level > level for item in placed)
             if inside and self._shape.looped:
                 self._pass(inside)
             else:
@@ -351,7 +353,9 @@ class BodyWriter:
         symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
         if not any(index.coeff(symbol) == 1 for symbol in symbols):
             return "evict_last"
-        return "evict_first" if self._inner is not None else None
+        if self._inner is None:
+            return None
+        return "evict_first" if self._is_last_pass else "evict_last"  # a later pass reads the row again
 
     def _store(self, item: PlacedLoop, value: Value) -> None:
         loop, buffer = item.loop, self._buffers[item.loop.buffer]
