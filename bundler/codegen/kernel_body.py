@@ -20,10 +20,10 @@ from bundler.codegen import operation_text
 from bundler.codegen.data_types import loaded_text, stored_text
 from bundler.codegen.index_text import index_text
 from bundler.codegen.kernel_arguments import KernelArguments
-from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name
+from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name, placed_loops
 from bundler.codegen.literals import constant_text
 from bundler.codegen.loop_nodes import Buffer, Loop
-from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, substituted, symbols_of
+from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbols_of
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
@@ -50,6 +50,7 @@ class BodyWriter:
         self.atomic = False
         self._outer = Scope()
         self._inner: Scope | None = None
+        self._is_last_pass = True
         self._count = 0
         self._definitions: dict[tuple[str, sympy.Expr], Term] = {}
         self._results: dict[tuple[str, sympy.Expr], Value] = {}
@@ -62,12 +63,13 @@ class BodyWriter:
 
     def write(self, loops: tuple[Loop, ...]) -> list[str]:
         """Return the lines of the body, behind the indices of the dimensions."""
-        placed = self._placed(loops)
+        placed = placed_loops(loops, self._space, self._pool, self._buffers)
         for level in range(max(item.level for item in placed) + 1):
             for item in placed:
                 if item.level == level and not item.inside:
                     self._one(item)
             inside = [item for item in placed if item.level == level and item.inside]
+            self._is_last_pass = not any(item.inside and item.level > level for item in placed)
             if inside and self._shape.looped:
                 self._pass(inside)
             else:
@@ -94,31 +96,6 @@ class BodyWriter:
             self._outer.lines.append(f"    {prefix}mask = {prefix}index < {prefix}numel")
         self._outer.lines += [f"    {line}" for line in (*scope.lines, *scope.stores)]
         self._outer.lines += after
-
-    def _placed(self, loops: tuple[Loop, ...]) -> list[PlacedLoop]:
-        found: list[PlacedLoop] = []
-        written: dict[str, PlacedLoop] = {}
-        for loop in loops:
-            place = self._space.place(loop)
-            assert place is not None, "a loop was fused into a kernel that it does not fit"
-            domain = self._space.domain(loop)
-            assert domain is not None
-            inside = self._space.reduced is not None and self._space.reduced in domain
-            before = [written[name] for name in loop.reads if name in written]
-            level = max((item.level + item.loop.is_reduction for item in before), default=0)
-            terms = tuple((symbol, substituted(self._pool, term, place)) for symbol, term in loop.index_terms)
-            item = PlacedLoop(loop, substituted(self._pool, loop.value, place), place(loop.index), terms, inside, level)
-            found.append(item)
-            written[loop.buffer] = item
-        last = max(item.level for item in found)
-        # A later pass may read what is changed here, so what was there before is replaced in the last one.
-        read = {name for loop in loops for name in loop.reads}
-        return [
-            PlacedLoop(i.loop, i.value, i.index, i.index_terms, i.inside, last)
-            if i.loop.buffer in read and self._buffers[i.loop.buffer].source != "node"
-            else i
-            for i in found
-        ]
 
     def _one(self, item: PlacedLoop) -> None:
         loop = item.loop
@@ -351,7 +328,9 @@ class BodyWriter:
         symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
         if not any(index.coeff(symbol) == 1 for symbol in symbols):
             return "evict_last"
-        return "evict_first" if self._inner is not None else None
+        if self._inner is None:
+            return None
+        return "evict_first" if self._is_last_pass else "evict_last"  # a later pass reads the row again
 
     def _store(self, item: PlacedLoop, value: Value) -> None:
         loop, buffer = item.loop, self._buffers[item.loop.buffer]

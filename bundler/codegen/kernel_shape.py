@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelShape`, `PlacedLoop`, `Scope`: what is decided of a kernel before its body is written, and what the writer keeps while it writes.
+"""`KernelShape`, `PlacedLoop`, `Scope`, `placed_loops`: what is decided of a kernel before its body is written, and what the writer keeps while it writes.
 
 `kernel_plan` decides, `kernel_body` writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import sympy
 
-from bundler.codegen.loop_nodes import Loop
-from bundler.codegen.loop_terms import Term
+from bundler.codegen.loop_nodes import Buffer, Loop
+from bundler.codegen.loop_terms import Term, TermPool, substituted
 from bundler.codegen.operation_text import Value
 from bundler.codegen.range_trees import Dimension, IterationSpace
 
@@ -83,3 +83,29 @@ class KernelShape:
 def block_name(dimension: Dimension) -> str:
     """Return the parameter that holds the block of a dimension."""
     return f"{dimension.prefix.upper()}BLOCK"
+
+
+def placed_loops(
+    loops: Sequence[Loop], space: IterationSpace, pool: TermPool, buffers: Mapping[str, Buffer]
+) -> list[PlacedLoop]:
+    """Return the loops of a kernel with their addresses in its space, and in which pass over the row each comes."""
+    found: list[PlacedLoop] = []
+    written: dict[str, PlacedLoop] = {}
+    for loop in loops:
+        place, domain = space.place(loop), space.domain(loop)
+        assert place is not None, "a loop was fused into a kernel that it does not fit"
+        assert domain is not None
+        inside = space.reduced is not None and space.reduced in domain
+        before = [written[name] for name in loop.reads if name in written]
+        level = max((item.level + item.loop.is_reduction for item in before), default=0)
+        terms = tuple((symbol, substituted(pool, term, place)) for symbol, term in loop.index_terms)
+        item = PlacedLoop(loop, substituted(pool, loop.value, place), place(loop.index), terms, inside, level)
+        found.append(item)
+        written[loop.buffer] = item
+    # A later pass may read what is changed here, so what was there before is replaced in the last one.
+    last = max(item.level for item in found)
+    read = {name for loop in loops for name in loop.reads}
+    return [
+        replace(item, level=last) if item.loop.buffer in read and buffers[item.loop.buffer].source != "node" else item
+        for item in found
+    ]

@@ -78,6 +78,8 @@ def _accumulated(dtype: str) -> str:
 
 
 def _plain(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTensor:
+    if call.dtype == "bool" and kind in {"max", "min"}:
+        return _any(builder, call) if kind == "max" else _all(builder, call)
     source = cast(builder, _source(call), call.dtype)
     return reduced(builder, call, kind, source, _dims(call, len(source.sizes)), call.dtype)
 
@@ -109,6 +111,7 @@ def _all(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 def _extremal_index(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTensor:
     source, dim = _source(call), call.arguments.get("dim")
+    _refuse_bools(call, source)
     if dim is None:
         flat = reshaped(source, (numel(source.sizes),))
         found = reduced(builder, call, kind, flat, [0], "int64")
@@ -121,9 +124,15 @@ def _extremum_with_index(builder: GraphBuilder, call: OperatorCall, *, kind: str
     if len(call.results) == 1:
         return _plain(builder, call, kind=kind)
     source = _source(call)
+    _refuse_bools(call, source)
     dims = _dims(call, len(source.sizes))
     value = reduced(builder, call, kind, source, dims, call.dtype)
     return value, reduced(builder, call, f"arg{kind}", source, dims, "int64")
+
+
+def _refuse_bools(call: OperatorCall, source: LazyTensor) -> None:
+    if source.dtype == "bool":
+        raise call.refusal("the position of an extreme among bools")
 
 
 def _moments(builder: GraphBuilder, call: OperatorCall, source: LazyTensor) -> tuple[LazyTensor, LazyTensor]:

@@ -160,6 +160,11 @@ def integer_sums(a):
     return a.sum(1), a.amax(1), a.prod(1), a.argmin(1), a.bool().sum(1)
 
 
+@case(lambda: (seeded(9, 20, dtype=torch.bool),))
+def bool_sums(a):
+    return a.sum(1), a.amax(1), a.amin(1), a.any(), a.all(0), a.float().mean(1)
+
+
 # What models are made of --------------------------------------------------------------------------------------------
 
 
