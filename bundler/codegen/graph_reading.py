@@ -161,18 +161,19 @@ class _Reader:
         return found[0] if single else found
 
     def _operator_call(self, node: fx.Node, results: tuple[TensorLayout | None, ...], *, single: bool) -> OperatorCall:
-        schema = node.target._schema.arguments  # noqa: SLF001
+        schema = node.target._schema  # noqa: SLF001
         positional = tuple(self._argument(item) for item in node.args)
         keywords = {name: self._argument(item) for name, item in node.kwargs.items()}
-        named = {argument.name: value for argument, value in zip(schema, positional, strict=False)} | keywords
+        named = {argument.name: value for argument, value in zip(schema.arguments, positional, strict=False)} | keywords
         arguments = {
             name: value.name if isinstance(value, TorchValue) else value
             for name, value in named.items()
             if name not in _PLACEMENT
         }
         return OperatorCall(
-            str(node.target), arguments, positional, keywords, results, single, _operand_dtype(node), _origins(node)
-        )
+            str(node.target), arguments, positional, keywords, results, single, _operand_dtype(node), _origins(node),
+            view=any(result.alias_info is not None for result in schema.returns),
+        )  # fmt: skip
 
     def _argument(self, item: Any) -> Any:
         if isinstance(item, fx.Node):

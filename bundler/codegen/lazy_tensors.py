@@ -108,11 +108,11 @@ class GraphBuilder:
         layout = self.buffers[name].layout
         return lambda indices: self.pool.load(name, layout.index(indices), layout.dtype)
 
-    def new_buffer(self, layout: TensorLayout) -> str:
-        """Return the name of a new buffer that a node will write."""
+    def new_buffer(self, layout: TensorLayout, *, shared: bool = False) -> str:
+        """Return the name of a new buffer that a node will write; `shared` where its memory may be another's."""
         name = f"buf{self._count}"
         self._count += 1
-        self.buffers[name] = Buffer(name, layout)
+        self.buffers[name] = Buffer(name, layout, aligned=not shared, shared=shared)
         return name
 
     # Buffers ------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class GraphBuilder:
 
     def call(
         self, operator: str, arguments: Any, keywords: dict[str, Any], results: Sequence[TensorLayout | None], reason: str,
-        *, single: bool,
+        *, single: bool, view: bool = False,
     ) -> tuple[LazyTensor | None, ...]:  # fmt: skip
         """Call an ATen operator as it is; returns its results.
 
@@ -190,18 +190,20 @@ class GraphBuilder:
             results: layout of each result, None for one that is no tensor.
             reason: why no kernel is generated.
             single: whether it returns one value instead of a tuple.
+            view: whether its results may share memory with its arguments.
         """
-        outputs = tuple(None if layout is None else self.new_buffer(layout) for layout in results)
-        self.nodes.append(
-            ExternCall(
-                operator,
-                tuple(self._in_memory(value) for value in arguments),
-                tuple((name, self._in_memory(value)) for name, value in sorted(keywords.items())),
-                outputs,
-                reason,
-                single,
-            )
+        outputs = tuple(None if layout is None else self.new_buffer(layout, shared=view) for layout in results)
+        call = ExternCall(
+            operator,
+            tuple(self._in_memory(value) for value in arguments),
+            tuple((name, self._in_memory(value)) for name, value in sorted(keywords.items())),
+            outputs,
+            reason,
+            single,
         )
+        for name in call.reads if view else ():
+            self.buffers[name] = replace(self.buffers[name], shared=True)
+        self.nodes.append(call)
         return tuple(None if name is None else self._of_buffer(name, frozenset()) for name in outputs)
 
     def _in_memory(self, value: Any) -> Any:

@@ -68,12 +68,14 @@ class Buffer:
         layout: where its elements are.
         source: `input`, `constant`, or `node` for what a node of the program writes.
         aligned: its address is known to be a multiple of 16 bytes.
+        shared: its memory may be that of another buffer, since an operator that was called returned a view.
     """
 
     name: str
     layout: TensorLayout
     source: str = "node"
     aligned: bool = True
+    shared: bool = False
 
 
 @dataclass(frozen=True)

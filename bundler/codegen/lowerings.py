@@ -51,7 +51,13 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOper
             builder.nodes.remove(node)
         fallbacks.append(RefusedOperator(call.name, error.message))
         return builder.call(
-            call.name, call.positional, dict(call.keywords), call.results, error.message, single=call.single
+            call.name,
+            call.positional,
+            dict(call.keywords),
+            call.results,
+            error.message,
+            single=call.single,
+            view=call.view,
         )
     return found
 

@@ -43,7 +43,11 @@ def reusable(
     found: dict[str, str] = {}
     for new in sorted(written):
         for old in sorted(set(dying) - set(found.values())):
-            if reads.get(old) == {stores[new]} and _same_memory(buffers[new].layout, buffers[old].layout):
+            if (
+                not buffers[old].shared
+                and reads.get(old) == {stores[new]}
+                and _same_memory(buffers[new].layout, buffers[old].layout)
+            ):
                 found[new] = old
                 break
     return found

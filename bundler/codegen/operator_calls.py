@@ -28,6 +28,7 @@ class OperatorCall:
         single: whether it returns one tensor instead of a tuple.
         operand_dtype: what torch promotes the tensor operands to; None where there are none.
         origins: names of the operators that the user wrote.
+        view: whether its results may share memory with its arguments.
     """
 
     name: str
@@ -38,6 +39,7 @@ class OperatorCall:
     single: bool
     operand_dtype: str | None
     origins: frozenset[str]
+    view: bool = False
 
     @property
     def operator(self) -> str:

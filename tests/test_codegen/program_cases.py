@@ -233,6 +233,13 @@ def linear(x, w, b):
     return torch.relu(x @ w + b)
 
 
+@case(lambda: (seeded(4, 8), seeded(4, 8)), fallbacks=3)
+def complex_parts(a, b):
+    both = torch.complex(a, b)
+    parts = torch.view_as_real(both)
+    return parts * 2, both.abs() + parts.sum(-1)
+
+
 @case(lambda: (seeded(4, 8), seeded(4, 8)), kernels=1)
 def changed(x, y):
     x.add_(y)
