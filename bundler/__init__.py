@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ToolchainMismatch,
         TruncatedBundle,
         UnsafeName,
+        UnsupportedOperator,
         UnsupportedVersion,
         WorkerDied,
     )
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.launch_hooks import Hooks
     from bundler.runtime.launch.plan import LaunchPlan, Parameter, Piece, TensorMap
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.program_replay import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.tuning.autotune_decorator import autotune
@@ -206,6 +208,8 @@ __all__ = [
     "Path",
     "Piece",
     "ProfilerClock",
+    "ProgramMemory",
+    "ProgramRunner",
     "Progress",
     "PruneReport",
     "PushMode",
@@ -249,6 +253,7 @@ __all__ = [
     "TuningFile",
     "TuningRecord",
     "UnsafeName",
+    "UnsupportedOperator",
     "UnsupportedVersion",
     "Value",
     "VerifyReport",
@@ -269,6 +274,7 @@ __all__ = [
     "handles_on",
     "install",
     "load",
+    "load_program",
     "merge",
     "open_driver",
     "open_store",

@@ -7,7 +7,7 @@ _ERRORS = (
     "AccessDenied", "BundlerError", "BundlerWarning", "CannotLaunchStatically", "CompileFailed", "CompileTimeout",
     "ConfigError", "DigestMismatch", "DriverError", "DriverUnavailable", "EmptyBundle", "FormatError", "LimitExceeded",
     "MergeConflict", "NoValidConfig", "NotFound", "RecordingError", "StoreFull", "StoreUnavailable",
-    "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedVersion",
+    "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedOperator", "UnsupportedVersion",
     "WorkerDied",
 )  # fmt: skip
 HOMES = {
@@ -15,6 +15,7 @@ HOMES = {
     **dict.fromkeys(("Compiled", "Job"), "compile.compile_job"),
     **dict.fromkeys(("Descent", "Space"), "runtime.tuning.descent"),
     **dict.fromkeys(("LaunchPlan", "Parameter", "Piece", "TensorMap"), "runtime.launch.plan"),
+    **dict.fromkeys(("ProgramMemory", "ProgramRunner"), "runtime.launch.program_replay"),
     **dict.fromkeys(("JobTiming", "Progress", "ServiceCounters"), "compile.service_progress"),
     "Argument": "format.launch_spec",
     "Artifact": "format.entries",
@@ -122,6 +123,7 @@ HOMES = {
     "handles_on": "runtime.tuning.compiled_handles",
     "install": "integrations._process",
     "load": "runtime.launch.bundle_kernels",
+    "load_program": "runtime.launch.program_replay",
     "merge": "format.bundle_union",
     "open_driver": "runtime.launch.drivers",
     "open_store": "lifecycle.machine_store",
