@@ -178,6 +178,20 @@ def long_softmax(a):
     return torch.softmax(a * 0.5, -1)
 
 
+@case(
+    lambda: (seeded(4, 1100).masked_fill(seeded(4, 1100) > 1, float("-inf")), torch.full((1, 1100), float("-inf"))),
+    kernels=1,
+)
+def long_softmax_of_infinities(a, b):
+    both = torch.cat([a, b])
+    return torch.softmax(both, -1), torch.exp(both - both.amax(-1, keepdim=True)).sum(-1)
+
+
+@case(lambda: (seeded(3, 1300), torch.tensor([5, 1299, 0])))
+def long_cross_entropy(a, t):
+    return F.cross_entropy(a, t), torch.log_softmax(a, -1).amax(-1)
+
+
 @case(lambda: (seeded(6, 50),), kernels=1)
 def log_softmax(a):
     return torch.log_softmax(a, -1)
