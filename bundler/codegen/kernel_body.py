@@ -56,6 +56,7 @@ class BodyWriter:
         self._results: dict[tuple[str, sympy.Expr], Value] = {}
         self._symbols: dict[sympy.Symbol, Value] = {}
         self._dimensions: dict[Term, frozenset[Dimension]] = {}
+        self._mask_dimensions: dict[str, frozenset[Dimension]] = {}
         self._reductions = ReductionWriter(shape.looped, _row_of(shape), self.new_name)
 
     # The whole body -----------------------------------------------------------------------------------------------------
@@ -214,6 +215,7 @@ class BodyWriter:
     def _masked(self, term: Term, masks: Masks) -> Value:
         mask, body = term.terms
         condition = self._value(mask, masks).text
+        self._mask_dimensions[condition] = self._dimensions_of(mask)
         inside = tuple(dict.fromkeys((*masks, condition)))
         if body.operator == "load" and not self._is_computed(body):
             return self._fetched(body, inside, term.details[0])
@@ -300,13 +302,14 @@ class BodyWriter:
         address = self._index(index, term, masks)
         used = self._dimensions_of(term)
         active = sorted({*self._shape.masks(used), *masks})
-        if not used:
+        if not used and index.is_Integer:
             # One element for all lanes.
-            address = (
-                f"tl.full({self._shape.block_shape}, {address}, {self._index_type})" if index.is_Integer else address
-            )
+            address = f"tl.full([{', '.join('1' for _ in self._space.dimensions)}], {address}, {self._index_type})"
         if masks:
-            address = f"tl.broadcast_to({address}, {self._shape.block_shape})"
+            # As large as the mask, and no larger: what does not depend on the row is stored once for it.
+            wide = any(d.is_reduced for d in used.union(*(self._mask_dimensions[mask] for mask in masks)))
+            shape = self._shape.block_shape if wide else self._shape.kept_shape
+            address = f"tl.broadcast_to({address}, {shape})"
         parts = [f"({address})", " & ".join(active) or "None"]
         reduced = self._space.reduced
         if active and (masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used):
@@ -342,9 +345,7 @@ class BodyWriter:
         kept = not item.inside or loop.is_reduction
         domain = set(self._space.kept if kept else self._space.dimensions)
         active = sorted(self._shape.masks(domain))
-        shape = self._shape.block_shape
-        if kept and self._space.reduced is not None:
-            shape = f"[{', '.join('1' if d.is_reduced else block_name(d) for d in self._space.dimensions)}]"
+        shape = self._shape.kept_shape if kept else self._shape.block_shape
         if self._dimensions_of(carrier) != domain:
             address = (
                 f"tl.broadcast_to({address}, {shape})"

@@ -75,6 +75,11 @@ class KernelShape:
         """The text of the shape of a block."""
         return f"[{', '.join(block_name(dimension) for dimension in self.space.dimensions)}]"
 
+    @property
+    def kept_shape(self) -> str:
+        """The text of the shape of what does not depend on the row."""
+        return f"[{', '.join('1' if d.is_reduced else block_name(d) for d in self.space.dimensions)}]"
+
 
 def block_name(dimension: Dimension) -> str:
     """Return the parameter that holds the block of a dimension."""

@@ -165,6 +165,12 @@ def bool_sums(a):
     return a.sum(1), a.amax(1), a.amin(1), a.any(), a.all(0), a.float().mean(1)
 
 
+@case(lambda: (seeded(1), seeded(2), seeded(3)), kernels=1)
+def one_value_in_rows(a, b, c):
+    spread = a.expand(3).unsqueeze(1)
+    return (spread >= b).any(1), a.expand(3) != a, F.pad(c, (1, 0))[:3] + (spread * b).sum(1)
+
+
 # What models are made of --------------------------------------------------------------------------------------------
 
 
