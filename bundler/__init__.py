@@ -92,8 +92,10 @@ if TYPE_CHECKING:
     from bundler.lifecycle.restore_options import Only, TreeOptions, Trust
     from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import winners_only
+    from bundler.lifecycle.tuning_savings import TuningCounters, tuning_counters
     from bundler.runtime.configs import Config
     from bundler.runtime.grids import Grid
+    from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
     from bundler.runtime.launch.driver import DeviceProperties, Driver, Launcher, Module
     from bundler.runtime.launch.drivers import open_driver
@@ -112,10 +114,13 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
+    from bundler.runtime.tuning.launch_dump import LaunchDump
     from bundler.runtime.tuning.occupancy import DeviceLimits
+    from bundler.runtime.tuning.profiler_clock import ProfilerClock
     from bundler.runtime.tuning.result_lookup import Choice
     from bundler.runtime.tuning.tuner_options import TunerOptions
-    from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+    from bundler.runtime.tuning.tuner_plugins import TunedLaunch, TunerPlugin
+    from bundler.runtime.tuning.tuner_reports import BandwidthReport
     from bundler.runtime.tuning.tuning_winners import LookupTable
     from bundler.store.bundle_store import PushMode
     from bundler.store.file_records import FileRecords
@@ -202,6 +207,7 @@ __all__ = [
     "Parameter",
     "Path",
     "Piece",
+    "ProfilerClock",
     "ProgramMemory",
     "ProgramRunner",
     "Progress",
@@ -232,6 +238,7 @@ __all__ = [
     "TagInfo",
     "Target",
     "TensorMap",
+    "TextGrid",
     "TierCounters",
     "Toolchain",
     "ToolchainMismatch",
@@ -239,7 +246,10 @@ __all__ = [
     "TreeOptions",
     "TruncatedBundle",
     "Trust",
+    "TunedLaunch",
     "TunerOptions",
+    "TunerPlugin",
+    "TuningCounters",
     "TuningFile",
     "TuningRecord",
     "UnsafeName",
@@ -277,6 +287,7 @@ __all__ = [
     "replay",
     "restore",
     "session",
+    "tuning_counters",
     "winners_only",
 ]
 

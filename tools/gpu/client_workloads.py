@@ -20,7 +20,7 @@ from tools.shared.processes import ROOT, python_path
 
 _SEED = 5
 _ROWS, _COLUMNS = 64, 1024
-_HEADS, _STEPS, _WIDTH = 2, 128, 64
+_HEADS, _STEPS, _WIDTH = 4, 256, 64
 
 Calls = Callable[[str], Mapping[str, Any]]
 
@@ -56,7 +56,13 @@ def available() -> dict[str, Callable[[], Any]]:
 
 
 def capture(bundle: Path, module: str, *words: object) -> None:
-    """Compile what a module launches on all cores, without the GPU: a recording would compile FLA's many configurations one by one."""
+    """Compile what a module launches on all cores, without the GPU: a recording would compile FLA's many configurations one by one.
+
+    A bundle that is there already, from a program before this one, is used as it is.
+    """
+    if bundle.is_file():
+        return
+    bundle.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [sys.executable, "-m", "bundler", "capture", "-o", str(bundle), "--target", "cuda:90", "--quiet", "--",
          sys.executable, "-m", module, *map(str, words)],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures on a machine with a GPU what the first calls of a process cost with our launcher for Triton, and prints a table.
 
-    python -m tools.gpu launcher [--check] [--rounds N] [--only NAME,...] [--results DIR]
+    python -m tools.gpu launcher [--check] [--rounds N] [--only NAME,...] [--captures DIR] [--results DIR]
 
 It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records every workload; fresh ones, each with an empty
 cache directory and trust in kernels alone, restore it in a session and make the first calls: with our launcher, with Triton's, and, for
@@ -48,22 +48,29 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 also when a target is missed")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes a way and workload")
     parser.add_argument("--only", default=",".join(WORKLOADS), help=f"workloads, of {', '.join(WORKLOADS)}")
+    parser.add_argument(
+        "--captures", type=Path, metavar="DIR", help="where captured bundles are, and stay, for other programs"
+    )
     parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-launcher.json goes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-launcher.") as folder:
-        rows = []
-        for row in _all_rows(Path(folder), options.rounds, options.only.split(",")):
+        rows: list[dict[str, Any]] = []
+        captures = options.captures or Path(folder) / "captures"
+        for row in _all_rows(Path(folder), options.rounds, options.only.split(","), captures):
             rows.append(row)
             good = "ok  " if row["ok"] and row["kept"] else "FAIL"
             print(f"{good}  {row['check']:<60}  {row['found']}", flush=True)
-    print(f"\nwritten to {measurement.save('gpu-launcher', {'rows': rows}, options.results)}")
+            # After each row: a machine that is taken away leaves what was found.
+            measurement.save("gpu-launcher", {"rows": rows}, options.results)
+    print(f"\nwritten to {options.results}")
     return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in rows) else 1
 
 
-def _all_rows(folder: Path, rounds: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) -> Iterator[dict[str, Any]]:
     for name in only:
-        client_workloads.capture(folder / f"captured-{name}", _MODULE, "call", folder, name)
-        recorded = _process(folder, "record", name)
+        captured = captures / f"{name}.tbundle"
+        client_workloads.capture(captured, _MODULE, "call", folder, name)
+        recorded = _process(folder, "record", name, str(captured))
         if recorded.get("error"):
             # What is not installed is no fault; what is, and cannot be recorded, is one.
             absent = recorded["error"].startswith("ModuleNotFoundError")
@@ -167,27 +174,31 @@ def _call(_folder: Path, name: str) -> dict[str, Any]:
     return {"called": sorted(WORKLOADS[name]()())}
 
 
-def _record(folder: Path, name: str) -> dict[str, Any]:
+def _record(folder: Path, name: str, captured: str) -> dict[str, Any]:
     import bundler
 
     # Triton compiles what the capture did not get.
-    if (folder / f"captured-{name}").is_file():
-        bundler.restore(folder / f"captured-{name}")
+    if Path(captured).is_file():
+        bundler.restore(captured)
     with bundler.session(f"file://{folder}/store-{name}", "prod"):
         return {"numbers": WORKLOADS[name]()()}
 
 
 def _first(folder: Path, name: str, way: str) -> dict[str, Any]:
-    """Make the first calls; torch, its context on the GPU and the workload's imports come before the clock starts."""
+    """Make the first calls; the session begins before the workload is imported, since packages ask Triton for its driver as they are.
+
+    Torch, its context on the GPU and the workload's imports come before the clock of the calls starts.
+    """
     import torch
 
     import bundler
 
-    calls = WORKLOADS[name]()
     torch.zeros(1, device="cuda")
-    torch.cuda.synchronize()
     began = time.perf_counter()
     session = None if way == "warm" else bundler.session(f"file://{folder}/store-{name}", "prod", push=None)
+    begin_ms = (time.perf_counter() - began) * 1e3
+    calls = WORKLOADS[name]()
+    torch.cuda.synchronize()
     begun = time.perf_counter()
     numbers = calls()
     torch.cuda.synchronize()
@@ -196,7 +207,7 @@ def _first(folder: Path, name: str, way: str) -> dict[str, Any]:
     if session is not None:
         session.close()
     return {
-        "first_ms": (ended - begun) * 1e3, "begun_ms": (begun - began) * 1e3, "numbers": numbers,
+        "first_ms": (ended - begun) * 1e3, "begun_ms": begin_ms, "numbers": numbers,
         "launchers": [counters.launchers, dict(counters.launchers_of_triton)] if counters else [],
     }  # fmt: skip
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks on a machine with a GPU that vLLM's own JIT monitor, armed in error mode, is silent after a replay and raises without.
 
-    python -m tools.gpu monitor --monitor jit_monitor.py [--results DIR]
+    python -m tools.gpu monitor --monitor jit_monitor.py [--only NAME,...] [--captures DIR] [--results DIR]
 
 `jit_monitor.py` is vllm/utils/jit_monitor.py of vLLM's wheel (`python -m tools.servers wheels` unpacks it).  For examples/kernels.py, and for
 Liger and FLA where they can be imported, forward and backward: a capture compiles the kernels on all cores; one process records; others restore and replay into an empty cache directory, and
@@ -43,24 +43,31 @@ def main() -> int:
     parser.add_argument(
         "--monitor", type=Path, required=True, metavar="FILE", help="vllm/utils/jit_monitor.py of the wheel"
     )
+    parser.add_argument("--only", default="", metavar="NAME,...", help="workloads: examples, liger, fla")
+    parser.add_argument(
+        "--captures", type=Path, metavar="DIR", help="where captured bundles are, and stay, for other programs"
+    )
     parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-monitor.json goes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-monitor.") as folder:
         package = lay_out_monitor(Path(folder) / "package", options.monitor)
-        rows = []
-        for name in client_workloads.available():
-            for row in check(Path(folder) / name, name, package):
+        captures = options.captures or Path(folder) / "captures"
+        rows: list[dict[str, Any]] = []
+        for name in filter(None, options.only.split(",")) if options.only else client_workloads.available():
+            for row in check(Path(folder) / name, name, package, captures / f"{name}.tbundle"):
                 rows.append(row)
                 print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}", flush=True)
-    print(f"\nwritten to {measurement.save('gpu-monitor', {'rows': rows}, options.results)}")
+                # After each row: a machine that is taken away leaves what was found.
+                measurement.save("gpu-monitor", {"rows": rows}, options.results)
+    print(f"\nwritten to {options.results}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-def check(folder: Path, workload: str, package: Path) -> Iterator[dict[str, Any]]:
+def check(folder: Path, workload: str, package: Path, captured: Path) -> Iterator[dict[str, Any]]:
     """Record a workload in one process, serve it in others."""
     folder.mkdir()
-
-    client_workloads.capture(folder / _CAPTURED, _MODULE, "call", folder, workload, "")
+    client_workloads.capture(captured, _MODULE, "call", folder, workload, "")
+    (folder / _CAPTURED).symlink_to(captured.absolute())
 
     def run(step: str, witness: str = "hook") -> dict[str, Any]:
         return replay.process(folder, step, workload, witness, module=_MODULE, path=package)

@@ -22,7 +22,7 @@ CACHE_PREFER_SHARED = 1
 POINTER_MEMORY_TYPE, POINTER_IS_MANAGED, POINTER_DEVICE_ORDINAL = 2, 8, 9
 MEMORY_ON_HOST = 1
 
-# Launch attributes; HIP has the same numbers for the second and third.
+# Launch attributes
 ATTRIBUTE_BYTES = 72
 COOPERATIVE, CLUSTER_DIMENSION, CLUSTER_SCHEDULING, PROGRAMMATIC_SERIALIZATION = 2, 4, 5, 6
 CLUSTER_SPREAD = 1
@@ -66,5 +66,7 @@ OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
         c_void_p, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int,
     ),
 }  # fmt: skip
+# What the extension calls to load a binary, in the order in which it takes their addresses.
+LOADING = ("cuCtxGetCurrent", "cuCtxGetDevice", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute")
 # Called with ready-made arguments, so without declared types: converting them costs more than the call.
 LAUNCH, LAUNCH_EXTENDED = "cuLaunchKernel", "cuLaunchKernelEx"
