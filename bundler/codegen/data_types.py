@@ -108,6 +108,9 @@ def store_type(name: str) -> str:
 def cast_text(text: str, source: str, target: str, *, rounded: bool = False) -> str:
     """Return the text that converts a value between dtypes; both texts have the compute types.
 
+    A number beyond the range of an 8-bit float becomes the largest one where the GPU's instruction saturates, as NVIDIA's does; torch makes NaN or
+    infinity of it. A float that is no number of the integers it is converted to becomes any of them, as in C.
+
     Args:
         text: an expression of type `compute_type(source)`.
         source: the dtype it has.

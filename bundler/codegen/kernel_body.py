@@ -302,14 +302,11 @@ class BodyWriter:
         address = self._index(index, term, masks)
         used = self._dimensions_of(term)
         active = sorted({*self._shape.masks(used), *masks})
-        if not used and index.is_Integer:
-            # One element for all lanes.
-            address = f"tl.full([{', '.join('1' for _ in self._space.dimensions)}], {address}, {self._index_type})"
+        if not used and index.is_Integer:  # one element for all lanes
+            address = f"tl.full({self._shape.shape_of(())}, {address}, {self._index_type})"
         if masks:
-            # As large as the mask, and no larger: what does not depend on the row is stored once for it.
-            wide = any(d.is_reduced for d in used.union(*(self._mask_dimensions[mask] for mask in masks)))
-            shape = self._shape.block_shape if wide else self._shape.kept_shape
-            address = f"tl.broadcast_to({address}, {shape})"
+            spread = used.union(*(self._mask_dimensions[mask] for mask in masks))
+            address = f"tl.broadcast_to({address}, {self._shape.shape_of(spread)})"
         parts = [f"({address})", " & ".join(active) or "None"]
         reduced = self._space.reduced
         if active and (masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used):
@@ -345,7 +342,7 @@ class BodyWriter:
         kept = not item.inside or loop.is_reduction
         domain = set(self._space.kept if kept else self._space.dimensions)
         active = sorted(self._shape.masks(domain))
-        shape = self._shape.kept_shape if kept else self._shape.block_shape
+        shape = self._shape.shape_of(domain)
         if self._dimensions_of(carrier) != domain:
             address = (
                 f"tl.broadcast_to({address}, {shape})"

@@ -73,12 +73,11 @@ class KernelShape:
     @property
     def block_shape(self) -> str:
         """The text of the shape of a block."""
-        return f"[{', '.join(block_name(dimension) for dimension in self.space.dimensions)}]"
+        return self.shape_of(self.space.dimensions)
 
-    @property
-    def kept_shape(self) -> str:
-        """The text of the shape of what does not depend on the row."""
-        return f"[{', '.join('1' if d.is_reduced else block_name(d) for d in self.space.dimensions)}]"
+    def shape_of(self, dimensions: Collection[Dimension]) -> str:
+        """Return the text of the shape of a value that differs along these dimensions alone."""
+        return f"[{', '.join(block_name(d) if d in dimensions else '1' for d in self.space.dimensions)}]"
 
 
 def block_name(dimension: Dimension) -> str:

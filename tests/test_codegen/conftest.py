@@ -17,7 +17,7 @@ def interpreted():
     """Run a program of this folder in the interpreter, with `libdevice_shim` and the other modules here importable."""
 
     def run(program, *arguments, timeout=100):
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}"}
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)}
         command = [sys.executable, str(HERE / program), *map(str, arguments)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
         assert done.returncode == 0, done.stderr[-3000:]

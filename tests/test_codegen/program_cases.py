@@ -264,3 +264,14 @@ def complex_parts(a, b):
 def changed(x, y):
     x.add_(y)
     return x * 2
+
+
+@case(lambda: (seeded(5, 7), seeded(4)), kernels=1)
+def kept_and_padded(a, b):
+    return a.sum(1) + F.pad(b, (1, 0), value=2.0), a * 2
+
+
+@case(lambda: (seeded(2), seeded(1)), kernels=1)
+def kept_and_one_for_all(a, b):
+    b = b.unsqueeze(0).expand(3, 1)
+    return (b >= a).any(1), b.ne(b)

@@ -286,12 +286,13 @@ def _difference(got, eager, wide, slack):
 
 @dataclass(frozen=True)
 class _Known:
-    """What drawing knows of a value: whether it is alike in every precision, and whether it holds infinities or NaN."""
+    """What drawing knows of a value: whether it is alike in every precision, whether it holds infinities or NaN, and whether it is an input."""
 
     shape: tuple
     dtype: str
     exact: bool
     special: bool
+    given: bool
 
     @property
     def kind(self):
@@ -352,8 +353,9 @@ def _known(description):
             str(v.dtype).removeprefix("torch."),
             e,
             v.dtype.is_floating_point and not bool(torch.isfinite(v).all()),
+            number < len(given),
         )
-        for v, e in zip(found, exact, strict=True)
+        for number, (v, e) in enumerate(zip(found, exact, strict=True))
     ]
 
 
