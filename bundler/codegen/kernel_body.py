@@ -27,7 +27,7 @@ from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbo
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
-from bundler.codegen.reduction_text import ReductionWriter, ReducedRow
+from bundler.codegen.reduction_text import ReducedRow, ReductionWriter
 
 _NAME = re.compile(r"tmp\d+")
 _INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
