@@ -17,7 +17,20 @@ from bundler.codegen.loop_terms import Term, loads_of
 
 POINTWISE = "pointwise"
 REDUCTIONS = frozenset(
-    {"sum", "prod", "max", "min", "any", "xor_sum", "argmax", "argmin", "welford_mean", "welford_m2"}
+    {
+        "sum",
+        "prod",
+        "max",
+        "min",
+        "any",
+        "xor_sum",
+        "argmax",
+        "argmin",
+        "welford_mean",
+        "welford_m2",
+        "softmax_max",
+        "softmax_sum",
+    }
 )
 
 

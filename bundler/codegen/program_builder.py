@@ -19,6 +19,7 @@ from bundler.codegen.loop_nodes import ExternCall, Loop, Node, Reference, Tensor
 from bundler.codegen.loop_order import normalized
 from bundler.codegen.memory_reuse import reusable
 from bundler.codegen.module_text import KernelModules, ProgramKernel, inductor_meta
+from bundler.codegen.online_softmax import paired
 from bundler.codegen.size_text import size_text
 from bundler.codegen.split_reductions import split
 from bundler.runtime.launch.program_plan import (
@@ -74,7 +75,7 @@ class _ProgramBuilder:
         nodes = [
             normalized(self._builder.pool, n) if isinstance(n, Loop) else n for n in self._alive(self._builder.nodes)
         ]
-        nodes = split(self._builder, nodes)
+        nodes = split(self._builder, paired(nodes))
         groups = fused(nodes, self._buffers, self._graph.hints)
         last = _last_uses(groups)
         self._allocate_empty(groups)

@@ -18,7 +18,13 @@ from bundler.codegen.loop_terms import Term
 from bundler.codegen.operation_text import Value
 
 Reduced = tuple[Value, list[str]]
-_WELFORD = ("welford_mean", "welford_m2")
+# Kinds that one computation gives, and which of its results each is.
+_FAMILIES = {
+    "welford_mean": ("welford", 0),
+    "welford_m2": ("welford", 1),
+    "softmax_max": ("softmax", 0),
+    "softmax_sum": ("softmax", 1),
+}
 _FINAL = {
     "sum": "tl.sum", "prod": "lib.product", "max": "lib.largest", "min": "lib.smallest", "any": "lib.any_of", "xor_sum": "lib.xor_sum",
 }  # fmt: skip
@@ -29,7 +35,7 @@ _COMBINED = {
 
 
 @dataclass(frozen=True)
-class Row:
+class ReducedRow:
     """The row that a kernel reduces.
 
     Attributes:
@@ -56,14 +62,14 @@ class ReductionWriter:
         name: returns the name of a new value.
     """
 
-    def __init__(self, looped: bool, row: Row | None, name: Callable[[], str]) -> None:
+    def __init__(self, looped: bool, row: ReducedRow | None, name: Callable[[], str]) -> None:
         self._looped, self._given, self._name = looped, row, name
         self._known: dict[tuple[str, Term], tuple[Value, ...]] = {}
         self._before: list[str] = []
         self._after: list[str] = []
 
     @property
-    def _row(self) -> Row:
+    def _row(self) -> ReducedRow:
         assert self._given is not None, "a reduction in a kernel without rows"
         return self._given
 
@@ -82,11 +88,12 @@ class ReductionWriter:
             value: its text.
             indexed: whether the result is a position in the row.
         """
-        family, place = ("welford", _WELFORD.index(kind)) if kind in _WELFORD else (kind, 0)
+        family, place = _FAMILIES.get(kind, (kind, 0))
         known = self._known.get((family, term))
         lines: list[str] = []
         if known is None:
-            write = self._welford if family == "welford" else self._extremal_index if indexed else self._plain
+            writers = {"welford": self._welford, "softmax": self._softmax}
+            write = writers.get(family, self._extremal_index if indexed else self._plain)
             known = self._known[family, term] = write(family, value, lines)
         return known[place], lines
 
@@ -168,6 +175,35 @@ class ReductionWriter:
         found = [self._name() for _ in range(3)]
         self._after.append(f"{', '.join(found)} = lib.welford({', '.join(kept)}, {row.axis})")
         return self._shaped((found[0], found[1]), value.dtype, self._after)
+
+    # Maximum, and sum of exponentials relative to it ----------------------------------------------------------------------
+
+    def _softmax(self, _kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
+        row, kind = self._row, compute_type(value.dtype)
+        least, one = (constant_text(number, value.dtype, row.shape) for number in (float("-inf"), 1.0))
+        spread = self._spread(lines, value)
+        if not self._looped:
+            top, total = spread, one
+            if row.mask is not None:
+                top = self._new(lines, f"tl.where({row.mask}, {spread}, {least})")
+                total = self._new(lines, f"tl.where({row.mask}, {one}, 0.0)")
+            return self._softmax_results(top, total, value.dtype, lines)
+        top, total = f"_{self._name()}", f"_{self._name()}"
+        self._before += [f"{top} = {least}", f"{total} = tl.zeros({row.shape}, {kind})"]
+        new, new_total = self._name(), self._name()
+        lines += [
+            f"{new}, {new_total} = lib.softmax_combine({top}, {total}, {spread}, {one})",
+            f"{top} = {self._kept(new, top)}",
+            f"{total} = {self._kept(new_total, total)}",
+        ]
+        return self._softmax_results(top, total, value.dtype, self._after)
+
+    def _softmax_results(self, top: str, total: str, dtype: str, lines: list[str]) -> tuple[Value, ...]:
+        first, second = self._name(), self._name()
+        lines.append(f"{first}, {second} = lib.softmax_reduce({top}, {total}, {self._row.axis})")
+        # Relative to a maximum of minus infinity nothing has an exponential.
+        whole = self._new(lines, f"tl.where({first} == float('-inf'), float('nan'), {second})")
+        return self._shaped((first, whole), dtype, lines)
 
     def _shaped(self, names: tuple[str, ...], dtype: str, lines: list[str]) -> tuple[Value, ...]:
         return tuple(Value(self._new(lines, f"{name}{self._row.suffix}"), dtype) for name in names)

@@ -37,6 +37,11 @@ def split(builder: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
     return found
 
 
+def is_split(loop: Loop) -> bool:
+    """Whether a reduction is done in two steps."""
+    return _pieces(loop) > 0
+
+
 def _pieces(loop: Loop) -> int:
     """Return into how many pieces each row is cut; 0 for none."""
     rows, row = numel(loop.sizes), numel(loop.reduced_sizes)

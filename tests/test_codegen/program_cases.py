@@ -165,6 +165,17 @@ def bool_sums(a):
     return a.sum(1), a.amax(1), a.amin(1), a.any(), a.all(0), a.float().mean(1)
 
 
+@case(lambda: (seeded(1), seeded(2), seeded(3)), kernels=1)
+def one_value_in_rows(a, b, c):
+    spread = a.expand(3).unsqueeze(1)
+    return (spread >= b).any(1), a.expand(3) != a, F.pad(c, (1, 0))[:3] + (spread * b).sum(1)
+
+
+@case(lambda: (seeded(), seeded(0, 3)), kernels=3)
+def variances_of_little(a, b):
+    return torch.var_mean(a), a.var(correction=0), b.var(0), b.mean(0)
+
+
 # What models are made of --------------------------------------------------------------------------------------------
 
 
@@ -176,6 +187,20 @@ def softmax(a):
 @case(lambda: (seeded(3, 1100),), kernels=1)
 def long_softmax(a):
     return torch.softmax(a * 0.5, -1)
+
+
+@case(
+    lambda: (seeded(4, 1100).masked_fill(seeded(4, 1100) > 1, float("-inf")), torch.full((1, 1100), float("-inf"))),
+    kernels=1,
+)
+def long_softmax_of_infinities(a, b):
+    both = torch.cat([a, b])
+    return torch.softmax(both, -1), torch.exp(both - both.amax(-1, keepdim=True)).sum(-1)
+
+
+@case(lambda: (seeded(3, 1300), torch.tensor([5, 1299, 0])))
+def long_cross_entropy(a, t):
+    return F.cross_entropy(a, t), torch.log_softmax(a, -1).amax(-1)
 
 
 @case(lambda: (seeded(6, 50),), kernels=1)

@@ -46,6 +46,12 @@ def test_a_mask_that_is_always_true_is_left_out():
     assert "xmask = xindex < xnumel" in text(lambda a: a + 1, torch.zeros(16000))
 
 
+def test_a_long_softmax_runs_over_its_row_twice():
+    """Maximum and sum of exponentials in one pass, the results in another; a short row is held whole."""
+    assert text(lambda a: torch.softmax(a, -1), torch.zeros(300, 2000)).count("for r0_offset") == 2
+    assert "for " not in text(lambda a: torch.softmax(a, -1), torch.zeros(300, 200))
+
+
 def test_equal_kernels_are_one():
     """Two kernels that differ in nothing but their names are launched under one."""
     program = generate(lambda a, b: (a.t() @ a + 1, b.t() @ b + 1), [torch.zeros(8, 8), torch.zeros(8, 8)])
