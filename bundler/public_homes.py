@@ -7,7 +7,7 @@ _ERRORS = (
     "AccessDenied", "BundlerError", "BundlerWarning", "CannotLaunchStatically", "CompileFailed", "CompileTimeout",
     "ConfigError", "DigestMismatch", "DriverError", "DriverUnavailable", "EmptyBundle", "FormatError", "LimitExceeded",
     "MergeConflict", "NoValidConfig", "NotFound", "RecordingError", "StoreFull", "StoreUnavailable",
-    "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedVersion",
+    "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedVersion", "Untrusted",
     "WorkerDied",
 )  # fmt: skip
 HOMES = {
