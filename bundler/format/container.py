@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import zstandard
 
@@ -25,13 +25,14 @@ from bundler.format.container_layout import (
     MAGIC,
     MINORS,
     OBSERVED,
+    SIGNATURES,
     STORED,
     ZSTD,
     ByteSource,
     Section,
     dictionary,
 )
-from bundler.format.digest import check_digest, digest_text
+from bundler.format.digest import check_digest, digest_text, sha256
 from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
@@ -96,6 +97,26 @@ class Container:
                 got=self.content.schema, expected=self._major,
             )  # fmt: skip
         self._section_numbers = self._checked_places()
+
+    @property
+    def signatures(self) -> tuple[bytes, ...]:
+        """The envelopes in the file, a section each, as they were put there by anybody; `bundler/trust` judges them.
+
+        Raises:
+            FormatError, DigestMismatch: a section that holds one is damaged.
+        """
+        return tuple(self._decode(section) for section in self.sections if section.kind == SIGNATURES)
+
+    @property
+    def stored_digest(self) -> str:
+        """Digest of the sections as they are stored, but for the signatures: 64 hexadecimal digits."""
+        return sha256(wire.pack([[s.kind, s.sha256] for s in self.sections if s.kind != SIGNATURES])).hex()
+
+    def stored_sections(self) -> Iterator[tuple[Section, bytes]]:
+        """Yield each section but the signatures with its stored bytes, verified; for who copies a file."""
+        for section in self.sections:
+            if section.kind != SIGNATURES:
+                yield section, self._stored(section)
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
