@@ -19,10 +19,10 @@ HERE = Path(__file__).resolve().parent
 TARGETS = ("cuda:90", "hip:gfx942")
 
 
-def load_beside(name):
+def load_beside(name, folder=HERE):
     """Import a file that lies beside this one; tests are imported by path, so `import` finds it only afterwards."""
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[name]
@@ -31,6 +31,8 @@ def load_beside(name):
 calls = load_beside("launch_calls")
 compiling = load_beside("compiling")
 load_beside("triton_stand_in")
+for helper in ("branch_record", "hip_machine", "hip_scenarios"):
+    load_beside(helper, HERE / "drivers")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import struct
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
-from bundler.errors import DriverUnavailable, ToolchainMismatch
+from bundler.errors import DriverUnavailable
 from bundler.runtime.launch import cuda_api as api
 from bundler.runtime.launch.driver import DeviceProperties
-from bundler.runtime.launch.launchers import Binding, Leave
+from bundler.runtime.launch.launchers import Binding, Leave, packed_attributes
 from bundler.runtime.launch.native_driver import Calls, Library, NativeDriver, NativeModule
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 from bundler.runtime.launch.scratch import scratch_for
@@ -161,15 +160,6 @@ class CudaDriver(NativeDriver):
             cooperative=bool(self._ask_device(api.COOPERATIVE_LAUNCH, device)),
         )
 
-    def _refuse_image(self, plan: LaunchPlan, device: int, status: int) -> NoReturn:
-        if status == api.NO_BINARY_FOR_GPU:
-            raise ToolchainMismatch(
-                f"{plan.kernel}: the binary holds no code for device {device} ({self._words(status)}); compile it for "
-                f"cuda:{self.properties(device).arch}",
-                kernel=plan.kernel, device=device, status=status,
-            )  # fmt: skip
-        super()._refuse_image(plan, device, status)
-
     def _allow(self, plan: LaunchPlan, function: ctypes.c_void_p, device: int) -> None:
         """Let the kernel have the shared memory and the cluster that it was compiled for, too."""
         super()._allow(plan, function, device)
@@ -202,6 +192,7 @@ class CudaDriver(NativeDriver):
             enter=functools.partial(self._enter, module.place),
             scratch=scratch_for(module.plan, functools.partial(self._pool, module.device)),
             elsewhere=self.elsewhere,
+            forget=self._forget,
         )
 
 
@@ -220,7 +211,4 @@ def launch_attributes(plan: LaunchPlan) -> bytes:
         found.append((api.COOPERATIVE, (1,)))
     if plan.cluster > 1:
         found += [(api.CLUSTER_DIMENSION, (plan.cluster, 1, 1)), (api.CLUSTER_SCHEDULING, (api.CLUSTER_SPREAD,))]
-    return b"".join(
-        struct.pack(f"=I4x{len(values)}I", number, *values).ljust(api.ATTRIBUTE_BYTES, b"\0")
-        for number, values in found
-    )
+    return packed_attributes(*found)

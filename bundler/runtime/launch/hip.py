@@ -8,34 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import c_char_p, c_int
 from typing import Any, ClassVar
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
-from bundler.runtime.launch.cuda import launch_attributes
+from bundler.runtime.launch import hip_api as api
 from bundler.runtime.launch.driver import DeviceProperties
-from bundler.runtime.launch.launchers import Binding, Leave
+from bundler.runtime.launch.hip_library import library_path
+from bundler.runtime.launch.launchers import Binding, Leave, packed_attributes
 from bundler.runtime.launch.native_driver import Calls, Library, NativeDriver, NativeModule
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 from bundler.runtime.launch.scratch import scratch_for
 
-LIBRARY = "libamdhip64.so"
-_OUT, _OUT_INT = POINTER(c_void_p), POINTER(c_int)
-_SIGNATURES: dict[str, tuple[object, ...]] = {
-    "hipInit": (c_uint,),
-    "hipGetDeviceCount": (_OUT_INT,),
-    "hipGetDevice": (_OUT_INT,),
-    "hipSetDevice": (c_int,),
-    "hipDeviceGetAttribute": (_OUT_INT, c_int, c_int),
-    "hipGetDevicePropertiesR0600": (c_void_p, c_int),
-    "hipModuleLoadData": (_OUT, c_char_p),
-    "hipModuleUnload": (c_void_p,),
-    "hipModuleGetFunction": (_OUT, c_void_p, c_char_p),
-    "hipFuncGetAttribute": (_OUT_INT, c_int, c_void_p),
-    "hipPointerGetAttributes": (c_void_p, c_void_p),
-    "hipMallocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
-    "hipFreeAsync": (c_uint64, c_void_p),
-}
 _CALLS = Calls(
     device_count="hipGetDeviceCount",
     device_attribute="hipDeviceGetAttribute",
@@ -46,43 +30,49 @@ _CALLS = Calls(
     allocate="hipMallocAsync",
     free="hipFreeAsync",
 )
-_NOT_INITIALIZED = 3
-_INVALID_DEVICE, _INVALID_HANDLE, _INVALID_CONTEXT = 101, 400, 201
-# Device attributes
-_COOPERATIVE, _MAX_THREADS, _MULTIPROCESSORS, _MAX_SHARED, _WARP_SIZE = 10, 56, 63, 74, 87
-# hipDeviceProp_tR0600, of which we read one string; room for what later releases add.
-_PROPERTIES_BYTES, _ARCH_AT, _ARCH_BYTES = 4096, 1160, 256
-_UNREGISTERED, _ON_DEVICE = 0, 2
-
-
-class _PointerAttributes(ctypes.Structure):
-    _fields_ = (("type", c_int), ("device", c_int), ("device_pointer", c_void_p), ("host_pointer", c_void_p),
-                ("managed", c_int), ("flags", c_uint))  # fmt: skip
 
 
 class HipDriver(NativeDriver):
     """The HIP library of this process; see `Driver` and `NativeDriver`.
 
     Args:
-        library: the name or path of the library.
+        library: the name or path of the library; None: as `library_path` finds it.
         compiled: whether launches go through our extension; None: if it was built.
     """
 
     backend = "hip"
     calls = _CALLS
-    elsewhere: ClassVar[frozenset[int]] = frozenset({_INVALID_DEVICE, _INVALID_HANDLE, _INVALID_CONTEXT})
+    elsewhere: ClassVar[frozenset[int]] = frozenset({
+        api.INVALID_DEVICE, api.INVALID_HANDLE, api.INVALID_CONTEXT
+    })  # fmt: skip
 
-    def __init__(self, library: str = LIBRARY, compiled: bool | None = None) -> None:
-        super().__init__(Library(library, _SIGNATURES, self.backend), compiled)
+    def __init__(self, library: str | None = None, compiled: bool | None = None) -> None:
+        # By module: HSA wants the bytes to outlive their reader, which HIP keeps until the module is unloaded.
+        self._images: dict[int, bytes] = {}
+        super().__init__(Library(library or library_path(), api.SIGNATURES, self.backend), compiled)
+
+    def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
+        """Load verified bytes on a device."""
+        module = super().load(plan, image, device)
+        self._images[module.handle] = image
+        return module
+
+    def unload(self, module: NativeModule) -> None:
+        """Unload a module's binary."""
+        super().unload(module)
+        del self._images[module.handle]
 
     def pointer_device(self, address: int) -> int | None:
         """Return the device that an address belongs to, None for memory that no device can read."""
         self.check_alive()
-        found = _PointerAttributes()
-        # Memory that HIP does not know is an error before ROCm 6, and unregistered since.
-        if self._library.hipPointerGetAttributes(ctypes.byref(found), address) or found.type == _UNREGISTERED:
+        found = api.PointerAttributes()
+        # Memory that HIP does not know is an error as documented, and unregistered in some releases.
+        if self._library.hipPointerGetAttributes(ctypes.byref(found), address):
+            self._forget()
             return None
-        return int(found.device) if found.type == _ON_DEVICE and not found.managed else self.device()
+        if found.type == api.UNREGISTERED:
+            return None
+        return int(found.device) if found.type == api.ON_DEVICE and not found.managed else self.device()
 
     def tensor_map(self, plan: LaunchPlan, tensor_map: TensorMap, descriptor: Any) -> bytes:
         """Refuse: AMD's GPUs have no such maps."""
@@ -91,19 +81,24 @@ class HipDriver(NativeDriver):
     def _start(self) -> None:
         status = self._library.hipInit(0)
         if status:
+            self._forget()
             why = (
                 "it was in use before this process was forked; start processes with multiprocessing's 'spawn'"
-                if status == _NOT_INITIALIZED
+                if status == api.NOT_INITIALIZED
                 else f"{self._words(status)}; is there a GPU, and does HIP_VISIBLE_DEVICES show it?"
             )
             raise DriverUnavailable(f"HIP cannot be used here: {why}", backend=self.backend, status=status)
 
     def _words(self, status: int) -> str:
-        ask = self._library.find("hipGetErrorString", (c_int,))
+        ask = self._library.find(api.ERROR_STRING, (c_int,))
         if ask is None:
             return f"status {status}"
         ask.restype = c_char_p
-        return f"status {status} ({(ask(status) or b'').decode()})"
+        return f"status {status} ({ask(status).decode()})"
+
+    def _forget(self) -> None:
+        # HIP keeps the last error of a thread, and torch raises what it finds there after its own next launch.
+        self._library.hipGetLastError()
 
     def _current_device(self) -> int:
         device = c_int()
@@ -123,37 +118,37 @@ class HipDriver(NativeDriver):
         self.check(self._library.hipSetDevice(device), f"hipSetDevice({device})")
 
     def _read_properties(self, device: int) -> DeviceProperties:
-        memory = ctypes.create_string_buffer(_PROPERTIES_BYTES)
+        memory = ctypes.create_string_buffer(api.PROPERTIES_BYTES)
         self.check(
             self._library.hipGetDevicePropertiesR0600(memory, device), f"asking for properties of device {device}"
         )
-        name = memory.raw[_ARCH_AT : _ARCH_AT + _ARCH_BYTES].partition(b"\0")[0].decode()
+        name = memory.raw[api.ARCH_AT : api.ARCH_AT + api.ARCH_BYTES].partition(b"\0")[0].decode()
         return DeviceProperties(
             arch=name.partition(":")[0],  # the rest says which features are switched on
-            max_threads_per_block=self._ask_device(_MAX_THREADS, device),
-            max_shared_optin_bytes=self._ask_device(_MAX_SHARED, device),
-            warp_size=self._ask_device(_WARP_SIZE, device),
-            multiprocessors=self._ask_device(_MULTIPROCESSORS, device),
-            cooperative=bool(self._ask_device(_COOPERATIVE, device)),
+            max_threads_per_block=self._ask_device(api.MAX_THREADS_PER_BLOCK, device),
+            max_shared_optin_bytes=self._ask_device(api.MAX_SHARED, device),
+            warp_size=self._ask_device(api.WARP_SIZE, device),
+            multiprocessors=self._ask_device(api.MULTIPROCESSORS, device),
+            cooperative=bool(self._ask_device(api.COOPERATIVE_LAUNCH, device)),
         )
 
     def _bind(self, module: NativeModule) -> Binding:
-        plan, plain, extended = module.plan, "hipModuleLaunchKernel", None
+        plan, plain, extended = module.plan, api.LAUNCH, None
         if plan.cluster > 1:
-            extended = self._library.find("hipDrvLaunchKernelEx")
+            extended = self._library.find(api.LAUNCH_EXTENDED)
             if extended is None:
                 raise DriverError(
-                    f"{plan.kernel}: clusters need hipDrvLaunchKernelEx, which this HIP library lacks; update it",
+                    f"{plan.kernel}: clusters need {api.LAUNCH_EXTENDED}, which this HIP library lacks; update it",
                     kernel=plan.kernel,
                 )
         elif plan.cooperative:
             # It takes one argument less than the other, the last, which the calling conventions of our platforms allow.
-            plain = "hipModuleLaunchCooperativeKernel"
+            plain = api.LAUNCH_COOPERATIVE
         return Binding(
             plan=plan,
             function=module.function,
             place=module.place,
-            attributes=b"" if extended is None else launch_attributes(plan),
+            attributes=b"" if extended is None else _attributes(plan),
             plain=self._library.find(plain),
             extended=extended,
             ask_place=self._library.hipGetDevice,
@@ -162,4 +157,10 @@ class HipDriver(NativeDriver):
             enter=functools.partial(self._enter, module.device),
             scratch=scratch_for(plan, functools.partial(self._pool, module.device)),
             elsewhere=self.elsewhere,
+            forget=self._forget,
         )
+
+
+def _attributes(plan: LaunchPlan) -> bytes:
+    """Return the two attributes that Triton's launcher gives; HIP refuses a launch with one that it does not know."""
+    return packed_attributes((api.CLUSTER_DIMENSION, (plan.cluster, 1, 1)), (api.COOPERATIVE, (int(plan.cooperative),)))

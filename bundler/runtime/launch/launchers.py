@@ -23,7 +23,7 @@ CLOSED, BAD_GRID = -1, -2
 MAX_GRID = 2**31 - 1
 _ALIGNMENT = 128  # of a tensor map
 # CUlaunchConfig and HIP_LAUNCH_CONFIG: grid, block, shared memory, stream, attributes and their number.
-_CONFIG = struct.Struct("=7I4xQQI4x")
+CONFIG = struct.Struct("=7I4xQQI4x")
 
 Leave = Callable[[], None]
 # Addresses of global and profile scratch, and what to call after the launch.
@@ -48,6 +48,7 @@ class Binding(NamedTuple):
         enter: makes `place` current and returns what goes back.
         scratch: allocates the kernel's scratch for a launch; None when it needs none.
         elsewhere: statuses of a launch from another place.
+        forget: lets the library forget such a status, once the launch was made in the right place.
     """
 
     plan: LaunchPlan
@@ -62,6 +63,7 @@ class Binding(NamedTuple):
     enter: Callable[[], Leave]
     scratch: Scratch | None
     elsewhere: frozenset[int]
+    forget: Leave
 
 
 def compiled_type() -> Any | None:
@@ -108,6 +110,14 @@ def slow_packer(plan: LaunchPlan) -> Callable[[tuple[Any, ...]], bytes]:
         return bytes(packers[0].pack(values))
 
     return slow_pack
+
+
+def packed_attributes(*attributes: tuple[int, tuple[int, ...]]) -> bytes:
+    """Return launch attributes, each a number and its values, as CUlaunchAttribute and hipLaunchAttribute hold them."""
+    return b"".join(
+        struct.pack(f"=I4x{len(values)}I", number, *values).ljust(ATTRIBUTE_BYTES, b"\0")
+        for number, values in attributes
+    )
 
 
 def _packing(parameters: tuple[Parameter, ...]) -> tuple[int, tuple[tuple[str, int, int], ...]]:
@@ -186,6 +196,8 @@ class CtypesLauncher:
                 status = frame.launch()
             finally:
                 leave()
+            if not status:
+                binding.forget()
         if status:
             binding.fail(status)
 
@@ -219,7 +231,7 @@ class _Frame:
         self.buffer = memoryview(self._memory)[start : start + plan.buffer_bytes]
         first = ctypes.addressof(self._memory) + start
         self._parameters = (ctypes.c_void_p * len(plan.parameters))(*[first + p.offset for p in plan.parameters])
-        self._config = ctypes.create_string_buffer(_CONFIG.size)
+        self._config = ctypes.create_string_buffer(CONFIG.size)
         self._attributes = ctypes.create_string_buffer(binding.attributes, len(binding.attributes) or 1)
         self.launch: Callable[[], int] = _unaimed
         # The grid and stream that `launch` launches on.
@@ -233,7 +245,7 @@ class _Frame:
         if binding.extended is not None:
             count = len(binding.attributes) // ATTRIBUTE_BYTES
             address = ctypes.addressof(self._attributes) if count else 0
-            _CONFIG.pack_into(self._config, 0, grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes,
+            CONFIG.pack_into(self._config, 0, grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes,
                               stream, address, count)  # fmt: skip
             self.launch = functools.partial(binding.extended, ctypes.byref(self._config), function, parameters, None)
         else:

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
-from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
+from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable, ToolchainMismatch
 from bundler.fork_safety import after_fork
 from bundler.runtime.launch import launchers
+from bundler.runtime.launch.cuda_api import NO_BINARY_FOR_GPU
 from bundler.runtime.launch.driver import DeviceProperties, Launcher, Module, check_fits
 from bundler.runtime.launch.plan import LaunchPlan
 from bundler.runtime.launch.scratch import ScratchPool, TorchPool
@@ -243,6 +244,7 @@ class NativeDriver(ABC):
         """Raise the error that a status of the driver means."""
         self.check_alive()
         words = self._words(status)
+        self._forget()
         raise DriverError(
             f"{f'{plan.kernel}: ' if plan else ''}{call} failed: {words}",
             call=call, status=status, words=words, kernel=plan.kernel if plan else None, backend=self.backend,
@@ -338,8 +340,19 @@ class NativeDriver(ABC):
             )  # fmt: skip
 
     def _refuse_image(self, plan: LaunchPlan, device: int, status: int) -> NoReturn:
-        """Raise what the status of loading a binary means."""
+        """Raise what the status of loading a binary means; that of a wrong architecture is the same number in both libraries."""
+        if status == NO_BINARY_FOR_GPU:
+            words = self._words(status)
+            self._forget()
+            raise ToolchainMismatch(
+                f"{plan.kernel}: the binary holds no code for device {device} ({words}); compile it for "
+                f"{self.backend}:{self.properties(device).arch}",
+                kernel=plan.kernel, device=device, status=status,
+            )  # fmt: skip
         self.refuse(status, "loading the binary", plan)
+
+    def _forget(self) -> None:  # noqa: B027  # CUDA's driver keeps none, so there it does nothing
+        """Let the library forget the error that its last call in this thread returned."""
 
     # What each of them does in its own way ----------------------------------------------------------------------------
 

@@ -220,6 +220,7 @@ struct pointer_attributes {
 };
 
 int hipInit(unsigned flags) { CALL("hipInit"); return 0; }
+int hipGetLastError(void) { CALL("hipGetLastError"); return 0; }
 const char *hipGetErrorString(int status) { return "as the test wished"; }
 int hipGetDeviceCount(int *count) { CALL("hipGetDeviceCount"); *count = DEVICES; return 0; }
 int hipGetDevice(int *index) { *index = device; return 0; }

@@ -61,7 +61,9 @@ def launcher(launcher_type, plan):
 
     def make(*kinds):
         if kinds not in made:
-            binding = launchers.Binding(plan(*kinds), 1, 1, b"", len, None, len, None, None, None, None, frozenset())
+            binding = launchers.Binding(
+                plan(*kinds), 1, 1, b"", len, None, len, None, None, None, None, frozenset(), print
+            )
             # Never called: packing needs no driver.
             made[kinds] = launchers.compiled_launcher(launcher_type, _Addressed(binding))
         return made[kinds]

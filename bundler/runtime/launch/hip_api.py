@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions, numbers and structures of the HIP runtime that `hip.py` uses, as hip_runtime_api.h declares them.
+
+`python -m tools.hip headers` compares each with AMD's headers; `NAMES` says what the headers call the numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+NOT_INITIALIZED, NO_BINARY_FOR_GPU = 3, 209
+INVALID_DEVICE, INVALID_HANDLE, INVALID_CONTEXT = 101, 400, 201
+
+# Device attributes
+COOPERATIVE_LAUNCH, MAX_THREADS_PER_BLOCK, MULTIPROCESSORS, MAX_SHARED, WARP_SIZE = 10, 56, 63, 74, 87
+
+# Function attributes
+FUNCTION_MAX_THREADS = 0
+
+# hipDeviceProp_tR0600, of which we read one string; room for what later releases add.
+PROPERTIES_BYTES, ARCH_AT, ARCH_BYTES = 4096, 1160, 256
+
+# Types of memory, by the numbers that they have since ROCm 6
+UNREGISTERED, ON_DEVICE = 0, 2
+
+# Launch attributes.  Headers before those of ROCm 10 have no name for the first; Triton's driver.c gives it the same number.
+CLUSTER_DIMENSION, COOPERATIVE = 4, 2
+
+# What the headers call each number above.
+NAMES = {
+    "NOT_INITIALIZED": "hipErrorNotInitialized",
+    "NO_BINARY_FOR_GPU": "hipErrorNoBinaryForGpu",
+    "INVALID_DEVICE": "hipErrorInvalidDevice",
+    "INVALID_HANDLE": "hipErrorInvalidHandle",
+    "INVALID_CONTEXT": "hipErrorInvalidContext",
+    "COOPERATIVE_LAUNCH": "hipDeviceAttributeCooperativeLaunch",
+    "MAX_THREADS_PER_BLOCK": "hipDeviceAttributeMaxThreadsPerBlock",
+    "MULTIPROCESSORS": "hipDeviceAttributeMultiprocessorCount",
+    "MAX_SHARED": "hipDeviceAttributeMaxSharedMemoryPerBlock",
+    "WARP_SIZE": "hipDeviceAttributeWarpSize",
+    "FUNCTION_MAX_THREADS": "HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
+    "UNREGISTERED": "hipMemoryTypeUnregistered",
+    "ON_DEVICE": "hipMemoryTypeDevice",
+    "CLUSTER_DIMENSION": "hipLaunchAttributeClusterDimension",
+    "COOPERATIVE": "hipLaunchAttributeCooperative",
+}
+
+_OUT, _OUT_INT = POINTER(c_void_p), POINTER(c_int)
+# Argument types by function; each returns a status.
+SIGNATURES: dict[str, tuple[object, ...]] = {
+    "hipInit": (c_uint,),
+    "hipGetLastError": (),
+    "hipGetDeviceCount": (_OUT_INT,),
+    "hipGetDevice": (_OUT_INT,),
+    "hipSetDevice": (c_int,),
+    "hipDeviceGetAttribute": (_OUT_INT, c_int, c_int),
+    "hipGetDevicePropertiesR0600": (c_void_p, c_int),
+    "hipModuleLoadData": (_OUT, c_char_p),
+    "hipModuleUnload": (c_void_p,),
+    "hipModuleGetFunction": (_OUT, c_void_p, c_char_p),
+    "hipFuncGetAttribute": (_OUT_INT, c_int, c_void_p),
+    "hipPointerGetAttributes": (c_void_p, c_void_p),
+    "hipMallocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
+    "hipFreeAsync": (c_uint64, c_void_p),
+}
+# Returns a string.
+ERROR_STRING = "hipGetErrorString"
+# Called with ready-made arguments, so without declared types: converting them costs more than the call.
+LAUNCH, LAUNCH_COOPERATIVE, LAUNCH_EXTENDED = (
+    "hipModuleLaunchKernel", "hipModuleLaunchCooperativeKernel", "hipDrvLaunchKernelEx",
+)  # fmt: skip
+
+
+class PointerAttributes(ctypes.Structure):
+    """hipPointerAttribute_t."""
+
+    _fields_ = (("type", c_int), ("device", c_int), ("device_pointer", c_void_p), ("host_pointer", c_void_p),
+                ("managed", c_int), ("flags", c_uint))  # fmt: skip
