@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import zstandard
 
@@ -25,14 +25,13 @@ from bundler.format.container_layout import (
     MAGIC,
     MINORS,
     OBSERVED,
-    SIGNATURES,
     STORED,
     ZSTD,
     ByteSource,
     Section,
     dictionary,
 )
-from bundler.format.digest import check_digest, digest_text, sha256
+from bundler.format.digest import check_digest, digest_text
 from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
@@ -91,32 +90,18 @@ class Container:
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
-        if self.content.schema != self._major:
+        if self.content.schema != self.major:
             raise FormatError(
-                f"content: schema {self.content.schema} in a bundle of version {self._major}.x, expected {self._major}",
-                got=self.content.schema, expected=self._major,
+                f"content: schema {self.content.schema} in a bundle of version {self.major}.x, expected {self.major}",
+                got=self.content.schema, expected=self.major,
             )  # fmt: skip
         self._section_numbers = self._checked_places()
 
-    @property
-    def signatures(self) -> tuple[bytes, ...]:
-        """The envelopes in the file, a section each, as they were put there by anybody; `bundler/trust` judges them.
-
-        Raises:
-            FormatError, DigestMismatch: a section that holds one is damaged.
-        """
-        return tuple(self._decode(section) for section in self.sections if section.kind == SIGNATURES)
-
-    @property
-    def stored_digest(self) -> str:
-        """Digest of the sections as they are stored, but for the signatures: 64 hexadecimal digits."""
-        return sha256(wire.pack([[s.kind, s.sha256] for s in self.sections if s.kind != SIGNATURES])).hex()
-
-    def stored_sections(self) -> Iterator[tuple[Section, bytes]]:
-        """Yield each section but the signatures with its stored bytes, verified; for who copies a file."""
-        for section in self.sections:
-            if section.kind != SIGNATURES:
-                yield section, self._stored(section)
+    def stored(self, section: Section) -> bytes:
+        """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`, `DigestMismatch`."""
+        data = self._read_exactly(section.offset, section.stored_bytes, "section")
+        check_digest(data, section.sha256, f"section at offset {section.offset}")
+        return data
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
@@ -178,7 +163,7 @@ class Container:
             if section.kind in BLOB_SECTIONS:
                 self.view_blobs([*wanted.intersection(self._frame(number).places)])
             else:
-                self._stored(section)
+                self.stored(section)
 
     def _read_exactly(self, offset: int, size: int, what: str) -> bytes:
         data = self._source.read(offset, size)
@@ -200,7 +185,7 @@ class Container:
                 f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
             )
         head = self._read_exactly(0, HEADER_BYTES, "header")
-        _, major, minor, incompatible, read_only, _, offset, size = HEADER.unpack_from(head)
+        _, major, minor, incompatible, read_only, self.compatible_flags, offset, size = HEADER.unpack_from(head)
         if major not in MINORS or incompatible:
             known = " and ".join(f"{major}.x" for major in MINORS)
             raise UnsupportedVersion(
@@ -209,7 +194,7 @@ class Container:
                 got=(major, minor, incompatible),
                 expected=(max(MINORS), MINORS[max(MINORS)], 0),
             )
-        self._major = major
+        self.major, self.minor = major, minor
         self.newer_minor = minor > MINORS[major]
         self.read_only = read_only != 0
         self._limits.check("document_bytes", size, "table of contents")
@@ -286,7 +271,7 @@ class Container:
         found = [section for section in self.sections if section.kind == kind]
         if len(found) != 1:
             raise FormatError(f"expected one section of kind {kind}, got {len(found)}")
-        return self._decode(found[0])
+        return self.decoded(found[0])
 
     def _checked_places(self) -> array[int]:
         """Return which section each blob lies in; raises `FormatError` unless the sections hold each blob once, and nothing else."""
@@ -339,13 +324,9 @@ class Container:
     def _youngest(self, most: int) -> list[_DecodedFrame]:
         return sorted(self._frames, key=lambda frame: frame.used)[-most:]
 
-    def _stored(self, section: Section) -> bytes:
-        data = self._read_exactly(section.offset, section.stored_bytes, "section")
-        check_digest(data, section.sha256, f"section at offset {section.offset}")
-        return data
-
-    def _decode(self, section: Section) -> bytes:
-        data = self._stored(section)
+    def decoded(self, section: Section) -> bytes:
+        """Return the raw bytes of a section that needs no prefix; raises as `stored`, and `FormatError`."""
+        data = self.stored(section)
         if section.codec == STORED:
             return data
         try:
@@ -358,7 +339,7 @@ class Container:
         return raw
 
     def _decode_blobs(self, section: Section, prefix: bytes) -> memoryview:
-        data = self._stored(section)
+        data = self.stored(section)
         if section.codec == STORED:
             return memoryview(data)
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to what nobody vouches for: it is refused, taken with a word in the report, or nobody asks.
 
-`SignaturePolicy.of_bundle` and `of_tag` judge an envelope against what is really there and return a `Verdict`; who restores, pulls or follows a
+`SignaturePolicy.of_bundle` and `of_tag` judge an envelope against what is really there and return a `Judgement`; who restores, pulls or follows a
 tag calls `require`.  Under `require` anything but a good signature by a key that may vouch for all of it is an error, and nothing becomes visible.
 """
 
@@ -41,7 +41,7 @@ class Subject(NamedTuple):
     trust: Trust
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """What came of looking at signatures.
 
     Attributes:
@@ -88,7 +88,7 @@ class SignaturePolicy:
         """Return what is asked of a bundle of this trust level."""
         return self.code if trust == "code" else self.kernels
 
-    def of_bundle(self, envelopes: Sequence[bytes], subject: Subject) -> Verdict:
+    def of_bundle(self, envelopes: Sequence[bytes], subject: Subject) -> Judgement:
         """Judge the signatures of a bundle.
 
         Args:
@@ -111,7 +111,7 @@ class SignaturePolicy:
 
         return self._judge(envelopes, BundleStatement, differs)[0]
 
-    def of_tag(self, envelopes: Sequence[bytes], store: str, tag: str, content: str) -> Verdict:
+    def of_tag(self, envelopes: Sequence[bytes], store: str, tag: str, content: str) -> Judgement:
         """Judge the signatures of a tag; the epoch of a good one is remembered.
 
         Args:
@@ -134,30 +134,30 @@ class SignaturePolicy:
                     return f"is for {what} {signed[:64]!r}, not for {here[:64]!r}"
             return None
 
-        verdict, statement = self._judge(envelopes, TagStatement, differs)
+        judgement, statement = self._judge(envelopes, TagStatement, differs)
         if statement is not None and self._epochs is not None:
             self._epochs.check(statement)
             self._epochs.note(statement)
-        return verdict
+        return judgement
 
-    def require(self, verdict: Verdict, trust: Trust, what: str) -> None:
-        """Refuse what a verdict does not cover, where the policy says so.
+    def require(self, judgement: Judgement, trust: Trust, what: str) -> None:
+        """Refuse what a judgement does not cover, where the policy says so.
 
         Args:
-            verdict: of its signatures.
+            judgement: of its signatures.
             trust: its trust level.
             what: it, for the message.
 
         Raises:
             Untrusted: no good signature, and this level requires one.
         """
-        if not verdict.good and self.demand(trust) == "require":
-            raise Untrusted(f"{what}: {verdict.reason}; {verdict.fix}", reason=verdict.reason, trust=trust)
+        if not judgement.good and self.demand(trust) == "require":
+            raise Untrusted(f"{what}: {judgement.reason}; {judgement.fix}", reason=judgement.reason, trust=trust)
 
     def _judge(
         self, envelopes: Sequence[bytes], kind: type[_S], differs: Callable[[_S], str | None]
-    ) -> tuple[Verdict, _S | None]:
-        """Return the verdict, and the statement that it rests on; the newest one where several are good."""
+    ) -> tuple[Judgement, _S | None]:
+        """Return the judgement, and the statement that it rests on; the newest one where several are good."""
         reasons: list[str] = []
         good: list[tuple[_S, str]] = []
         for data in envelopes:
@@ -184,9 +184,9 @@ class SignaturePolicy:
                     reasons.append(f"key {name!r} {refused}")
         if good:
             statement, name = max(good, key=_newest)
-            return Verdict(name), statement
+            return Judgement(name), statement
         reason = "; ".join(dict.fromkeys(reasons)) or "it is not signed"
-        return Verdict(
+        return Judgement(
             "",
             reason,
             "sign it with a key that you trust (`triton-bundler sign`), or trust its key (`triton-bundler key trust`)",

@@ -45,10 +45,10 @@ def of_tag(signer=ALICE, **fields):
 
 
 def test_a_good_signature_names_the_key():
-    """The verdict is good, and requiring it raises nothing."""
-    verdict = policy().of_bundle([of_bundle()], SUBJECT)
-    assert (verdict.key, verdict.reason) == ("release", "")
-    policy().require(verdict, "kernels", "bundle")
+    """The judgement is good, and requiring it raises nothing."""
+    judgement = policy().of_bundle([of_bundle()], SUBJECT)
+    assert (judgement.key, judgement.reason) == ("release", "")
+    policy().require(judgement, "kernels", "bundle")
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_a_good_signature_names_the_key():
 )
 def test_what_does_not_count_is_refused_with_the_reason(envelopes, reason):
     """Each way in which a signature can be missing, foreign, old or of something else."""
-    verdict = policy().of_bundle(envelopes, SUBJECT)
-    assert not verdict.good
-    assert reason in verdict.reason
+    judgement = policy().of_bundle(envelopes, SUBJECT)
+    assert not judgement.good
+    assert reason in judgement.reason
     with pytest.raises(Untrusted, match="triton-bundler sign"):
-        policy().require(verdict, "kernels", "bundle x.tbundle")
+        policy().require(judgement, "kernels", "bundle x.tbundle")
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_the_demand_is_that_of_the_trust_level():
 )
 def test_a_statement_is_for_one_tag_of_one_store(fields, reason):
     """Carried to another store, or for another tag or bundle, it does not count."""
-    verdict = policy().of_tag([of_tag(**fields)], "prod", "prod/llama", CONTENT)
-    assert reason in verdict.reason
+    judgement = policy().of_tag([of_tag(**fields)], "prod", "prod/llama", CONTENT)
+    assert reason in judgement.reason
 
 
 def test_a_key_signs_only_the_tags_of_its_scope():
     """A key for staging does not sign what production follows."""
-    verdict = policy(trusted(tags=("staging/*",))).of_tag([of_tag()], "prod", "prod/llama", CONTENT)
-    assert "may not vouch for tag 'prod/llama', only for staging/*" in verdict.reason
+    judgement = policy(trusted(tags=("staging/*",))).of_tag([of_tag()], "prod", "prod/llama", CONTENT)
+    assert "may not vouch for tag 'prod/llama', only for staging/*" in judgement.reason
 
 
 def test_an_old_statement_played_again_is_refused(tmp_path):
