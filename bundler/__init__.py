@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
     from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters
-    from bundler.config import Mode, Strict
+    from bundler.config import Demand, Mode, Strict
     from bundler.errors import (
         AccessDenied,
         BundlerError,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         TruncatedBundle,
         UnsafeName,
         UnsupportedVersion,
+        Untrusted,
         WorkerDied,
     )
     from bundler.format.bundle import BlobSource, Bundle, Keep
@@ -119,6 +120,10 @@ if TYPE_CHECKING:
     from bundler.store.file_records import FileRecords
     from bundler.store.kernel_records import KernelRecords
     from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+    from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
+    from bundler.trust.signing import SignReport, sign
+    from bundler.trust.signing_keys import SigningKey
+    from bundler.trust.statements import TrustLevel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -147,6 +152,7 @@ __all__ = [
     "ConfigError",
     "Content",
     "Counters",
+    "Demand",
     "Descent",
     "DeviceLimits",
     "DeviceProperties",
@@ -175,6 +181,7 @@ __all__ = [
     "How",
     "Job",
     "JobTiming",
+    "Judgement",
     "Keep",
     "Kernel",
     "KernelRecords",
@@ -213,6 +220,9 @@ __all__ = [
     "ScopeProgress",
     "ServiceCounters",
     "Session",
+    "SignReport",
+    "SignaturePolicy",
+    "SigningKey",
     "Space",
     "Span",
     "Specialization",
@@ -225,6 +235,7 @@ __all__ = [
     "StoredFile",
     "Strict",
     "StrictModeViolation",
+    "Subject",
     "TagInfo",
     "Target",
     "TensorMap",
@@ -235,11 +246,13 @@ __all__ = [
     "TreeOptions",
     "TruncatedBundle",
     "Trust",
+    "TrustLevel",
     "TunerOptions",
     "TuningFile",
     "TuningRecord",
     "UnsafeName",
     "UnsupportedVersion",
+    "Untrusted",
     "Value",
     "VerifyReport",
     "WhenDown",
@@ -271,6 +284,7 @@ __all__ = [
     "replay",
     "restore",
     "session",
+    "sign",
     "winners_only",
 ]
 

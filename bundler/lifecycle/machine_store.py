@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bundler.backends.counters import TierCounters
 from bundler.backends.tiers import WhenDown
@@ -23,7 +23,10 @@ from bundler.store.file_records import FileRecords
 from bundler.store.kernel_records import KernelRecords
 from bundler.store.store_urls import Opening, open_backend, store_url
 
-_TRUSTS = ("kernels", "code")
+if TYPE_CHECKING:
+    from bundler.trust.signature_policy import SignaturePolicy
+
+_TRUSTS = ("kernels", "code", "signed")
 
 
 class Store(BundleStore):
@@ -33,6 +36,7 @@ class Store(BundleStore):
     """
 
     trust: Trust = "kernels"
+    signatures: SignaturePolicy | None = None
     _kernel_records: KernelRecords | None = None
     _urls: tuple[str, ...] = ()
 
@@ -72,6 +76,7 @@ class Store(BundleStore):
         rekey: bool = False,
         allow_empty: bool = False,
         trees: TreeOptions | None = None,
+        signatures: SignaturePolicy | None = None,
     ) -> RestoreReport:
         """Pull a bundle and restore it; only what this machine can use is fetched.
 
@@ -79,7 +84,7 @@ class Store(BundleStore):
             tag_or_digest: which bundle.
             missing_ok: when there is no such tag or bundle, as on a first run, return an empty report.
             cache_dir, keep, devices, only, rekey, allow_empty, trees: as for `bundler.restore`.
-            trust: as for `bundler.restore`; None for what the store was opened with.
+            trust, signatures: as for `bundler.restore`; None for what the store was opened with.
 
         Returns:
             What was done.  A kernel whose bytes are missing in the store, or damaged, is skipped with that reason; what is
@@ -91,7 +96,15 @@ class Store(BundleStore):
             StoreUnavailable, AccessDenied, StoreFull, DigestMismatch, FormatError, ConfigError: as `pull` and `restore`.
         """
         options = RestoreOptions(
-            cache_dir, keep, devices, only, trust or self.trust, rekey, allow_empty, trees or TreeOptions()
+            cache_dir,
+            keep,
+            devices,
+            only,
+            trust or self.trust,
+            rekey,
+            allow_empty,
+            trees or TreeOptions(),
+            signatures or self.signatures,
         )
         try:
             bundle = self.pull(tag_or_digest)
@@ -135,7 +148,7 @@ def open_store(
         BundlerWarning: later, once for each tier and cause, when a tier fails and the store goes on without it.
     """
     if trust not in _TRUSTS:
-        raise ConfigError(f"trust={trust!r}: expected 'kernels' or 'code'", got=trust)
+        raise ConfigError(f"trust={trust!r}: expected 'kernels', 'code' or 'signed'", got=trust)
     backend, name = open_backend(urls, Opening(when_down, read_only, server=tuple(server.items())))
     store = Store(backend, name, limits or DEFAULT_LIMITS)
     store.trust = trust

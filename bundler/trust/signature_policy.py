@@ -7,17 +7,19 @@ tag calls `require`.  Under `require` anything but a good signature by a key tha
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, get_args
 
-from bundler.errors import FormatError, Untrusted
+from bundler.config import Demand, signature_settings
+from bundler.errors import ConfigError, FormatError, Untrusted
 from bundler.trust.envelope import Envelope, signers
 from bundler.trust.seen_epochs import SeenEpochs
-from bundler.trust.statements import BundleStatement, TagStatement, Trust
+from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
 from bundler.trust.trusted_keys import TrustedKeys
 
-Demand = Literal["require", "prefer", "off"]
+DEMANDS = get_args(Demand)
 # Clocks of signers and readers may differ by so much before a statement counts as made in the future.
 CLOCK_SKEW_S = 300.0
 _S = TypeVar("_S", BundleStatement, TagStatement)
@@ -38,7 +40,7 @@ class Subject(NamedTuple):
     stored: str
     targets: tuple[str, ...]
     families: tuple[str, ...]
-    trust: Trust
+    trust: TrustLevel
 
 
 class Judgement(NamedTuple):
@@ -71,6 +73,9 @@ class SignaturePolicy:
         code: the same for bundles with anything that runs on the CPU.
         epochs: memory of tags; None remembers nothing, so that an old statement counts again.
         now: the clock, in seconds since 1970.
+
+    Raises:
+        ConfigError: no such demand.
     """
 
     def __init__(
@@ -82,9 +87,30 @@ class SignaturePolicy:
         epochs: SeenEpochs | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
+        for name, value in (("kernels", kernels), ("code", code)):
+            if value not in DEMANDS:
+                raise ConfigError(f"{name}={value!r}: expected {', '.join(map(repr, DEMANDS))}", got=value)
         self.keys, self.kernels, self.code, self._epochs, self._now = keys, kernels, code, epochs, now
 
-    def demand(self, trust: Trust) -> Demand:
+    @staticmethod
+    def load(
+        keys: str | os.PathLike[str] | None = None, *, kernels: Demand = "require", code: Demand = "require"
+    ) -> SignaturePolicy:
+        """Return the policy over the trusted keys of a folder, with this user's memory of epochs.
+
+        Args:
+            keys: the folder; None for the one of the settings, `TRITON_BUNDLER_KEYS`.
+            kernels, code: what is asked for.
+
+        Raises:
+            ConfigError: no such demand.
+            FormatError, LimitExceeded, AccessDenied: the folder cannot be read, or holds what is no key.
+        """
+        chosen = signature_settings()
+        folder = chosen.keys if keys is None else keys
+        return SignaturePolicy(TrustedKeys.load(folder), kernels=kernels, code=code, epochs=SeenEpochs(chosen.epochs))
+
+    def demand(self, trust: TrustLevel) -> Demand:
         """Return what is asked of a bundle of this trust level."""
         return self.code if trust == "code" else self.kernels
 
@@ -121,7 +147,7 @@ class SignaturePolicy:
             content: digest of the bundle that the tag names now, 64 hexadecimal digits.
 
         Raises:
-            Untrusted: a good statement is older than one that was seen.
+            FormatError, AccessDenied, StoreFull: what was seen cannot be read, or not be noted.
         """
 
         def differs(statement: TagStatement) -> str | None:
@@ -136,11 +162,14 @@ class SignaturePolicy:
 
         judgement, statement = self._judge(envelopes, TagStatement, differs)
         if statement is not None and self._epochs is not None:
-            self._epochs.check(statement)
+            try:
+                self._epochs.check(statement)
+            except Untrusted as error:
+                return Judgement("", error.message, "have who signs it push the tag again")
             self._epochs.note(statement)
         return judgement
 
-    def require(self, judgement: Judgement, trust: Trust, what: str) -> None:
+    def require(self, judgement: Judgement, trust: TrustLevel, what: str) -> None:
         """Refuse what a judgement does not cover, where the policy says so.
 
         Args:
@@ -152,7 +181,10 @@ class SignaturePolicy:
             Untrusted: no good signature, and this level requires one.
         """
         if not judgement.good and self.demand(trust) == "require":
-            raise Untrusted(f"{what}: {judgement.reason}; {judgement.fix}", reason=judgement.reason, trust=trust)
+            raise Untrusted(
+                f"{what}: signatures are required for {trust}, and {judgement.reason}; {judgement.fix}",
+                reason=judgement.reason, trust=trust,
+            )  # fmt: skip
 
     def _judge(
         self, envelopes: Sequence[bytes], kind: type[_S], differs: Callable[[_S], str | None]
@@ -177,7 +209,7 @@ class SignaturePolicy:
                 reasons.append(f"the signature {why}")
                 continue
             for key in found:
-                name, refused = self._name(key), self.keys.by_id[key].why_not(statement, self._now())
+                name, refused = self.keys.names[key], self.keys.by_id[key].why_not(statement, self._now())
                 if refused is None:
                     good.append((statement, name))
                 else:
@@ -199,9 +231,6 @@ class SignaturePolicy:
         if statement.signed_at > now + CLOCK_SKEW_S:
             return f"was made {statement.signed_at - now:,.0f} s in the future: one of the clocks is wrong"
         return None
-
-    def _name(self, key: str) -> str:
-        return next(name for name, trusted in self.keys.by_name.items() if trusted.key_id == key)
 
 
 def _newest(pair: tuple[BundleStatement | TagStatement, str]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import msgspec
 
 from bundler.errors import FormatError
 
-Trust = Literal["kernels", "code"]
+TrustLevel = Literal["kernels", "code"]
 _Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 _Names = Annotated[tuple[_Name, ...], msgspec.Meta(max_length=1024)]
@@ -71,7 +71,7 @@ class BundleStatement(_Statement, frozen=True, kw_only=True, forbid_unknown_fiel
     stored: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
     targets: _Names = ()
     families: _Names = ()
-    trust: Trust = "kernels"
+    trust: TrustLevel = "kernels"
 
 
 class TagStatement(_Statement, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@
 
     <folder>/<name>.json     {"key": "<base64>", "tags": ["prod/*"], "targets": ["cuda:*"], "families": [], "trust": ["kernels"], …}
 
-`TrustedKeys.load` reads the folder, `add` and `revoke` change it; `signature_policy.py` asks `TrustedKey.why_not`.  Patterns are those of
+`TrustedKeys.load` reads the folder, `write_key` and `revoke_key` change it (`triton-bundler key`); `signature_policy.py` asks `TrustedKey.why_not`.  Patterns are those of
 shells (`fnmatch`), in which `*` matches any text.
 """
 
@@ -25,7 +25,7 @@ from bundler.errors import ConfigError, FormatError, NotFound
 from bundler.format.bundle_file import os_errors, read_regular, replace_file
 from bundler.trust import ed25519
 from bundler.trust.signing_keys import key_id
-from bundler.trust.statements import BundleStatement, TagStatement, Trust
+from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
 
 MAX_KEYS = 1000
 MAX_FILE_BYTES = 64 << 10
@@ -50,7 +50,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     tags: _Patterns = ("*",)
     targets: _Patterns = ("*",)
     families: _Patterns = ()
-    trust: tuple[Trust, ...] = ("kernels",)
+    trust: tuple[TrustLevel, ...] = ("kernels",)
 
 
 class TrustedKey(Scope, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,10 +60,12 @@ class TrustedKey(Scope, frozen=True, kw_only=True, forbid_unknown_fields=True):
         key: the raw public key as base64.
         expires: when it stops counting, in seconds since 1970; 0 for never.
         revoked: since when nothing counts that it signed, at whatever time, in seconds since 1970; 0 when it is in force.
+        minisign: the number that minisign gave the key, its 8 bytes in hexadecimal digits; empty for a key of ours.
         comment: for people.
     """
 
     key: str
+    minisign: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")] = ""
     expires: _Seconds = 0
     revoked: _Seconds = 0
     comment: Annotated[str, msgspec.Meta(max_length=1000)] = ""
@@ -113,11 +115,23 @@ class TrustedKeys:
 
     Args:
         keys: name -> key.
+
+    Raises:
+        FormatError: two of them are the same key.
     """
 
     def __init__(self, keys: dict[str, TrustedKey]) -> None:
         self.by_name = dict(sorted(keys.items()))
-        self.by_id = {key.key_id: key for key in self.by_name.values()}
+        self.by_id: dict[str, TrustedKey] = {}
+        self.names: dict[str, str] = {}
+        for name, key in self.by_name.items():
+            if key.key_id in self.names:
+                # One may be revoked, or have a narrower scope: which of them holds must not depend on their names.
+                raise FormatError(
+                    f"trusted keys {self.names[key.key_id]!r} and {name!r} are the same key; remove one of the files",
+                    name=name,
+                )
+            self.by_id[key.key_id], self.names[key.key_id] = key, name
         self.public = {name: key.public for name, key in self.by_id.items()}
 
     @classmethod
@@ -125,7 +139,7 @@ class TrustedKeys:
         """Read a folder; one that is not there has no keys.
 
         Raises:
-            FormatError: a file in it is no key: a key that cannot be read may be one that was revoked.
+            FormatError: a file in it is no key, since it may be one that was revoked; or two hold the same key.
             LimitExceeded: a file is too large.
             ConfigError: there are more than 1,000.
             AccessDenied, BundlerError: it cannot be read.
@@ -169,14 +183,31 @@ def write_key(folder: str | os.PathLike[str], name: str, key: TrustedKey) -> str
         ConfigError: the name cannot be a file's.
         StoreFull, AccessDenied: it cannot be written.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"name of a key {name[:120]!r}: expected letters, digits and . _ @ -, at most 100", got=name)
+    _check_name(name)
     with os_errors(folder, "make"):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, name + _SUFFIX)
     data = msgspec.json.format(msgspec.json.encode(key), indent=2) + b"\n"
     replace_file(path, lambda file: file.write(data))
     return path
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"name of a key {name[:120]!r}: expected letters, digits and . _ @ -, at most 100", got=name)
+
+
+def revoke_key(folder: str | os.PathLike[str], name: str, now: float) -> str:
+    """Say in a key's file that nothing counts any more that it signed; returns the file.
+
+    Raises:
+        NotFound, FormatError: there is no such key, or its file holds something else.
+        ConfigError: the name cannot be a file's.
+        StoreFull, AccessDenied: it cannot be written.
+    """
+    _check_name(name)
+    key = read_key(os.path.join(folder, name + _SUFFIX))
+    return write_key(folder, name, msgspec.structs.replace(key, revoked=key.revoked or max(1, int(now))))
 
 
 def _outside(kind: str, names: Iterable[str], patterns: tuple[str, ...]) -> str | None:
