@@ -28,6 +28,7 @@ Mode = Literal["read", "write", "readwrite"]
 Strict = Literal["off", "warn", "error"]
 Launcher = Literal["bundler", "triton"]
 Demand = Literal["require", "prefer", "off"]
+DEMANDS: tuple[str, ...] = ("require", "prefer", "off")
 
 
 class EnvironmentSetting(NamedTuple):
@@ -54,7 +55,7 @@ SETTINGS = (
     EnvironmentSetting("REPORT", "a file", "none", "gets counters as JSON when the process ends, which one line on standard error sums up; `{pid}` in its name is the process id"),
     EnvironmentSetting("PASSWORD_FILE", "a file", "none", "holds the password for Redis"),
     EnvironmentSetting("SIGNATURES", "`require`, `prefer`, `off`", "`off`", "whether kernels are used without a signature of a trusted key"),
-    EnvironmentSetting("CODE_SIGNATURES", "`require`, `prefer`, `off`", "`off`", "the same for what runs on the CPU"),
+    EnvironmentSetting("CODE_SIGNATURES", "`require`, `prefer`, `off`", "that of the above", "the same for what runs on the CPU"),
     EnvironmentSetting("KEYS", "a directory", "`~/.config/triton-bundler/keys`", "holds the keys that are trusted, one file each"),
     EnvironmentSetting("SIGNING_KEY", "a file", "none", "holds the private key that every push to a store signs with"),
     EnvironmentSetting("STORE_NAME", "a name", "its URL", "what statements about tags call the store, the same for who signs and who reads"),
@@ -89,6 +90,11 @@ class Settings(NamedTuple):
     local: str | None = None
     report: str | None = None
     password_file: str | None = None
+    signatures: Demand = "off"
+    code_signatures: Demand = "off"
+    keys: str | None = None
+    signing_key: str | None = None
+    store_name: str | None = None
     disable: bool = False
 
     @property
@@ -103,7 +109,7 @@ def settings() -> Settings:
     Raises:
         ConfigError: a variable has a value that it cannot have; it is named.
     """
-    signature_settings()  # raises for a wrong one: who asked for signatures and misspelled it shall not go without
+    signed = signature_settings()
     return Settings(
         store=store_setting(),
         tag=_read("TAG"),
@@ -118,6 +124,11 @@ def settings() -> Settings:
         local=_read("LOCAL"),
         report=_read("REPORT"),
         password_file=_read("PASSWORD_FILE"),
+        signatures=signed.kernels,
+        code_signatures=signed.code,
+        keys=_read("KEYS"),
+        signing_key=signed.signing_key,
+        store_name=signed.store_name,
         disable=disabled(),
     )
 
@@ -125,9 +136,10 @@ def settings() -> Settings:
 def signature_settings() -> SignatureSettings:
     """Read what the user set about signatures; raises `ConfigError`."""
     local = _read("LOCAL") or os.path.join("~", ".cache", "triton-bundler")
+    kernels = cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require"))
     return SignatureSettings(
-        kernels=cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require")),
-        code=cast(Demand, _one_of("CODE_SIGNATURES", "off", "prefer", "require")),
+        kernels=kernels,
+        code=cast(Demand, _one_of("CODE_SIGNATURES", kernels, *DEMANDS)),
         keys=os.path.expanduser(_read("KEYS") or os.path.join("~", ".config", "triton-bundler", "keys")),
         epochs=os.path.join(os.path.expanduser(local), "epochs"),
         signing_key=_read("SIGNING_KEY"),
@@ -231,7 +243,7 @@ def _read(name: str) -> str | None:
 def _one_of(name: str, default: str, *others: str) -> str:
     value = _read(name) or default
     if value not in (default, *others):
-        expected = ", ".join((default, *others))
+        expected = ", ".join(dict.fromkeys((default, *others)))
         raise ConfigError(f"{PREFIX}{name}={value!r}: expected one of {expected}", name=PREFIX + name, got=value)
     return value
 

@@ -31,9 +31,11 @@ class SignatureSource:
 
     Attributes:
         stored_digest: what a signature of a file names beside the digest of the content; empty where there is no file.
+        doubt: what else speaks against it, for reports: that of a tag which was followed no signature counts.
     """
 
     stored_digest: str = ""
+    doubt: str = ""
 
     def envelopes(self) -> tuple[bytes, ...]:
         """Return them, as they were put there by anybody."""
@@ -51,17 +53,6 @@ class SignatureSource:
 
 
 UNSIGNED = SignatureSource()
-
-
-class GivenSignatures(SignatureSource):
-    """Envelopes that were found beside a bundle, as in a store."""
-
-    def __init__(self, envelopes: Sequence[bytes]) -> None:
-        self._envelopes = tuple(envelopes)
-
-    def envelopes(self) -> tuple[bytes, ...]:
-        """Return them."""
-        return self._envelopes
 
 
 class SignatureSections(SignatureSource):

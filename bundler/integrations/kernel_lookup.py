@@ -156,6 +156,8 @@ class Shelves:
         """
         if self._store is None:
             return None
+        if self.records is not None:
+            self.records.quiet = True  # what is said of the tag is enough
         try:
             bundle = self._store.pull(tag)
         except NotFound:

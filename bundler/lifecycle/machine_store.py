@@ -22,6 +22,8 @@ from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_records import KernelRecords
 from bundler.store.store_urls import Opening, open_backend, store_url
+from bundler.store.unsigned_records import UnsignedRecords
+from bundler.trust.admission import policy_in_force
 
 if TYPE_CHECKING:
     from bundler.trust.signature_policy import SignaturePolicy
@@ -36,7 +38,6 @@ class Store(BundleStore):
     """
 
     trust: Trust = "kernels"
-    signatures: SignaturePolicy | None = None
     _kernel_records: KernelRecords | None = None
     _urls: tuple[str, ...] = ()
 
@@ -56,12 +57,18 @@ class Store(BundleStore):
     def kernel_records(self) -> KernelRecords:
         """Return the kernels of this store one by one, by their keys."""
         if self._kernel_records is None:
-            self._kernel_records = KernelRecords(self._backend, self.name, self._limits)
+            kind = UnsignedRecords if self._requires_signatures() else KernelRecords
+            self._kernel_records = kind(self._backend, self.name, self._limits)
         return self._kernel_records
+
+    def _requires_signatures(self) -> bool:
+        """Whether what is not signed, as single kernels and files are, may not be used."""
+        policy = policy_in_force() if self.signatures is None else self.signatures
+        return policy is not None and policy.kernels == "require"
 
     def file_records(self) -> FileRecords:
         """Return the tuning files and helper libraries of this store that were published one by one."""
-        return FileRecords(self._backend, self.name, self._limits)
+        return FileRecords(self._backend, self.name, self._limits, readable=not self._requires_signatures())
 
     def restore(
         self,
@@ -122,6 +129,7 @@ def open_store(
     limits: Limits | None = None,
     when_down: WhenDown = "raise",
     read_only: bool = False,
+    signatures: SignaturePolicy | None = None,
     **server: Any,
 ) -> Store:
     """Open a store, or several as tiers of one.
@@ -136,6 +144,7 @@ def open_store(
         when_down: what writing does while the farthest writable tier does not answer: `raise`, or `degrade` to write to the
             nearer ones alone, where the farthest does not learn of it later.
         read_only: leave every tier as it is, also what reading would copy to nearer ones.
+        signatures: which signatures are asked for of tags that are pulled and of what is restored; None for what the environment says.
         server: settings of Redis stores, which may also stand in the query of their URLs: `user`, `password`, `password_file`,
             `db`, `ca`, `cert`, `key`, `namespace`, `ttl_s`, `connect_timeout_s`, `timeout_s`.
 
@@ -151,7 +160,7 @@ def open_store(
         raise ConfigError(f"trust={trust!r}: expected 'kernels', 'code' or 'signed'", got=trust)
     backend, name = open_backend(urls, Opening(when_down, read_only, server=tuple(server.items())))
     store = Store(backend, name, limits or DEFAULT_LIMITS)
-    store.trust = trust
+    store.trust, store.signatures = trust, signatures
     if not server and not read_only and not any(url.startswith("memory:") for url in urls):
         store._urls = tuple(map(store_url, urls))  # noqa: SLF001  # of this module's own class
     return store

@@ -6,7 +6,8 @@
     v1/u/<64 hex>   a unit: the launch set of one kernel, the rest of one kernel, or one other file
     v1/d/<64 hex>   a dictionary that units were compressed with, by the digest of its bytes
     v1/m/<64 hex>/<16 hex>   a manifest: content and observations of a bundle, by the digests of both
-    v1/t/<tag>      a ref: which manifest, and which dictionaries its units were compressed with lately
+    v1/t/<tag>      a ref: which manifest, which dictionaries its units were compressed with lately, and signatures (store_signatures.py)
+    v1/e/<64 hex>/<16 hex>   a signature of a bundle, by the digests of both
 
     value   TBV1, digest of the rest, one zstd frame
             TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it
@@ -41,6 +42,7 @@ from bundler.format.summary import count
 
 MAJOR = "v1"
 UNITS, MANIFESTS, TAGS, DICTIONARIES = f"{MAJOR}/u", f"{MAJOR}/m", f"{MAJOR}/t", f"{MAJOR}/d"
+ENVELOPES = f"{MAJOR}/e"
 ZSTD_LEVEL = 6
 # What one call to a byte store may carry; larger ones are split.
 BATCH_BYTES = 16 * MIB
@@ -294,6 +296,11 @@ def manifest_key(digest: str, observed_bytes: bytes) -> str:
     return f"{manifests_of(digest)}/{sha256(observed_bytes).hex()[:16]}"
 
 
+def is_manifest(key: str) -> bool:
+    """Whether a key is one of a manifest."""
+    return _MANIFEST.fullmatch(key) is not None
+
+
 def digest_of_manifest(key: str) -> str:
     """Return the bundle digest that a manifest's key names; raises `FormatError` for a key that is none."""
     if not _MANIFEST.fullmatch(key):
@@ -316,9 +323,10 @@ def tag_key(tag: str) -> str:
     return f"{TAGS}/{tag}"
 
 
-def encode_tag(manifest: str, hints: Sequence[Hint] = ()) -> bytes:
-    """Return the value of a tag that names a manifest by its key, and dictionaries that are worth fetching with its units."""
-    return wire.pack([1, manifest, *([[list(hint) for hint in hints]] if hints else [])])
+def encode_tag(manifest: str, hints: Sequence[Hint] = (), envelopes: Sequence[bytes] = ()) -> bytes:
+    """Return the value of a tag that names a manifest by its key, dictionaries that are worth fetching with its units, and signatures."""
+    rows: list[Any] = [[list(hint) for hint in hints]] if hints or envelopes else []
+    return wire.pack([1, manifest, *rows, *([list(envelopes)] if envelopes else [])])
 
 
 def unpack_ref(value: bytes, what: str) -> list[Any]:

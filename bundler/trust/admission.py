@@ -78,6 +78,7 @@ def admit(bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy
         if not (level == "code" and trust == "signed"):
             policy.require(judgement, level, f"bundle {subject.content[:12]}…")
     lines = [_line(level, judgement) for level, judgement in asked]
+    lines += [bundle.signed.doubt] if bundle.signed.doubt else []
     return Admission(_granted(trust, asked), "; ".join(dict.fromkeys(lines)))
 
 

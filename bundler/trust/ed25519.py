@@ -13,6 +13,20 @@ from bundler.errors import ConfigError
 from bundler.project import install
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
+# Points of small order, without their sign bit (RFC 8032 does not demand that they are refused): under such a key a signature that anybody can
+# make is good for every message.
+_WEAK = frozenset(
+    bytes.fromhex(text)
+    for text in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+)
 
 
 def new_private() -> bytes:
@@ -57,11 +71,18 @@ def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
         raise _missing() from error
+    if is_weak(public):
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def is_weak(public: bytes) -> bool:
+    """Whether anybody can sign for this public key."""
+    return public[:-1] + bytes([public[-1] & 0x7F]) in _WEAK if public else True
 
 
 def _missing() -> ConfigError:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
-from bundler.config import Demand, signature_settings
+from bundler.config import DEMANDS, Demand, signature_settings
 from bundler.errors import ConfigError, FormatError, Untrusted
 from bundler.trust.envelope import Envelope, signers
 from bundler.trust.seen_epochs import SeenEpochs
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
 from bundler.trust.trusted_keys import TrustedKeys
 
-DEMANDS = get_args(Demand)
 # Clocks of signers and readers may differ by so much before a statement counts as made in the future.
 CLOCK_SKEW_S = 300.0
 _S = TypeVar("_S", BundleStatement, TagStatement)
@@ -157,7 +156,7 @@ class SignaturePolicy:
                 ("bundle", statement.content, content),
             ):
                 if signed != here:
-                    return f"is for {what} {signed[:64]!r}, not for {here[:64]!r}"
+                    return f"is for {what} {signed!r}, not for {here!r}"
             return None
 
         judgement, statement = self._judge(envelopes, TagStatement, differs)

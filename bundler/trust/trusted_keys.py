@@ -16,12 +16,13 @@ import binascii
 import fnmatch
 import os
 import re
+import stat
 from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 
-from bundler.errors import ConfigError, FormatError, NotFound
+from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
 from bundler.format.bundle_file import os_errors, read_regular, replace_file
 from bundler.trust import ed25519
 from bundler.trust.signing_keys import key_id
@@ -83,6 +84,8 @@ class TrustedKey(Scope, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise FormatError(f"public key {self.key[:80]!r}: {error}, expected base64 of 32 bytes") from error
         if len(data) != ed25519.KEY_BYTES:
             raise FormatError(f"public key {self.key[:80]!r}: {len(data)} bytes, expected {ed25519.KEY_BYTES}")
+        if ed25519.is_weak(data):
+            raise FormatError(f"public key {self.key[:80]!r}: anybody can sign for it; somebody tampered with it")
         return data
 
     @property
@@ -142,13 +145,15 @@ class TrustedKeys:
             FormatError: a file in it is no key, since it may be one that was revoked; or two hold the same key.
             LimitExceeded: a file is too large.
             ConfigError: there are more than 1,000.
-            AccessDenied, BundlerError: it cannot be read.
+            AccessDenied: it cannot be read, or others than its owner could write to it.
         """
         try:
             with os_errors(folder, "list"):
                 names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX))
         except NotFound:
             names = []
+        else:
+            _check_writers(folder, names)
         if len(names) > MAX_KEYS:
             raise ConfigError(
                 f"trusted keys {os.fspath(folder)}: {len(names)} files, expected at most {MAX_KEYS}", got=len(names)
@@ -190,6 +195,23 @@ def write_key(folder: str | os.PathLike[str], name: str, key: TrustedKey) -> str
     data = msgspec.json.format(msgspec.json.encode(key), indent=2) + b"\n"
     replace_file(path, lambda file: file.write(data))
     return path
+
+
+def _check_writers(folder: str | os.PathLike[str], names: Iterable[str]) -> None:
+    """Refuse keys that somebody else could have put there; on a read-only mount, as of a secret, nobody can."""
+    with os_errors(folder, "look at"):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return
+        mode = os.stat(folder).st_mode
+        closed = not mode & (stat.S_IRWXG | stat.S_IRWXO)  # then nobody else gets as far as the files
+        paths = [folder, *([] if closed else [os.path.join(folder, name) for name in names])]
+        for path in paths:
+            found = os.stat(path)
+            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
+                raise AccessDenied(
+                    f"trusted keys {os.fspath(path)}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; expected that nobody but "
+                    f"you and root can write to it: chmod go-w {os.fspath(path)}", path=os.fspath(path),
+                )  # fmt: skip
 
 
 def _check_name(name: str) -> None:
