@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ed25519 by the package `cryptography`: the one module that imports it.
+"""Ed25519 by the package `cryptography`, which this module alone imports, and for verifying by Python's own OpenSSL where it has one.
 
 `public_of`, `sign` and `verifies` take and return raw bytes: 32 for a private or public key, 64 for a signature (RFC 8032).  Keys of this
 room (`signing_keys.py`, `trusted_keys.py`, `minisign.py`) call them.
@@ -11,6 +11,7 @@ import secrets
 
 from bundler.errors import ConfigError
 from bundler.project import install
+from bundler.trust import openssl_verification
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 # Points of small order, without their sign bit (RFC 8032 does not demand that they are refused): under such a key a signature that anybody can
@@ -64,15 +65,18 @@ def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
     """Tell whether a signature is of this message by this key; bytes of a wrong length are no signature, nor a key.
 
     Raises:
-        ConfigError: `cryptography` is not installed.
+        ConfigError: neither Python's OpenSSL can tell, nor is `cryptography` installed.
     """
+    if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES or is_weak(public):
+        return False
+    known = openssl_verification.verifies(public, signature, message)
+    if known is not None:
+        return known
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
         raise _missing() from error
-    if is_weak(public):
-        return False
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError):

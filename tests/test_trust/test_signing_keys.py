@@ -4,15 +4,22 @@
 import os
 import pickle
 import stat
+import subprocess
+import sys
+from unittest import mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
-from bundler.trust import ed25519
+from bundler.trust import ed25519, openssl_verification
 from bundler.trust.signing_keys import SigningKey
 
+# Of the group of Ed25519's points: adding it to the second half of a signature gives the same equation.
+ORDER = 2**252 + 27742317777372353535851937790883648493
 # RFC 8032, section 7.1, test 2.
 SEED = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
 PUBLIC = bytes.fromhex("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c")
@@ -28,18 +35,48 @@ def test_signatures_are_those_of_the_standard():
     assert ed25519.verifies(PUBLIC, SIGNED_72, b"\x72")
 
 
+@pytest.mark.parametrize("openssl", [True, False])
 @pytest.mark.parametrize(
     ("public", "signature", "message"),
     [
         (PUBLIC, SIGNED_72, b"\x73"),
+        (PUBLIC, bytes(64), b"\x72"),
+        (b"\xff" * 32, SIGNED_72, b"\x72"),
+        (PUBLIC, SIGNED_72[:32] + (int.from_bytes(SIGNED_72[32:], "little") + ORDER).to_bytes(32, "little"), b"\x72"),
         (PUBLIC, SIGNED_72[:-1], b"\x72"),
         (PUBLIC[:-1], SIGNED_72, b"\x72"),
         (PUBLIC, b"", b"\x72"),
     ],
 )
-def test_what_is_no_signature_does_not_verify(public, signature, message):
-    """Another message, or bytes of another length, are answered with no."""
+def test_what_is_no_signature_does_not_verify(public, signature, message, openssl, monkeypatch):
+    """Another message, bytes of another length, what is no point, or a second form of a signature, are answered with no by both libraries."""
+    if not openssl:
+        monkeypatch.setattr(openssl_verification, "verifies", lambda *_: None)
     assert not ed25519.verifies(public, signature, message)
+
+
+@given(st.binary(max_size=300), st.binary(min_size=32, max_size=32), st.integers(0, 63), st.integers(0, 255))
+def test_both_libraries_say_the_same(message, seed, where, change):
+    """Of good signatures, and of changed ones."""
+    key = SigningKey(seed)
+    signature = bytearray(key.sign(message))
+    signature[where] ^= change
+    known = openssl_verification.verifies(key.public, bytes(signature), message)
+    with mock.patch.object(openssl_verification, "verifies", return_value=None):
+        said = ed25519.verifies(key.public, bytes(signature), message)
+    assert said is (change == 0)
+    assert known in (None, said)
+
+
+def test_this_pythons_openssl_is_used():
+    """Where hashlib has one, which this test needs; a restore imports no `cryptography` then."""
+    if openssl_verification.verifies(PUBLIC, SIGNED_72, b"\x72") is None:
+        pytest.skip("this Python's hashlib was not built with OpenSSL 1.1.1 or newer as a shared library")
+    code = (
+        "import sys; from bundler.trust import ed25519; "
+        f"assert ed25519.verifies({PUBLIC!r}, {SIGNED_72!r}, b'\\x72'); assert 'cryptography' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_key_file_is_the_owners_alone_and_comes_back(tmp_path):
