@@ -7,10 +7,10 @@ room (`signing_keys.py`, `trusted_keys.py`, `minisign.py`) call them.
 
 from __future__ import annotations
 
-import secrets
+import hashlib
+import os
 
 from bundler.errors import ConfigError
-from bundler.project import install
 from bundler.trust import openssl_verification
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
@@ -30,9 +30,14 @@ _WEAK = frozenset(
 )
 
 
+def key_id(public: bytes) -> str:
+    """Return the name of a public key: the first 16 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(public).hexdigest()[:16]
+
+
 def new_private() -> bytes:
     """Return a private key from the system's source of randomness."""
-    return secrets.token_bytes(KEY_BYTES)
+    return os.urandom(KEY_BYTES)
 
 
 def public_of(private: bytes) -> bytes:
@@ -90,6 +95,8 @@ def is_weak(public: bytes) -> bool:
 
 
 def _missing() -> ConfigError:
+    from bundler.project import install  # a restore needs none of it
+
     return ConfigError(
         f"signatures need the package cryptography, which is not installed; {install('trust')}", extra="trust"
     )

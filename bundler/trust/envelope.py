@@ -10,12 +10,16 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from bundler.errors import FormatError, LimitExceeded
 from bundler.trust import ed25519
-from bundler.trust.signing_keys import SigningKey, key_id
+from bundler.trust.ed25519 import key_id
+
+if TYPE_CHECKING:
+    from bundler.trust.signing_keys import SigningKey
 
 MAX_ENVELOPE_BYTES = 256 << 10
 MAX_SIGNATURES = 32

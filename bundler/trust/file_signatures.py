@@ -14,9 +14,9 @@ from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.trust import minisign
+from bundler.trust.ed25519 import key_id
 from bundler.trust.signature_policy import Judgement, SignaturePolicy
 from bundler.trust.signing import MINISIGN_SUFFIX, file_chunks
-from bundler.trust.signing_keys import key_id
 from bundler.trust.statements import BundleStatement, TrustLevel
 from bundler.trust.subjects import subject_of
 from bundler.trust.trusted_keys import Scope, TrustedKey, TrustedKeys, write_key

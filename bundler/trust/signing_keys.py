@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import os
 import re
 import stat
@@ -21,11 +20,6 @@ MAX_KEY_FILE_BYTES = 16 << 10
 _PEM = re.compile(rb"-----BEGIN PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PRIVATE KEY-----\s*")
 # PKCS 8 around an Ed25519 seed is always these bytes, then the 32 of the seed (RFC 8410, section 7).
 _PKCS8 = bytes.fromhex("302e020100300506032b657004220420")
-
-
-def key_id(public: bytes) -> str:
-    """Return the name of a public key: the first 16 hexadecimal digits of its SHA-256."""
-    return hashlib.sha256(public).hexdigest()[:16]
 
 
 class SigningKey:
@@ -47,7 +41,7 @@ class SigningKey:
             raise ConfigError(f"private key: {len(private)} bytes, expected {ed25519.KEY_BYTES}", got=len(private))
         self._private = private
         self.public = ed25519.public_of(private)
-        self.key_id = key_id(self.public)
+        self.key_id = ed25519.key_id(self.public)
 
     def __repr__(self) -> str:
         return f"<SigningKey {self.key_id}>"

@@ -25,13 +25,13 @@ import msgspec
 from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
 from bundler.format.bundle_file import os_errors, read_regular, replace_file
 from bundler.trust import ed25519
-from bundler.trust.signing_keys import key_id
+from bundler.trust.ed25519 import key_id
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
 
 MAX_KEYS = 1000
 MAX_FILE_BYTES = 64 << 10
 _SUFFIX = ".json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}"
 _Patterns = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=256)
 ]
@@ -215,7 +215,7 @@ def _check_writers(folder: str | os.PathLike[str], names: Iterable[str]) -> None
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise ConfigError(f"name of a key {name[:120]!r}: expected letters, digits and . _ @ -, at most 100", got=name)
 
 
