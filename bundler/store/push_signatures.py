@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from bundler.backends.port import Backend
 from bundler.config import signature_settings
 from bundler.errors import FormatError, Untrusted
@@ -108,7 +110,7 @@ class PushSignatures:
     ) -> tuple[list[bytes], list[bytes]]:
         """Return the envelopes with ours first; ones of ours that say so already stay, so that a push that changes nothing changes nothing."""
         judge = self._judge
-        subject = subject_of(final)._replace(stored="")
+        subject = replace(subject_of(final), stored="")
         mine = [data for data in about if _by(data, key) and judge.of_bundle([data], subject).good]
         about = (
             [*mine, *(data for data in about if data not in mine)] if mine else [bundle_envelope(final, key), *about]

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from bundler.backends.port import Backend
 from bundler.config import signature_settings
@@ -37,7 +39,7 @@ ENVELOPES = store_layout.ENVELOPES
 MOST_IN_TAG, MOST_BYTES_IN_TAG = 16, 48 << 10
 
 
-class SignedTag(NamedTuple):
+class SignedTag(Struct, frozen=True):
     """What a tag says: the manifest, dictionaries that its units want, and envelopes."""
 
     tag: str | None

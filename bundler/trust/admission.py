@@ -7,7 +7,10 @@ Where nobody asks for signatures it costs two looks at the environment and impor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bundler.config import signature_settings
 from bundler.errors import DigestMismatch, FormatError
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 TrustAsked = Literal["kernels", "code", "signed"]
 
 
-class Admission(NamedTuple):
+class Admission(Struct, frozen=True):
     """What may be used of a bundle.
 
     Attributes:
@@ -71,7 +74,7 @@ def admit(bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy
     asked: list[tuple[TrustLevel, Judgement]] = []
     # A good signature for code vouches for the kernels too, so one level is judged after the other.
     if policy.kernels != "off":
-        asked.append(("kernels", _judged(policy, envelopes, subject._replace(trust="kernels"), unread)))
+        asked.append(("kernels", _judged(policy, envelopes, replace(subject, trust="kernels"), unread)))
     if subject.trust == "code" and (trust == "signed" or (trust == "code" and policy.code != "off")):
         asked.append(("code", _judged(policy, envelopes, subject, unread)))
     for level, judgement in asked:
@@ -98,7 +101,7 @@ def _envelopes(bundle: Bundle) -> tuple[tuple[bytes, ...], str]:
 
 def _judged(policy: SignaturePolicy, envelopes: tuple[bytes, ...], subject: Subject, unread: str) -> Judgement:
     judgement = policy.of_bundle(envelopes, subject)
-    return judgement._replace(reason=f"its signatures cannot be read: {unread}") if unread else judgement
+    return replace(judgement, reason=f"its signatures cannot be read: {unread}") if unread else judgement
 
 
 def _line(level: str, judgement: Judgement) -> str:

@@ -10,6 +10,8 @@ import base64
 import os
 import time
 
+from msgspec.structs import replace
+
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, read_regular
@@ -35,7 +37,7 @@ def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel |
     """
     policy = SignaturePolicy.load()
     subject = subject_of(bundle)
-    subject = subject._replace(trust=trust or subject.trust)
+    subject = replace(subject, trust=trust or subject.trust)
     judgement = policy.of_bundle(bundle.signatures, subject)
     if judgement.good:
         return judgement
@@ -59,8 +61,8 @@ def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel |
         refused = key.why_not(said, time.time())
         if refused is None:
             return Judgement(name)
-        return judgement._replace(reason=f"{judgement.reason}; key {name!r}, which signed {beside}, {refused}")
-    return judgement._replace(reason=f"{judgement.reason}; {beside} is of no trusted key, or not of these bytes")
+        return replace(judgement, reason=f"{judgement.reason}; key {name!r}, which signed {beside}, {refused}")
+    return replace(judgement, reason=f"{judgement.reason}; {beside} is of no trusted key, or not of these bytes")
 
 
 def trust_public_file(

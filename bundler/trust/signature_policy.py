@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from msgspec import Struct
 
 from bundler.config import DEMANDS, Demand, signature_settings
 from bundler.errors import ConfigError, FormatError, Untrusted
@@ -24,7 +26,7 @@ CLOCK_SKEW_S = 300.0
 _S = TypeVar("_S", BundleStatement, TagStatement)
 
 
-class Subject(NamedTuple):
+class Subject(Struct, frozen=True):
     """A bundle as it is, to compare with what was signed of it.
 
     Attributes:
@@ -42,7 +44,7 @@ class Subject(NamedTuple):
     trust: TrustLevel
 
 
-class Judgement(NamedTuple):
+class Judgement(Struct, frozen=True):
     """What came of looking at signatures.
 
     Attributes:

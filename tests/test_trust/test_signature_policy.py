@@ -5,6 +5,7 @@ import base64
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from bundler.errors import ConfigError, FormatError, Untrusted
 from bundler.trust.envelope import Envelope
@@ -95,7 +96,7 @@ def test_a_key_counts_only_within_its_scope(scope, reason):
 
 def test_code_needs_a_signature_for_code_by_a_key_for_code():
     """A signature for kernels does not let libraries in, nor does a key for kernels that signed code."""
-    subject = SUBJECT._replace(trust="code")
+    subject = replace(SUBJECT, trust="code")
     for key, envelope, good in (
         (trusted(trust=("kernels", "code")), of_bundle(trust="code"), True),
         (trusted(trust=("kernels", "code")), of_bundle(), False),

@@ -105,7 +105,8 @@ def start_steps(url: str, into: str, tag: str, patience_s: str) -> dict[str, flo
 
     steps = Steps()
     with _backend(url, float(patience_s)) as backend:
-        _, manifest, hints, _ = References(backend, "bench").find(tag)
+        found = References(backend, "bench").find(tag)
+        manifest, hints = found.manifest, found.hints
         steps.done("tag: connect, log in, ask for it")
         content_bytes, _ = read_manifest(backend, "bench", manifest, DEFAULT_LIMITS)
         content = Content.decode(content_bytes)
