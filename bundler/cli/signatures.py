@@ -66,6 +66,10 @@ def key() -> None:
 def new(screen: Screen, file: str) -> int:
     """Make a private key in FILE, with mode 0600, and its public half beside it, as minisign writes them. Nothing is overwritten."""
     made, public = SigningKey.generate(), os.path.splitext(file)[0] + PUBLIC_SUFFIX
+    if public == file:
+        raise click.UsageError(
+            f"{file} is what the public half is called: give the private key another ending, such as .pem"
+        )
     if os.path.lexists(public):
         raise click.UsageError(f"{public} is there already: choose another name")
     check_replaceable(public)

@@ -161,6 +161,7 @@ def open_store(
     backend, name = open_backend(urls, Opening(when_down, read_only, server=tuple(server.items())))
     store = Store(backend, name, limits or DEFAULT_LIMITS)
     store.trust, store.signatures = trust, signatures
-    if not server and not read_only and not any(url.startswith("memory:") for url in urls):
+    # A policy that was given here is not known to another process, which must not go without it.
+    if signatures is None and not server and not read_only and not any(url.startswith("memory:") for url in urls):
         store._urls = tuple(map(store_url, urls))  # noqa: SLF001  # of this module's own class
     return store

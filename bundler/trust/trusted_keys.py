@@ -210,7 +210,7 @@ def _check_writers(folder: str | os.PathLike[str], names: Iterable[str]) -> None
             if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
                 raise AccessDenied(
                     f"trusted keys {os.fspath(path)}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; expected that nobody but "
-                    f"you and root can write to it: chmod go-w {os.fspath(path)}", path=os.fspath(path),
+                    f"you and root can write to it: chmod go-w {os.fspath(path)}, and chown it to you or root", path=os.fspath(path),
                 )  # fmt: skip
 
 

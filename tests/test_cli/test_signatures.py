@@ -91,6 +91,8 @@ def test_wrong_uses_are_told(cli, place):
     """A key that is there, a store with --signed, a key under two names, no such key."""
     cli("key", "new", "release.pem")
     assert cli("key", "new", "release.pem").exit_code == 2
+    assert cli("key", "new", "other.pub").exit_code == 2
+    assert not (place / "other.pub").exists()
     assert cli("verify", "--signed", "--store", "s").exit_code == 2
     cli("key", "trust", "release.pub", "--name", "one")
     twice = cli("key", "trust", "release.pub", "--name", "two")

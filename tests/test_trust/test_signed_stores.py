@@ -156,3 +156,16 @@ def test_single_kernels_and_files_are_not_used_under_require(signers, store, ker
         assert strict.file_records().look_up("name") is None
         assert [*strict.file_records().listed("", 9)] == []
     assert store.kernel_records().look_up([kernel.key]).bundle.kernels
+
+
+def test_a_policy_of_the_program_stays_with_its_store(signers, store, kernels, tmp_path):
+    """A store that was opened with one is not handed to child processes, which would not know it."""
+    store.push(Bundle.load(kernels), "prod/llama", key=signers.mallory)
+    with bundler.open_store(*store.urls, signatures=signers.policy()) as strict:
+        assert strict.urls == ()
+        with pytest.raises(Untrusted):
+            strict.restore("prod/llama", cache_dir=tmp_path / "out", only="all")
+        with pytest.warns(bundler.BundlerWarning, match="signatures are required"):
+            session = bundler.session(strict, "prod/llama", push=None)
+        session.close()
+    assert not (tmp_path / "out").exists()
