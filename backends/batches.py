@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def _no_bytes(_: object) -> int:
+    return 0
+
+
+def _one(_: object) -> int:
+    return 1
 
 
 def batches(
     items: Iterable[T],
     most: int,
     most_bytes: float = math.inf,
-    size: Callable[[T], int] = lambda _: 0,
+    size: Callable[[T], int] = _no_bytes,
     *,
-    number: Callable[[T], int] = lambda _: 1,
+    number: Callable[[T], int] = _one,
     most_if_alike: float = math.inf,
 ) -> Iterator[list[T]]:
     """Yield the items in their order, as many together as fit; one that fits nowhere is a batch of its own.
@@ -32,6 +41,11 @@ def batches(
         number: how many objects an item stands for.
         most_if_alike: how many bytes a batch may have if each of its items had as many as the largest.
     """
+    if size is _no_bytes and number is _one:
+        left = iter(items)
+        while some := list(islice(left, most)):
+            yield some
+        return
     batch: list[T] = []
     objects = total = largest = 0
     for item in items:

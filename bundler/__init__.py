@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ToolchainMismatch,
         TruncatedBundle,
         UnsafeName,
+        UnsupportedOperator,
         UnsupportedVersion,
         Untrusted,
         WorkerDied,
@@ -92,8 +93,10 @@ if TYPE_CHECKING:
     from bundler.lifecycle.restore_options import Only, TreeOptions, Trust
     from bundler.lifecycle.tree_comparison import TreeExplanation, explain_trees
     from bundler.lifecycle.tuning_directory import winners_only
+    from bundler.lifecycle.tuning_savings import TuningCounters, tuning_counters
     from bundler.runtime.configs import Config
     from bundler.runtime.grids import Grid
+    from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
     from bundler.runtime.launch.driver import DeviceProperties, Driver, Launcher, Module
     from bundler.runtime.launch.drivers import open_driver
@@ -102,6 +105,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.launch_hooks import Hooks
     from bundler.runtime.launch.plan import LaunchPlan, Parameter, Piece, TensorMap
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.program_replay import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.tuning.autotune_decorator import autotune
@@ -111,10 +115,13 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported
+    from bundler.runtime.tuning.launch_dump import LaunchDump
     from bundler.runtime.tuning.occupancy import DeviceLimits
+    from bundler.runtime.tuning.profiler_clock import ProfilerClock
     from bundler.runtime.tuning.result_lookup import Choice
     from bundler.runtime.tuning.tuner_options import TunerOptions
-    from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+    from bundler.runtime.tuning.tuner_plugins import TunedLaunch, TunerPlugin
+    from bundler.runtime.tuning.tuner_reports import BandwidthReport
     from bundler.runtime.tuning.tuning_winners import LookupTable
     from bundler.store.bundle_store import PushMode
     from bundler.store.file_records import FileRecords
@@ -207,6 +214,9 @@ __all__ = [
     "Parameter",
     "Path",
     "Piece",
+    "ProfilerClock",
+    "ProgramMemory",
+    "ProgramRunner",
     "Progress",
     "PruneReport",
     "PushMode",
@@ -239,6 +249,7 @@ __all__ = [
     "TagInfo",
     "Target",
     "TensorMap",
+    "TextGrid",
     "TierCounters",
     "Toolchain",
     "ToolchainMismatch",
@@ -247,10 +258,14 @@ __all__ = [
     "TruncatedBundle",
     "Trust",
     "TrustLevel",
+    "TunedLaunch",
     "TunerOptions",
+    "TunerPlugin",
+    "TuningCounters",
     "TuningFile",
     "TuningRecord",
     "UnsafeName",
+    "UnsupportedOperator",
     "UnsupportedVersion",
     "Untrusted",
     "Value",
@@ -272,6 +287,7 @@ __all__ = [
     "handles_on",
     "install",
     "load",
+    "load_program",
     "merge",
     "open_driver",
     "open_store",
@@ -285,6 +301,7 @@ __all__ = [
     "restore",
     "session",
     "sign",
+    "tuning_counters",
     "winners_only",
 ]
 

@@ -27,7 +27,8 @@
     ├── CompileFailed                      a kernel does not compile
     │   ├── WorkerDied                     the process that compiled it died, or had too little memory
     │   └── CompileTimeout (also TimeoutError)  its time ran out
-    └── NoValidConfig                      every candidate configuration failed
+    ├── NoValidConfig                      every candidate configuration failed
+    └── UnsupportedOperator (also TypeError)  an operator or dtype that no kernel can be generated for
 
 `BundlerWarning` is the one category of our warnings.
 """
@@ -221,3 +222,9 @@ class NoValidConfig(BundlerError):
     """Every candidate configuration failed to compile or run."""
 
     code = "no-valid-config"
+
+
+class UnsupportedOperator(BundlerError, TypeError):
+    """The generator has no text for an operator or dtype; `operator` and `dtypes` say which. Whoever asked calls the ATen operator instead."""
+
+    code = "unsupported-operator"

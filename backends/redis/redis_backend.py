@@ -12,7 +12,7 @@ evict, and a prune that believed it would remove what a tag needs.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from bundler.backends.backend_errors import BackendDenied, BackendFull
@@ -77,13 +77,16 @@ class RedisBackend(Backend):
             # At least the beginning of each comes, which tells what a larger one is.
             most = {key: min(max(max_bytes[key], BEGINNING_BYTES), values.WHOLE_BYTES) for key in batch}
             for key, stored in self._stored("o", most).items():
-                head = values.read_head(key, stored)
+                value = values.payload(stored)
+                head = None if value is not stored else values.read_head(key, stored)
                 if head is not None:
                     large.append(head)
-                elif stored and len(values.payload(stored)) > min(max_bytes[key], values.WHOLE_BYTES):
-                    over[key] = values.payload(stored)
+                elif not stored:
+                    found[key] = Unread(b"", f"{key} holds no plain value")
+                elif len(value) > min(max_bytes[key], values.WHOLE_BYTES):
+                    over[key] = value
                 else:
-                    found[key] = values.payload(stored) if stored else Unread(b"", f"{key} holds no plain value")
+                    found[key] = value
         wanted = [head for head in large if head.size_bytes <= max_bytes[head.key]]
         others = [head for head in large if head.size_bytes > max_bytes[head.key]]
         return found | self._too_large(over, max_bytes) | self._joined(wanted) | self._beginnings(others, max_bytes)
@@ -149,19 +152,19 @@ class RedisBackend(Backend):
         return frozenset(gone)
 
     def touch(self, keys: Collection[str]) -> None:
-        self._touched(_unique(keys))
+        self._touched(_unique(keys), _is_large)
 
     def claim(self, keys: Collection[str]) -> frozenset[str]:
         wanted = _unique(keys)
-        heads = self._touched(wanted)
+        heads = self._touched(wanted, bool)
         return self.exists(wanted) if heads is None else self._whole(heads)
 
-    def _touched(self, wanted: list[str]) -> Mapping[str, bytes] | None:
-        """Touch objects; returns the first bytes of those that are there, None when we may not touch."""
+    def _touched(self, wanted: list[str], tell: Callable[[bytes], bool]) -> Mapping[str, bytes] | None:
+        """Touch objects; returns the first bytes of those that `tell` asks for, None when we may not touch."""
         if not self._may_touch:
             return None
         try:
-            heads = self._heads(scripts.TOUCH, wanted)
+            heads = self._heads(scripts.TOUCH, wanted, tell=tell)
             parts = [(self._part(name), head.ttl_ms) for head in _split(heads) for name, _ in head.parts]
             for batch in batches(parts, values.BATCH_KEYS):
                 self._link.exchange([(name, ("PEXPIRE", name, ttl_ms)) for name, ttl_ms in batch])
@@ -299,14 +302,21 @@ class RedisBackend(Backend):
             # A head is all that is stored under its key, so its first bytes are the value.
             self._link.call(scripts.SWAP, [[self._name("o", key)]], 1, heads[key], 0, b"", 0)
 
-    def _heads(self, script: scripts.Script, keys: Collection[str], *arguments: Any) -> dict[str, bytes]:
-        """Run a script that returns the first bytes of objects; return those whose keys are there, whatever they hold."""
+    def _heads(
+        self, script: scripts.Script, keys: Collection[str], *arguments: Any, tell: Callable[[bytes], bool] = bool
+    ) -> dict[str, bytes]:
+        """Run a script that returns the first bytes of objects; return those whose keys are there, whatever they hold.
+
+        Args:
+            script, keys, arguments: what to run.
+            tell: by the first bytes, which are to be returned.
+        """
         found: dict[str, bytes] = {}
         for batch in batches(keys, values.BATCH_KEYS):
             groups = self._link.groups([self._name("o", key) for key in batch])
             answers = self._link.call(script, groups, self._ttl_ms(), *arguments)
             for names, answer in zip(groups, answers, strict=True):
-                found |= {self._key(name): head for name, head in zip(names, answer, strict=True) if head}
+                found |= {self._key(name): head for name, head in zip(names, answer, strict=True) if tell(head)}
         return found
 
     def _whole(self, heads: Mapping[str, bytes]) -> frozenset[str]:
@@ -366,6 +376,10 @@ def _ms(seconds: float) -> int:
 
 def _unique(keys: Collection[str]) -> list[str]:
     return list(dict.fromkeys(map(check_key, keys)))
+
+
+def _is_large(head: bytes) -> bool:
+    return head.startswith(values.SPLIT)
 
 
 def _none_of_ours(heads: Mapping[str, bytes]) -> set[str]:

@@ -10,6 +10,7 @@ their own; here a call is one exchange, sent once, within one allowance of time.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from bundler.backends.batches import batches
+from bundler.backends.redis.command_packing import Word, packed
 from bundler.backends.redis.lua_scripts import NAME_BYTES, SCAN_SHORT, SCRIPT_KEYS, Script
 from bundler.backends.redis.metered_socket import REPLY_BYTES, Metered
 from bundler.backends.redis.reply_errors import OverlongReply, errors_by_meaning, is_wrong_type, meaning
@@ -36,15 +38,20 @@ IDLE_S = 30.0
 KEPT_CONNECTIONS = 8
 SCAN_COUNT = 2000
 
+# Told so, a release of redis-py that has this argument does not read its own version from disk, which takes 2 ms of a start.
+_UNNAMED: dict[str, Any] = (
+    {"driver_info": None} if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters else {}
+)
+
 #: The key by which a command finds its server, and its words.
-Command: TypeAlias = tuple[str, tuple[Any, ...]]
+Command: TypeAlias = tuple[str, tuple[Word, ...]]
 
 
 class _Limited(AbstractConnection):
     """A connection over a `Metered` socket, which does not tell the server the name and version of its library."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**_UNNAMED, **kwargs)
         # Each of these would be an exchange more at every connection; which one there is depends on the release.
         self.driver_info = self.lib_name = self.lib_version = None
 
@@ -163,7 +170,7 @@ def _is_quiet(connection: Connected) -> bool:
         return False
 
 
-def run(work: Sequence[tuple[Node, Sequence[tuple[Any, ...]]]], most_bytes: int = REPLY_BYTES) -> list[list[Any]]:
+def run(work: Sequence[tuple[Node, Sequence[tuple[Word, ...]]]], most_bytes: int = REPLY_BYTES) -> list[list[Any]]:
     """Send each node its commands, then read all answers; errors that a server answers are among them.
 
     Raises `OverlongReply` as soon as a node has sent more than `most_bytes`.
@@ -176,7 +183,7 @@ def run(work: Sequence[tuple[Node, Sequence[tuple[Any, ...]]]], most_bytes: int 
             connection = node.take()
             taken.append((connection, len(commands)))
             connection.begin()
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            connection.send_packed_command(packed(commands), check_health=False)
         answers = [_answers(connection, count, most_bytes) for connection, count in taken]
     except BaseException:
         for connection, _ in taken:

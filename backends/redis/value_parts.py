@@ -39,6 +39,8 @@ HEADER_BYTES = 16
 REF_BYTES = 256 * KIB
 # What scripts give in place of the first bytes of a value that cannot be an object here: too large, empty, a list, a hash.
 NONE_OF_OURS = b"?"
+#: What the head of a large value begins with.
+SPLIT = b"TBs"
 _HEADER = re.compile(rb"TB[wp]\d{13}")
 _SPLIT = re.compile(rb"TBs(\d{13})(\d{16})([0-9a-f]{16})")
 # A record names other objects, and should be gone before them: they live a day longer, and a quarter of its life.

@@ -17,6 +17,7 @@ from bundler.cli.demo import demo
 from bundler.cli.doctor import doctor
 from bundler.cli.explain import explain
 from bundler.cli.extraction import extract
+from bundler.cli.generate import generate_command
 from bundler.cli.inspection import inspect, verify
 from bundler.cli.pack import pack
 from bundler.cli.restore import restore
@@ -43,6 +44,7 @@ def app() -> None:
 
 
 for command in (
-    demo, run, build, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune, sign, key, explain, doctor,
+    demo, run, build, generate_command, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune,
+    sign, key, explain, doctor,
 ):  # fmt: skip
     app.add_command(command)

@@ -16,6 +16,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, Commands, example, output_option, reports
+from bundler.cli.kernel_files import export_kernels, grid_of, grid_option
 from bundler.cli.pack import save
 from bundler.cli.selection import kernel_option
 from bundler.cli.terminal import Column, Screen
@@ -104,21 +105,29 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
 @tune.command(
     short_help="Write the winners to a file of their own.",
     epilog=example("tune export model.tbundle -o winners.json", "tune export model.tbundle --as winners -o small.tbundle",
-                   "tune export model.tbundle --format vllm-moe -o configs"),
+                   "tune export model.tbundle --format vllm-moe -o configs",
+                   "tune export model.tbundle --as kernels --kernel add --grid '-(-n // BLOCK)' -o add"),
 )  # fmt: skip
 @click.argument("source")
 @click.option(
-    "-o", "--output", required=True, metavar="PATH", help="The file, or with --as triton or --format the directory."
+    "-o",
+    "--output",
+    required=True,
+    metavar="PATH",
+    help="The file, or with --as triton, kernels or --format the directory.",
 )
-@click.option("--as", "form", type=click.Choice(["table", "triton", "winners"]), default="table", show_default=True,
-              help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost.")  # fmt: skip
+@click.option("--as", "form", type=click.Choice(["table", "triton", "winners", "kernels"]), default="table", show_default=True,
+              help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost; "
+              "the kernels that won, for C++.")  # fmt: skip
+@grid_option
 @format_options
 @key_option
 @kernel_option
 @reports
 def export(
-    screen: Screen, source: str, output: str, form: str, wanted: str | None, project: str | None, told: FileFacts
-) -> int:
+    screen: Screen, source: str, output: str, form: str, grid: str, wanted: str | None, project: str | None,
+    told: FileFacts,
+) -> int:  # fmt: skip
     """Take the records out of SOURCE, a bundle or a Triton cache directory.
 
     A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you like.  With --format, files for
@@ -129,6 +138,10 @@ def export(
             raise click.UsageError("--as and --format each name what to write: give one of them")
         pairs = matching(_read(screen, source).records, wanted, source)
         return export_configs(screen, pairs, project, told, output)
+    if grid and form != "kernels":
+        raise click.UsageError("--grid is about --as kernels")
+    if form == "kernels":
+        return export_kernels(screen, source, wanted, grid_of(grid), output)
     if form == "winners":
         with Bundle.load(source) as opened:
             if not opened.tuning_records:

@@ -43,7 +43,7 @@ _PLAIN = {"none": type(None), "bool": bool, "int": int, "str": str, "dtype": str
 _TAGS = ("none", "bool", "int", "float", "str", "tuple", "list", "dict", "dtype", "constexpr", "jit", "other")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """One tagged value; `tag` and `payload` as in the table of this module."""
 
@@ -111,6 +111,11 @@ class Value:
         if tag == "constexpr":
             return Value(tag, Value.from_wire(payload))
         return Value(tag, _scalar(tag, payload))
+
+
+def value_of_pair(tag: str, payload: Any) -> Value:
+    """Build a value from the members of its positional form; raises `FormatError` for anything else."""
+    return Value(tag, payload) if _PLAIN.get(tag) is type(payload) else Value.from_wire([tag, payload])
 
 
 def _scalar(tag: str, payload: Any) -> Any:

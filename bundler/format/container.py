@@ -30,20 +30,22 @@ from bundler.format.container_layout import (
     ByteSource,
     Section,
     dictionary,
+    frame_bytes,
 )
 from bundler.format.digest import check_digest, digest_text
 from bundler.format.frame_buffers import FrameBuffers
+from bundler.format.frames_ahead import decoded_together, frames_at_once
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count, plural
 
 # A restore goes through launch set and IR side by side, and a kernel may lie across the border of two frames.
 CACHED_FRAMES = 3
+# Who asks for so many blobs at once goes through the bundle, and wants the frames that follow too.
+_MANY = 16
 # Our writer's sections with a prefix are larger than that prefix, but for the last one.
 PREFIX_FACTOR = 4
 _NOWHERE = -1
-# Of a zstd frame (RFC 8878): a block begins with three bytes; one of this type has one byte, whatever its size says; a checksum ends it.
-_BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 
 
 class _DecodedFrame:
@@ -84,7 +86,8 @@ class Container:
         # No lock: another thread could hold it at the moment of a fork.  This list is never changed, but replaced.
         self._frames: list[_DecodedFrame] = []
         self._uses = itertools.count(1)
-        self._buffers = FrameBuffers()
+        self._ahead = 0
+        self._buffers = FrameBuffers(CACHED_FRAMES + 2 * (frames_at_once() - 1))
         table_offset, table = self._read_header()
         self.sections = self._read_table(table, table_offset)
         self.content_bytes = self._manifest(CONTENT)
@@ -110,7 +113,8 @@ class Container:
         self._source.close()
 
     def prefetch(self, digests: Collection[bytes]) -> None:
-        """Frames are decoded when the first of their blobs is read; there is nothing to gain by doing it earlier."""
+        """Note whether frames are to be decoded ahead; each is decoded when the first of its blobs is read, if not before."""
+        self._ahead = frames_at_once() - 1 if len(digests) >= _MANY else 0
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises as `view_blob`."""
@@ -308,18 +312,33 @@ class Container:
         # Two threads may decode the same frame, which costs time, never correctness.
         frame = next((frame for frame in self._frames if frame.number == number), None)
         if frame is None:
-            section = self.sections[number]
-            prefix = b"".join(self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes)
-            # Before the next one is decoded, so that its memory can be used again.
-            self._frames = self._youngest(CACHED_FRAMES - 1)
-            sizes = self.content.blob_sizes
-            frame = _DecodedFrame(
-                number, self._decode_blobs(section, prefix), [sizes[blob] for blob in section.blobs],
-                self.content.digests_of(section.blobs),
-            )  # fmt: skip
-            self._frames = [*self._youngest(CACHED_FRAMES - 1), frame]
+            # Those that are ahead, of launch set and of IR, stay beside those that are looked at.
+            most, ahead = CACHED_FRAMES + 2 * self._ahead, self._following(number)
+            # Before the next ones are decoded, so that their memory can be used again.
+            self._frames = self._youngest(most - 1 - len(ahead))
+            decoded = decoded_together(self._decoded, number, ahead)
+            for frame in decoded:
+                frame.used = next(self._uses)
+            self._frames = [*self._youngest(most - len(decoded)), *decoded]
+            return decoded[-1]
         frame.used = next(self._uses)
         return frame
+
+    def _following(self, number: int) -> list[int]:
+        """Return the frames of the same kind that follow, as many as are wanted, without those that are decoded."""
+        kind, present = self.sections[number].kind, {frame.number for frame in self._frames}
+        if not self._ahead or kind not in {LAUNCH, IR}:
+            return []
+        same = (n for n in range(number + 1, len(self.sections)) if self.sections[n].kind == kind and n not in present)
+        return list(itertools.islice(same, self._ahead))
+
+    def _decoded(self, number: int) -> _DecodedFrame:
+        section, sizes = self.sections[number], self.content.blob_sizes
+        prefix = b"".join(self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes)
+        return _DecodedFrame(
+            number, self._decode_blobs(section, prefix), [sizes[blob] for blob in section.blobs],
+            self.content.digests_of(section.blobs),
+        )  # fmt: skip
 
     def _youngest(self, most: int) -> list[_DecodedFrame]:
         return sorted(self._frames, key=lambda frame: frame.used)[-most:]
@@ -349,7 +368,7 @@ class Container:
             with decoder.stream_reader(data) as reader:
                 # Nothing follows; but the decoder compares the checksum when it is asked for more.
                 whole = reader.readinto(room) == section.raw_bytes and not reader.read(1)
-            if not whole or _frame_bytes(data) != len(data):
+            if not whole or frame_bytes(data) != len(data):
                 raise FormatError(
                     f"section at offset {section.offset}: not one whole frame of {section.raw_bytes} bytes"
                 )
@@ -370,13 +389,3 @@ class Container:
 
 def _undecodable(section: Section, error: zstandard.ZstdError) -> FormatError:
     return FormatError(f"section at offset {section.offset}: {error}", offset=section.offset)
-
-
-def _frame_bytes(data: bytes) -> int:
-    """Return how long a zstd frame with a checksum is that begins with `data`; a decoder of streams says nothing of what follows it."""
-    position, last = zstandard.frame_header_size(data), 0
-    while not last and position < len(data):
-        block = int.from_bytes(data[position : position + _BLOCK_HEADER_BYTES], "little")
-        last, kind, size = block & 1, block >> 1 & 3, block >> 3
-        position += _BLOCK_HEADER_BYTES + (1 if kind == _REPEATED_BYTE else size)
-    return position + _CHECKSUM_BYTES

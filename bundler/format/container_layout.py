@@ -43,6 +43,8 @@ STORED, ZSTD = 0, 1
 ZSTD_LEVEL = 9
 # Raw bytes in one frame: small enough that one kernel costs little, large enough that neighbours share.
 FRAME_TARGET_BYTES = {LAUNCH: 4 * MIB, IR: 8 * MIB, TUNING: 1 * MIB, HELPERS: 4 * MIB, OPAQUE: 32 * MIB}
+# Of a zstd frame (RFC 8878): a block begins with three bytes; one of this type has one byte, whatever its size says; a checksum ends it.
+_BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 
 
 class ByteSource(Protocol):
@@ -78,3 +80,13 @@ class Section(Struct, frozen=True, gc=False):
 def dictionary(data: bytes) -> zstandard.ZstdCompressionDict:
     """Return raw bytes as a dictionary that a frame may copy from."""
     return zstandard.ZstdCompressionDict(data, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def frame_bytes(data: bytes) -> int:
+    """Return how long a zstd frame with a checksum is that begins with `data`; a decoder of streams says nothing of what follows it."""
+    position, last = zstandard.frame_header_size(data), 0
+    while not last and position < len(data):
+        block = int.from_bytes(data[position : position + _BLOCK_HEADER_BYTES], "little")
+        last, kind, size = block & 1, block >> 1 & 3, block >> 3
+        position += _BLOCK_HEADER_BYTES + (1 if kind == _REPEATED_BYTE else size)
+    return position + _CHECKSUM_BYTES

@@ -188,7 +188,8 @@ class Pieces:
         """Return the document that consists of these runs."""
         if runs is None:
             return None
-        return b"".join([self._run(first, number) for first, number in _pairs(runs)])
+        known = self._joined_runs
+        return b"".join([known.get(run) or self._run(*run) for run in _pairs(runs)])
 
     def _run(self, first: int, number: int) -> bytes:
         if number == 1:

@@ -13,8 +13,10 @@ from bundler.format.limits import MIB
 
 # A mapping of whole huge pages is handed out in a few steps, where the system has them.
 _HUGE_PAGE_BYTES = 2 * MIB
-# As many as a restore has in use at once: frames that stay decoded, and frames whose kernels are being written.
-_MOST = 6
+# A page of the usual size is made in 0.5 to 2 us, a huge one in 40 to 100: so many of the former take longer.
+_LEAST_FOR_HUGE_PAGES_BYTES = MIB // 2
+# Beside the frames that stay decoded, those whose kernels are being written.
+_BEING_WRITTEN = 3
 
 
 class FrameBuffers:
@@ -22,10 +24,14 @@ class FrameBuffers:
 
     Safe under threads: a buffer that is looked at is in no list, so two threads never take the same one.  After a fork parent and child
     each have their own.
+
+    Args:
+        stay: how many frames stay decoded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stay: int) -> None:
         self._buffers: list[mmap.mmap] = []
+        self._most = stay + _BEING_WRITTEN
 
     def take(self, size: int) -> memoryview:
         """Return a writable view of `size` bytes, which hold anything; while a view of its buffer is left nobody else gets it."""
@@ -36,7 +42,7 @@ class FrameBuffers:
             buffer = _new_buffer(size)
         view = memoryview(buffer)[:size]
         self._buffers.append(buffer)
-        if len(self._buffers) > _MOST:
+        if len(self._buffers) > self._most:
             del self._buffers[0]  # its views, if there are any, keep it
         return view
 
@@ -51,21 +57,23 @@ class FrameBuffers:
             except IndexError:  # another thread was faster
                 return None
             # A much larger one is left to larger frames, which would need one more otherwise.
-            if size <= len(buffer) < 2 * size and _is_unused(buffer):
+            if size <= len(buffer) < 2 * _rounded(size) and _is_unused(buffer):
                 return buffer
             self._buffers.append(buffer)
         return None
 
 
+def _rounded(size: int) -> int:
+    return size if size <= _LEAST_FOR_HUGE_PAGES_BYTES else -(-size // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+
+
 def _new_buffer(size: int) -> mmap.mmap:
-    pages = -(-size // _HUGE_PAGE_BYTES)
-    rounded = pages * _HUGE_PAGE_BYTES if size > _HUGE_PAGE_BYTES else size
     try:
         # Private: a forked child must not write into the frames of its parent.
-        buffer = mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        buffer = mmap.mmap(-1, _rounded(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory for a frame of {size} bytes: {error.strerror}") from error
-    if pages > 1 and hasattr(mmap, "MADV_HUGEPAGE"):
+    if size > _LEAST_FOR_HUGE_PAGES_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             buffer.madvise(mmap.MADV_HUGEPAGE)
         except OSError:

@@ -17,7 +17,7 @@ import msgspec
 
 from bundler.errors import CannotLaunchStatically, FormatError
 from bundler.format import wire
-from bundler.format.constant_values import Value, encode
+from bundler.format.constant_values import Value, encode, value_of_pair
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.summary import Summarized, count, printable, short
 
@@ -323,7 +323,7 @@ def _facts_like_the_last(data: bytes) -> LaunchFacts | None:
 
 
 def _values_by_path(found: Any) -> tuple[tuple[Path, Value], ...]:
-    return tuple([(path, Value.from_wire([tag, payload])) for path, (tag, payload) in found])
+    return tuple([(path, value_of_pair(tag, payload)) for path, (tag, payload) in found])
 
 
 # Bounded by `wire.MAX_SPLIT_BYTES` an entry.  What it returns is immutable, so that threads and kernels can share it.

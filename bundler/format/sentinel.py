@@ -44,6 +44,10 @@ _PATHS_REMEMBERED = 64
 _DECODER = msgspec.json.Decoder()
 
 
+# A part of a stored file that is another on this machine: where it begins, its bytes there, and its bytes here.
+Edit = tuple[int, bytes, bytes]
+
+
 class Span(Struct, frozen=True, gc=False):
     """One placeholder: byte offset in the stored file, which place it stands for, and how it was written."""
 
@@ -97,18 +101,41 @@ def from_sentinels(data: bytes, spans: Sequence[Span], paths: Mapping[int, str])
     Raises:
         FormatError: a span does not point at its placeholder.
     """
-    out: list[bytes] = []
+    edits = edits_of(spans, paths)
+    check_edits(data, edits)
+    return edited(data, edits)
+
+
+def edits_of(spans: Sequence[Span], paths: Mapping[int, str]) -> tuple[Edit, ...]:
+    """Return what `from_sentinels` changes in a file, which nobody has looked at yet; raises `FormatError` for spans of no file."""
+    edits: list[Edit] = []
     copied = 0
     for span in spans:
         placeholder = PLACEHOLDERS.get(span.place)
         if placeholder is None or span.style not in _STYLES:
             raise FormatError(f"unknown sentinel place {span.place} or style {span.style}", span=span)
-        end = span.offset + len(placeholder)
-        if span.offset < copied or data[span.offset : end] != placeholder:
-            raise FormatError(f"no sentinel at offset {span.offset} of a file of {count(len(data), 'byte')}", span=span)
+        if span.offset < copied:
+            raise FormatError(f"no sentinel at offset {span.offset}: another one ends at {copied}", span=span)
         path = paths.get(span.place)
-        out += [data[copied : span.offset], placeholder if path is None else _write(path, span.style)]
-        copied = end
+        edits.append((span.offset, placeholder, placeholder if path is None else _write(path, span.style)))
+        copied = span.offset + len(placeholder)
+    return tuple(edits)
+
+
+def check_edits(data: bytes | memoryview, edits: Sequence[Edit]) -> None:
+    """Raise `FormatError` unless a file holds what is to be changed."""
+    for offset, old, _ in edits:
+        if data[offset : offset + len(old)] != old:
+            raise FormatError(f"no sentinel at offset {offset} of a file of {count(len(data), 'byte')}", offset=offset)
+
+
+def edited(data: bytes | memoryview, edits: Sequence[Edit]) -> bytes:
+    """Return a file with what is to be changed changed."""
+    out: list[bytes | memoryview] = []
+    copied = 0
+    for offset, old, new in edits:
+        out += [data[copied:offset], new]
+        copied = offset + len(old)
     return b"".join([*out, data[copied:]])
 
 
@@ -145,9 +172,12 @@ def _tokens(data: bytes) -> Iterator[tuple[int, bytes]]:
     if b"\\" in data:
         yield from ((t.start(1), t[1]) for t in re.finditer(_STRING, data) if b"/" in t[1] or b"\\" in t[1])
         return
-    parts = data.split(b'"')
-    for number in [number for number in range(1, len(parts), 2) if b"/" in parts[number]]:  # few do
-        yield sum(map(len, parts[:number])) + number, parts[number]
+    # Without a backslash each quote begins or ends a string, and a slash is always in one; few strings hold any.
+    slash = data.find(b"/")
+    while slash >= 0:
+        start, end = data.rfind(b'"', 0, slash) + 1, data.find(b'"', slash)
+        yield start, data[start:end]
+        slash = data.find(b"/", end)
 
 
 def _decoded(raw: bytes) -> str:
@@ -169,6 +199,7 @@ def _may_name(data: bytes, texts: Sequence[str]) -> bool:
     return b"\\" in data or any(text.encode("utf-8", "surrogatepass") in data for text in texts)
 
 
+@lru_cache(1)  # a document is asked about for one kind of path after the other
 def _is_json(data: bytes) -> bool:
     with contextlib.suppress(ValueError, msgspec.MsgspecError, RecursionError):
         _DECODER.decode(data)

@@ -79,7 +79,7 @@ def load_generated(
         clock: makes what times a launch; None for the GPU's own.
 
     Returns:
-        The kernels by name: one of a kernel module, all of a wrapper, in its order; a dictionary whose `multi_kernels` are those of the
+        The kernels by name: one of a kernel module, all of a wrapper, in its order, by the names that it launches them by; a dictionary whose `multi_kernels` are those of the
         wrapper, which look their choice up in the tuner's records before they measure.
 
     Raises:
@@ -107,7 +107,11 @@ def load_generated(
         )
     found = GeneratedKernels()
     for kernel, source in sources.items():
-        found |= _import(source, f"{name}:{kernel}", told)
+        made = _import(source, f"{name}:{kernel}", told)
+        if len(made) == 1:
+            (found[kernel],) = made.values()
+        else:
+            found |= made
     found.multi_kernels = multi_kernels_of(tree, found, told, name)
     return found
 
@@ -167,14 +171,35 @@ def _is_heuristic(decorator: ast.expr) -> bool:
 
 
 def _kernel_sources(tree: ast.Module) -> dict[str, str]:
-    """Return the kernels that a wrapper hands to its compile service: name -> module text, in order."""
-    found = {}
+    """Return the kernels that a wrapper hands to its compile service: name -> module text, in order.
+
+    A kernel's name is the one that the wrapper launches it by.  A user's function is compiled once for each of its signatures, every time
+    under its own name, so that one tells them not apart.
+    """
+    found, named = {}, set()
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Attribute(attr="triton"), args=[ast.Constant(value=str() as name), source, *_]):
-                if isinstance(source, ast.Constant) and isinstance(source.value, str):
-                    found[name] = source.value
+            case ast.Assign(targets=[ast.Name(id=variable)], value=ast.Call() as call):
+                source = _source_of(call)
+                if source is not None:
+                    named.add(id(call))
+                    found[variable] = source[1]
+            case ast.Call():
+                source = _source_of(node)
+                if source is not None and id(node) not in named:
+                    found[source[0]] = source[1]
     return found
+
+
+def _source_of(call: ast.Call) -> tuple[str, str] | None:
+    """Return the name and the text of the kernel that a call hands to the compile service; None for any other call."""
+    match call:
+        case ast.Call(
+            func=ast.Attribute(attr="triton"),
+            args=[ast.Constant(value=str() as name), ast.Constant(value=str() as text), *_],
+        ):
+            return name, text
+    return None
 
 
 def _import(text: str, path: str, told: Told) -> dict[str, GeneratedKernel]:

@@ -165,6 +165,7 @@ def _decorator(
             source=None if told.text is None else replace(told.text, function=fn.__name__),
         )
         kernel.triton_meta, kernel.inductor_meta = triton_meta, inductor_meta
+        kernel.tuned.metadata = {"triton_meta": triton_meta, "inductor_meta": inductor_meta}
         return kernel
 
     return decorate

@@ -13,6 +13,7 @@ from typing import Any
 
 from bundler.integrations.session_counters import Counters
 from bundler.lifecycle.machine_store import Store
+from bundler.lifecycle.tuning_savings import tuning_counters
 from bundler.toolchain.tuners import tuners_not_saved
 
 PID = "{pid}"
@@ -23,6 +24,7 @@ def report_of(counters: Counters, store: Store | None) -> dict[str, Any]:
     return {
         **dataclasses.asdict(counters),
         "slowest": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in counters.slowest],
+        "tuning": dataclasses.asdict(tuning_counters()),
         "tuning_not_saved": list(tuners_not_saved()),
         "store": store.name if store is not None else None,
         "tiers": [dataclasses.asdict(tier) for tier in store.tiers] if store is not None else [],

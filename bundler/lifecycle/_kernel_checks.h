@@ -1,63 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What _kernel_writer.c, which alone includes this file, checks of a kernel before it writes it: SHA-256 digests, and whether a device
- * binary is a whole ELF file.
- *
- * SHA-256 is OpenSSL's: of the very library that Python's own _hashlib is linked with, found by name when the module is loaded.  A Python that
- * has OpenSSL built in shows nothing of it; there it is the system's libcrypto, if there is one.  Where there is none either,
- * COMPARES_DIGESTS is false, and the caller compares digests itself.
+ * `is_whole_elf`: what _kernel_writer.c, which alone includes this file, checks of a device binary before it writes it.
+ * bundler/lifecycle/elf.py has the same in Python.
  */
 
 #ifndef BUNDLER_KERNEL_CHECKS_H
 #define BUNDLER_KERNEL_CHECKS_H
 
-#include <dlfcn.h>
 #include <stdint.h>
-
-/* ------------------------------------------------------------------------------------------------- SHA-256, without Python */
-
-/* Functions of libcrypto, each of them in OpenSSL since 1.1; set once, when the module is loaded. */
-static struct {
-  void *(*new_context)(void);
-  void (*free_context)(void *);
-  int (*begin)(void *, const void *, void *);
-  int (*update)(void *, const void *, size_t);
-  int (*end)(void *, unsigned char *, unsigned int *);
-  const void *sha256;
-} crypto;
-
-/* POSIX lets a function's address be taken from dlsym; the C language only knows the way through memory. */
-static int find(void *library, const char *name, void *function) {
-  void *address = dlsym(library, name);
-  memcpy(function, &address, sizeof(address));
-  return address != NULL;
-}
-
-/* Never closed: Python uses the one as long as the process lives, and we the other. */
-static void *libcrypto(const char *hashlib) {
-  void *library = hashlib == NULL ? NULL : dlopen(hashlib, RTLD_NOW | RTLD_NOLOAD);
-  if (library == NULL || dlsym(library, "EVP_MD_CTX_new") == NULL)
-    library = dlopen("libcrypto.so.3", RTLD_NOW | RTLD_LOCAL);
-  return library != NULL ? library : dlopen("libcrypto.so.1.1", RTLD_NOW | RTLD_LOCAL);
-}
-
-/* `hashlib` is the file of Python's module, NULL where it has none. */
-static void find_sha256(const char *hashlib) {
-  void *(*fetch)(void *, const char *, const char *);
-  const void *(*plain)(void);
-  void *library = libcrypto(hashlib);
-  if (library == NULL || !find(library, "EVP_MD_CTX_new", &crypto.new_context) ||
-      !find(library, "EVP_MD_CTX_free", &crypto.free_context) || !find(library, "EVP_DigestInit_ex", &crypto.begin) ||
-      !find(library, "EVP_DigestUpdate", &crypto.update) || !find(library, "EVP_DigestFinal_ex", &crypto.end))
-    return;
-  /* Since OpenSSL 3 the plain one is looked up again for each digest, under a lock that all threads share. */
-  if (find(library, "EVP_MD_fetch", &fetch))
-    crypto.sha256 = fetch(NULL, "SHA256", NULL);
-  else if (find(library, "EVP_sha256", &plain))
-    crypto.sha256 = plain();
-}
-
-/* ------------------------------------------------------------------------------------ ELF, as bundler/lifecycle/elf.py reads it */
 
 static uint64_t number_at(const unsigned char *bytes, int size) {
   uint64_t number = 0;

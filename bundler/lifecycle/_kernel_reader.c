@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * read_directories(paths, most_files, most_bytes, threads): reads directories of a few small files, as kernels have.
+ * begin_reading(paths, most_files, most_bytes, threads): begins to read directories of a few small files, as kernels have.
  *
- * bundler/lifecycle/kernel_reader.py says what for.  The interpreter lock is released while the disk is asked, so that Python looks
- * at kernels that were read before.  Anything out of the ordinary is left to Python, which knows what to say about it.
+ * bundler/lifecycle/kernel_reader.py says what for.  It returns at once, a Reading.  Threads of our own list the files first; then
+ * `go_on` makes room for them, which needs the interpreter, and threads read and hash them; `finish` has them.  Python looks at kernels
+ * that were read before meanwhile.  Anything out of the ordinary is left to Python, which knows what to say about it.
  */
 
 #include "_kernel_threads.h"
+#include "_kernel_digests.h"
 #include <dirent.h>
 
 typedef struct {
@@ -14,6 +16,7 @@ typedef struct {
   struct stat seen;
   PyObject *bytes;
   char *data;
+  unsigned char digest[DIGEST_BYTES];
 } file_t;
 
 typedef struct {
@@ -26,7 +29,6 @@ typedef struct {
 typedef struct {
   directory_t *directories;
   Py_ssize_t count, most_files;
-  void (*work)(directory_t *, Py_ssize_t);
   atomic_llong next;
 } batch_t;
 
@@ -112,31 +114,40 @@ static int is_unchanged(const directory_t *directory, DIR *listing) {
   return errno == 0 && found == directory->count;
 }
 
-static void read_all(directory_t *directory, Py_ssize_t most) {
+static int read_and_hash(int folder, file_t *file, void *context) {
+  return read_file(folder, file) &&
+         (crypto.sha256 == NULL || hash(context, file->data, (size_t)file->seen.st_size, file->digest));
+}
+
+static void read_files(directory_t *directory, void *context) {
   DIR *listing = directory->sound ? opendir(directory->path) : NULL;
   int fine = listing != NULL;
-  (void)most;
   for (Py_ssize_t number = 0; fine && number < directory->count; number++)
-    fine = read_file(dirfd(listing), &directory->files[number]);
+    fine = read_and_hash(dirfd(listing), &directory->files[number], context);
   directory->sound = fine && is_unchanged(directory, listing);
   if (listing != NULL)
     closedir(listing);
 }
 
-static void *work_some(void *argument) {
-  batch_t *batch = argument;
-  for (;;) {
-    long long number = atomic_fetch_add(&batch->next, 1);
-    if (number >= batch->count)
-      return NULL;
-    batch->work(&batch->directories[number], batch->most_files);
-  }
+/* Returns the next directory that no thread has taken, NULL after the last one. */
+static directory_t *next_directory(batch_t *batch) {
+  long long number = atomic_fetch_add(&batch->next, 1);
+  return number < batch->count ? &batch->directories[number] : NULL;
 }
 
-static void work_all(batch_t *batch, long threads, void (*work)(directory_t *, Py_ssize_t)) {
-  batch->work = work;
-  atomic_store(&batch->next, 0);
-  work_in_threads(work_some, batch, threads);
+static void *look_at_some(void *argument) {
+  batch_t *batch = argument;
+  for (directory_t *directory; (directory = next_directory(batch)) != NULL;)
+    look(directory, batch->most_files);
+  return NULL;
+}
+
+static void *read_some(void *argument) {
+  void *context = new_context();
+  for (directory_t *directory; (directory = next_directory(argument)) != NULL;)
+    read_files(directory, context);
+  forget_context(context);
+  return NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------ from and to Python */
@@ -162,18 +173,32 @@ static int allocate(batch_t *batch, Py_ssize_t most) {
   return 1;
 }
 
+static int set_item(PyObject *dict, PyObject *name, PyObject *value) {
+  int fine = value != NULL && PyDict_SetItem(dict, name, value) == 0;
+  Py_XDECREF(value);
+  return fine;
+}
+
+/* Returns None, or two dicts: the bytes and the digest of each file by name. */
 static PyObject *files_of(const directory_t *directory) {
-  PyObject *files;
+  PyObject *bytes, *digests, *both;
   if (!directory->sound)
     return Py_NewRef(Py_None);
-  files = PyDict_New();
-  for (Py_ssize_t number = 0; files != NULL && number < directory->count; number++) {
-    PyObject *name = PyUnicode_DecodeFSDefault(directory->files[number].name);
-    if (name == NULL || PyDict_SetItem(files, name, directory->files[number].bytes) < 0)
-      Py_CLEAR(files);
+  bytes = PyDict_New();
+  digests = PyDict_New();
+  both = bytes == NULL || digests == NULL ? NULL : PyTuple_Pack(2, bytes, digests);
+  for (Py_ssize_t number = 0; both != NULL && number < directory->count; number++) {
+    const file_t *file = &directory->files[number];
+    PyObject *name = PyUnicode_DecodeFSDefault(file->name);
+    if (name == NULL || !set_item(bytes, name, Py_NewRef(file->bytes)) ||
+        (crypto.sha256 != NULL &&
+         !set_item(digests, name, PyBytes_FromStringAndSize((const char *)file->digest, DIGEST_BYTES))))
+      Py_CLEAR(both);
     Py_XDECREF(name);
   }
-  return files;
+  Py_XDECREF(bytes);
+  Py_XDECREF(digests);
+  return both;
 }
 
 static PyObject *found_by(const batch_t *batch) {
@@ -199,50 +224,131 @@ static void release(batch_t *batch) {
   free(batch->directories);
 }
 
-static PyObject *read_directories(PyObject *module, PyObject *arguments) {
-  PyObject *paths, *found = NULL;
+/* Directories that are being read. */
+typedef struct {
+  PyObject_HEAD
+  PyObject *paths, *threads; /* what the batch points into, and who works on it */
   Py_ssize_t most_bytes;
-  batch_t batch = {.count = 0};
-  long threads;
-  int fine = 1;
-  (void)module;
-  if (!PyArg_ParseTuple(arguments, "O!nnl", &PyTuple_Type, &paths, &batch.most_files, &most_bytes, &threads))
+  batch_t batch;
+  job_t job;
+  enum { LOOKING, READING_FILES } step;
+} reading_t;
+
+static void leave_to_python(batch_t *batch) {
+  for (Py_ssize_t number = 0; number < batch->count; number++)
+    batch->directories[number].sound = 0;
+}
+
+/* In a child that was forked meanwhile, nobody knows what the threads did. */
+static void wait_for(reading_t *reading) {
+  if (finish_job(reading->threads, &reading->job))
+    return;
+  reading->job.begun = 0;
+  leave_to_python(&reading->batch);
+}
+
+/* Waits until the files are listed, and begins to read them; calling it again is fine.  Returns 0 with an exception. */
+static int begin_files(reading_t *reading) {
+  if (reading->step == READING_FILES)
+    return 1;
+  wait_for(reading);
+  reading->step = READING_FILES;
+  if (!allocate(&reading->batch, reading->most_bytes)) {
+    leave_to_python(&reading->batch);
+    return 0;
+  }
+  atomic_store(&reading->batch.next, 0);
+  begin_job(reading->threads, &reading->job, read_some, &reading->batch);
+  return 1;
+}
+
+static PyObject *go_on(PyObject *self, PyObject *nothing) {
+  (void)nothing;
+  return begin_files((reading_t *)self) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *finish(PyObject *self, PyObject *nothing) {
+  reading_t *reading = (reading_t *)self;
+  (void)nothing;
+  if (!begin_files(reading))
     return NULL;
-  if (batch.most_files < 0 || batch.most_files > 4096) {
+  wait_for(reading);
+  return found_by(&reading->batch);
+}
+
+static void forget(PyObject *self) {
+  reading_t *reading = (reading_t *)self;
+  PyTypeObject *type = Py_TYPE(self);
+  wait_for(reading);
+  release(&reading->batch);
+  Py_XDECREF(reading->threads);
+  Py_XDECREF(reading->paths);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+static PyMethodDef reading_methods[] = {
+    {"go_on", go_on, METH_NOARGS, "go_on(): waits until the files are listed, and begins to read them."},
+    {"finish", finish, METH_NOARGS, "finish(): waits until all is read; returns bytes and digests for each directory, or None."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot reading_slots[] = {{Py_tp_dealloc, forget}, {Py_tp_methods, reading_methods}, {0, NULL}};
+
+static PyType_Spec reading_spec = {"bundler.lifecycle._kernel_reader.Reading", sizeof(reading_t), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, reading_slots};
+
+static PyObject *begin_reading(PyObject *module, PyObject *arguments) {
+  PyObject *type = PyObject_GetAttrString(module, "Reading");
+  /* The allocation is zero: until the first path was read there is nothing to release, and nothing to wait for. */
+  reading_t *reading = type == NULL ? NULL : (reading_t *)PyType_GenericAlloc((PyTypeObject *)type, 0);
+  batch_t *batch = reading == NULL ? NULL : &reading->batch;
+  Py_XDECREF(type);
+  if (reading == NULL)
+    return NULL;
+  PyObject *threads;
+  if (!PyArg_ParseTuple(arguments, "O!nnO", &PyTuple_Type, &reading->paths, &batch->most_files, &reading->most_bytes, &threads)) {
+    reading->paths = NULL;
+    goto failed;
+  }
+  Py_INCREF(reading->paths);
+  if (batch->most_files < 0 || batch->most_files > 4096) {
     PyErr_SetString(PyExc_ValueError, "most_files: expected 0 to 4096");
-    return NULL;
+    goto failed;
   }
-  batch.count = PyTuple_Size(paths);
-  batch.directories = calloc((size_t)batch.count + 1, sizeof(directory_t));
-  if (batch.directories == NULL)
-    return PyErr_NoMemory();
-  for (Py_ssize_t number = 0; fine && number < batch.count; number++) {
+  Py_ssize_t count = PyTuple_Size(reading->paths);
+  batch->directories = calloc((size_t)count + 1, sizeof(directory_t));
+  if (batch->directories == NULL) {
+    PyErr_NoMemory();
+    goto failed;
+  }
+  for (; batch->count < count; batch->count++) {
     char *text = NULL; /* of bytes, which the tuple keeps alive */
-    fine = PyBytes_AsStringAndSize(PyTuple_GetItem(paths, number), &text, NULL) == 0;
-    batch.directories[number].path = text;
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(reading->paths, batch->count), &text, NULL) < 0)
+      goto failed;
+    batch->directories[batch->count].path = text;
   }
-  if (fine) {
-    Py_BEGIN_ALLOW_THREADS
-    work_all(&batch, threads, look);
-    Py_END_ALLOW_THREADS
-    fine = allocate(&batch, most_bytes);
-  }
-  if (fine) {
-    Py_BEGIN_ALLOW_THREADS
-    work_all(&batch, threads, read_all);
-    Py_END_ALLOW_THREADS
-    found = found_by(&batch);
-  }
-  release(&batch);
-  return found;
+  reading->threads = threads_of(module, threads, count);
+  if (reading->threads == NULL)
+    goto failed;
+  begin_job(reading->threads, &reading->job, look_at_some, batch);
+  return (PyObject *)reading;
+failed:
+  Py_DECREF(reading);
+  return NULL;
 }
 
 static PyMethodDef methods[] = {
-    {"read_directories", read_directories, METH_VARARGS,
-     "read_directories(paths, most_files, most_bytes, threads): as bundler.lifecycle.kernel_reader says."},
+    {"begin_reading", begin_reading, METH_VARARGS,
+     "begin_reading(paths, most_files, most_bytes, threads): begins what bundler.lifecycle.kernel_reader says; returns a Reading."},
+    {"start_threads", start, METH_O, "start_threads(count): returns Threads, which one begin_reading after the other is given."},
     {NULL, NULL, 0, NULL}};
 
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+static int set_up(PyObject *module) {
+  find_sha256();
+  return add_type(module, "Threads", &threads_spec) && add_type(module, "Reading", &reading_spec) ? 0 : -1;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel_reader", "Reads kernels while Python runs.", 0, methods,
                                     slots, NULL, NULL, NULL};

@@ -5,13 +5,14 @@
  * It returns at once, a Writing, whose `finish` waits and has the codes.  bundler/lifecycle/kernel_writer.py has the same in Python, and says
  * what it promises.  Here threads of our own write, which need no interpreter, so that Python prepares the next kernels meanwhile.  A Python
  * thread would not do: it begins only when the caller lets go of the interpreter, which takes as long as preparing two batches.
+ * start_threads(count) starts threads for many batches.
  */
 
 #include "_kernel_threads.h"
 #include "_kernel_checks.h"
+#include "_kernel_digests.h"
 #include <stdio.h>
 
-#define DIGEST_BYTES 32
 /* Answers a kernel of which a file does not have its digest; no error number of a system is that large. */
 #define DAMAGED (1 << 16)
 /* Answers a kernel whose device binary is not a whole ELF file. */
@@ -20,9 +21,17 @@
 /* Linux writes no more in one call. */
 #define MOST_BYTES ((size_t)0x7ffff000)
 
+/* What is written in the place of some bytes of a file. */
+typedef struct {
+  Py_ssize_t offset, old_size, new_size;
+  const char *old, *new;
+} edit_t;
+
 typedef struct {
   const char *name, *digest; /* no digest: the caller has compared it */
   Py_buffer data;
+  edit_t *edits;
+  Py_ssize_t edit_count;
 } file_t;
 
 typedef struct {
@@ -45,13 +54,12 @@ typedef struct {
 
 /* Returns 0, DAMAGED or an error number. */
 static int compare_files(const kernel_t *kernel, void *context) {
-  unsigned char digest[64]; /* EVP_MAX_MD_SIZE */
+  unsigned char digest[DIGEST_BYTES];
   for (Py_ssize_t number = 0; number < kernel->count; number++) {
     const file_t *file = &kernel->files[number];
     if (file->digest == NULL)
       continue;
-    if (context == NULL || !crypto.begin(context, crypto.sha256, NULL) ||
-        !crypto.update(context, file->data.buf, (size_t)file->data.len) || !crypto.end(context, digest, NULL))
+    if (!hash(context, file->data.buf, (size_t)file->data.len, digest))
       return ENOMEM;
     if (memcmp(digest, file->digest, DIGEST_BYTES) != 0)
       return DAMAGED;
@@ -67,20 +75,46 @@ static int open_at(int folder, const char *name, int flags) {
   return fd;
 }
 
-static int write_file(int folder, const file_t *file) {
-  const char *data = file->data.buf;
-  size_t left = (size_t)file->data.len;
-  int error = 0, fd = open_at(folder, file->name, O_WRONLY | O_CREAT | O_EXCL);
-  if (fd < 0)
-    return errno;
-  while (left > 0 && error == 0) {
+static int write_bytes(int fd, const char *data, size_t left) {
+  while (left > 0) {
     ssize_t done = write(fd, data, left < MOST_BYTES ? left : MOST_BYTES);
     if (done >= 0) {
       data += done;
       left -= (size_t)done;
     } else if (errno != EINTR)
-      error = errno;
+      return errno;
   }
+  return 0;
+}
+
+/* In one piece: a file of many pieces would be as many calls. */
+static int write_edited(int fd, const file_t *file) {
+  const char *data = file->data.buf;
+  size_t size = (size_t)file->data.len, copied = 0, filled = 0;
+  for (Py_ssize_t number = 0; number < file->edit_count; number++)
+    size += (size_t)file->edits[number].new_size;
+  char *whole = malloc(size + 1);
+  if (whole == NULL)
+    return ENOMEM;
+  for (Py_ssize_t number = 0; number < file->edit_count; number++) {
+    const edit_t *edit = &file->edits[number];
+    size_t before = (size_t)edit->offset - copied;
+    memcpy(whole + filled, data + copied, before);
+    memcpy(whole + filled + before, edit->new, (size_t)edit->new_size);
+    filled += before + (size_t)edit->new_size;
+    copied = (size_t)(edit->offset + edit->old_size);
+  }
+  memcpy(whole + filled, data + copied, (size_t)file->data.len - copied);
+  int error = write_bytes(fd, whole, filled + (size_t)file->data.len - copied);
+  free(whole);
+  return error;
+}
+
+static int write_file(int folder, const file_t *file) {
+  int error, fd = open_at(folder, file->name, O_WRONLY | O_CREAT | O_EXCL);
+  if (fd < 0)
+    return errno;
+  error = file->edit_count > 0 ? write_edited(fd, file) : write_bytes(fd, file->data.buf, (size_t)file->data.len);
   if (close(fd) < 0 && error == 0)
     error = errno;
   return error;
@@ -129,7 +163,7 @@ static int is_its_own(int code) {
 
 static void *write_some(void *argument) {
   batch_t *batch = argument;
-  void *context = batch->compares ? crypto.new_context() : NULL;
+  void *context = batch->compares ? new_context() : NULL;
   while (!atomic_load(&batch->stopped)) {
     long long number = atomic_fetch_add(&batch->next, 1);
     if (number >= batch->count)
@@ -138,8 +172,7 @@ static void *write_some(void *argument) {
     if (batch->kernels[number].code != 0 && !is_its_own(batch->kernels[number].code))
       atomic_store(&batch->stopped, 1);
   }
-  if (context != NULL)
-    crypto.free_context(context);
+  forget_context(context);
   return NULL;
 }
 
@@ -163,10 +196,32 @@ static const char *component(PyObject *text) {
 #define PARSE(tuple, ...)                                                                                                       \
   (PyTuple_Check(tuple) ? PyArg_ParseTuple(tuple, __VA_ARGS__) : (PyErr_SetString(PyExc_TypeError, "expected a tuple"), 0))
 
+/* The buffer of the file is there, and nothing of it was hashed yet. */
+static int read_edits(PyObject *given, file_t *file) {
+  Py_ssize_t count = PyTuple_Size(given), end = 0;
+  file->edits = calloc((size_t)count + 1, sizeof(edit_t));
+  if (file->edits == NULL)
+    return PyErr_NoMemory(), 0;
+  for (; file->edit_count < count; file->edit_count++) {
+    edit_t *edit = &file->edits[file->edit_count];
+    if (!PARSE(PyTuple_GetItem(given, file->edit_count), "ny#y#;expected (offset, old, new)", &edit->offset, &edit->old,
+               &edit->old_size, &edit->new, &edit->new_size))
+      return 0;
+    if (edit->offset < end || edit->offset > file->data.len || edit->old_size > file->data.len - edit->offset ||
+        memcmp((const char *)file->data.buf + edit->offset, edit->old, (size_t)edit->old_size) != 0) {
+      PyErr_SetString(PyExc_ValueError, "not the bytes that are to be changed");
+      return 0;
+    }
+    end = edit->offset + edit->old_size;
+  }
+  return 1;
+}
+
 static int read_file(PyObject *given, file_t *file, int *compares) {
-  PyObject *name, *data;
+  PyObject *name, *data, *edits = NULL;
   Py_ssize_t size = DIGEST_BYTES;
-  if (!PARSE(given, "UO|y#;expected (name, data) or (name, data, digest)", &name, &data, &file->digest, &size))
+  if (!PARSE(given, "UO|y#O!;expected (name, data), (name, data, digest) or (name, data, digest, edits)", &name, &data,
+             &file->digest, &size, &PyTuple_Type, &edits))
     return 0;
   if (size != DIGEST_BYTES || (file->digest != NULL && crypto.sha256 == NULL)) {
     PyErr_SetString(PyExc_ValueError, crypto.sha256 == NULL ? "no digest can be compared here" : "not a SHA-256 digest");
@@ -174,7 +229,8 @@ static int read_file(PyObject *given, file_t *file, int *compares) {
   }
   *compares |= file->digest != NULL;
   file->name = component(name);
-  return file->name != NULL && PyObject_GetBuffer(data, &file->data, PyBUF_SIMPLE) == 0;
+  return file->name != NULL && PyObject_GetBuffer(data, &file->data, PyBUF_SIMPLE) == 0 &&
+         (edits == NULL || read_edits(edits, file));
 }
 
 static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
@@ -191,9 +247,9 @@ static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
   if (kernel->files == NULL)
     return PyErr_Occurred() ? 0 : (PyErr_NoMemory(), 0);
   for (number = 0; number < count; number++) {
+    kernel->count++; /* what is read of it so far is released */
     if (!read_file(PyTuple_GetItem(files, number), &kernel->files[number], compares))
       return 0;
-    kernel->count++;
   }
   if (PyTuple_Size(given) > 3 && (kernel->binary < 0 || kernel->binary >= count)) {
     PyErr_SetString(PyExc_ValueError, "the binary is none of the files");
@@ -205,8 +261,10 @@ static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
 static void release(batch_t *batch) {
   for (Py_ssize_t number = 0; number < batch->count; number++) {
     kernel_t *kernel = &batch->kernels[number];
-    while (kernel->count > 0)
+    while (kernel->count > 0) {
       PyBuffer_Release(&kernel->files[--kernel->count].data);
+      free(kernel->files[kernel->count].edits);
+    }
     free(kernel->files);
   }
   free(batch->kernels);
@@ -225,59 +283,33 @@ static PyObject *codes_of(const batch_t *batch) {
 /* Kernels that are being written.  Everything given is a tuple, which no other thread can change meanwhile. */
 typedef struct {
   PyObject_HEAD
-  PyObject *path, *kernels; /* what the batch points into */
-  const char *root;
+  PyObject *path, *kernels, *threads; /* what the batch points into, and who works on it */
   batch_t batch;
-  long threads;
-  pthread_t writer;
-  pid_t process;
-  enum { NOT_BEGUN, UNDER_WAY, WRITTEN } state;
+  job_t job;
 } writing_t;
 
-static void *write_all(void *argument) {
-  writing_t *writing = argument;
-  batch_t *batch = &writing->batch;
+static int open_directory(const char *path) {
+  int fd;
   do
-    batch->root = open(writing->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  while (batch->root < 0 && errno == EINTR);
-  if (batch->root < 0) {
-    for (Py_ssize_t number = 0; number < batch->count; number++)
-      batch->kernels[number].code = errno;
-    return NULL;
-  }
-  work_in_threads(write_some, batch, writing->threads < batch->count ? writing->threads : (long)batch->count);
-  close(batch->root);
-  return NULL;
+    fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  while (fd < 0 && errno == EINTR);
+  return fd;
 }
 
-/* Where no thread can be had, whoever waits writes everything. */
-static void start(writing_t *writing) {
-  pthread_attr_t attributes;
-  sigset_t all, before;
-  if (pthread_attr_init(&attributes) != 0)
-    return;
-  pthread_attr_setstacksize(&attributes, STACK_BYTES);
-  sigfillset(&all); /* signals are for the program's own threads */
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  if (pthread_create(&writing->writer, &attributes, write_all, writing) == 0)
-    writing->state = UNDER_WAY;
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  pthread_attr_destroy(&attributes);
-}
-
-/* The interpreter lock is held, and released while this waits.  Not for two threads at once.  In a child that was forked meanwhile there is
- * no such thread, and nothing to wait for. */
-static void wait_for(writing_t *writing) {
-  if (writing->state == WRITTEN || writing->process != getpid())
-    return;
-  int begun = writing->state == UNDER_WAY;
-  writing->state = WRITTEN;
+static void begin(writing_t *writing) {
+  batch_t *batch = &writing->batch;
   Py_BEGIN_ALLOW_THREADS
-  if (begun)
-    pthread_join(writing->writer, NULL);
-  else
-    write_all(writing);
+  batch->root = open_directory(PyBytes_AsString(writing->path));
+  for (Py_ssize_t number = 0; number < batch->count; number++)
+    batch->kernels[number].code = batch->root < 0 ? errno : ECANCELED;
   Py_END_ALLOW_THREADS
+  if (batch->root >= 0)
+    begin_job(writing->threads, &writing->job, write_some, batch);
+}
+
+static void wait_for(writing_t *writing) {
+  if (writing->job.begun && finish_job(writing->threads, &writing->job))
+    close(writing->batch.root);
 }
 
 static PyObject *finish(PyObject *self, PyObject *nothing) {
@@ -291,6 +323,7 @@ static void forget(PyObject *self) {
   PyTypeObject *type = Py_TYPE(self);
   wait_for(writing);
   release(&writing->batch);
+  Py_XDECREF(writing->threads);
   Py_XDECREF(writing->path);
   Py_XDECREF(writing->kernels);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -311,15 +344,13 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
   Py_XDECREF(type);
   if (writing == NULL)
     return NULL;
-  /* The allocation is zero: until the first kernel was read there is nothing to release. */
-  writing->state = WRITTEN;
-  if (!PyArg_ParseTuple(arguments, "O&O!l", PyUnicode_FSConverter, &writing->path, &PyTuple_Type, &writing->kernels,
-                        &writing->threads)) {
+  /* The allocation is zero: until the first kernel was read there is nothing to release, and nothing to wait for. */
+  PyObject *threads;
+  if (!PyArg_ParseTuple(arguments, "O&O!O", PyUnicode_FSConverter, &writing->path, &PyTuple_Type, &writing->kernels, &threads)) {
     writing->kernels = NULL;
     goto failed;
   }
   Py_INCREF(writing->kernels);
-  writing->root = PyBytes_AsString(writing->path);
   Py_ssize_t count = PyTuple_Size(writing->kernels);
   writing->batch.kernels = calloc((size_t)count + 1, sizeof(kernel_t));
   if (writing->batch.kernels == NULL) {
@@ -330,13 +361,11 @@ static PyObject *begin_writing(PyObject *module, PyObject *arguments) {
     writing->batch.count++;
     if (!read_kernel(PyTuple_GetItem(writing->kernels, number), &writing->batch.kernels[number], &writing->batch.compares))
       goto failed;
-    writing->batch.kernels[number].code = ECANCELED;
   }
-  writing->process = getpid();
-  writing->state = NOT_BEGUN;
-  /* For one kernel a thread costs more than it saves, and on one processor always. */
-  if (writing->threads > 1)
-    start(writing);
+  writing->threads = threads_of(module, threads, count);
+  if (writing->threads == NULL)
+    goto failed;
+  begin(writing);
   return (PyObject *)writing;
 failed:
   Py_DECREF(writing);
@@ -346,23 +375,13 @@ failed:
 static PyMethodDef methods[] = {
     {"begin_writing", begin_writing, METH_VARARGS,
      "begin_writing(root, kernels, threads): begins what bundler.lifecycle.kernel_writer.write_kernels does; returns a Writing."},
+    {"start_threads", start, METH_O, "start_threads(count): returns Threads, which one begin_writing after the other is given."},
     {NULL, NULL, 0, NULL}};
 
-/* That there is no SHA-256 here is no error. */
 static int set_up(PyObject *module) {
-  PyObject *hashlib = PyImport_ImportModule("_hashlib"), *file = NULL, *path = NULL;
-  if (hashlib != NULL)
-    file = PyObject_GetAttrString(hashlib, "__file__");
-  if (file == NULL || !PyUnicode_FSConverter(file, &path))
-    PyErr_Clear();
-  find_sha256(path == NULL ? NULL : PyBytes_AsString(path));
-  Py_XDECREF(path);
-  Py_XDECREF(file);
-  Py_XDECREF(hashlib);
-  PyObject *type = PyType_FromModuleAndSpec(module, &writing_spec, NULL);
-  int failed = type == NULL || PyModule_AddObjectRef(module, "Writing", type) < 0;
-  Py_XDECREF(type);
-  return failed ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
+  find_sha256();
+  int fine = add_type(module, "Threads", &threads_spec) && add_type(module, "Writing", &writing_spec);
+  return !fine ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};

@@ -88,7 +88,7 @@ class Builder:
         roots = self._roots | found.written_roots
         wanted = names.LAUNCH_KINDS if self.keep == "launch" else None
         artifacts = tuple(
-            self._store(name, data, roots)
+            self._store(name, data, roots, found.digests.get(name))
             for name, data in found.files.items()
             if wanted is None or names.artifact_kind(name) in wanted
         )
@@ -132,11 +132,12 @@ class Builder:
         )
         return True
 
-    def _store(self, name: str, data: bytes, roots: Iterable[str]) -> Artifact:
+    def _store(self, name: str, data: bytes, roots: Iterable[str], digest: bytes | None = None) -> Artifact:
         spans: tuple[sentinel.Span, ...] = ()
         if name.endswith(".json"):
             data, spans = portable(data, roots, self.triton_dir)
-        raw = sha256(data)
+        # What holds a path is stored as other bytes than were read.
+        raw = sha256(data) if digest is None or spans else digest
         self.blobs[raw] = data
         return Artifact(name, digest_text(raw), len(data), spans)
 

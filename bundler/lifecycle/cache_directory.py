@@ -36,7 +36,9 @@ from bundler.lifecycle.kernel_writer import (
     NO_BINARY,
     OCCUPIED,
     Finish,
+    NewFile,
     NewKernel,
+    Threads,
     begin_writing,
     remove_tree,
     write_file,
@@ -96,7 +98,7 @@ class CacheDirectory:
         batch = KernelBatch(self, [kernel])
 
         def write() -> Outcome:
-            batch.begin(threads=1)
+            batch.begin(threads=0)
             batch.finish()
             ((_, outcome),) = batch.settled()
             if isinstance(outcome, BundlerError):
@@ -115,23 +117,26 @@ class CacheDirectory:
 
     def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
         """Return what has to be written for a kernel, under a name of its own."""
-        key, digests = kernel.key, kernel.digests
-        group, text = _group_file(tuple(kernel.files))
-        files = [
-            (name, data, digests[name]) if name in digests else (name, data) for name, data in kernel.files.items()
-        ]
+        key, digests, edits, filenames = kernel.key, kernel.digests, kernel.edits, tuple(kernel.files)
+        group, text = _group_file(filenames)
+        files: list[NewFile] = []
+        for name, data in kernel.files.items():
+            if name in edits:
+                files.append((name, data, digests[name], edits[name]))
+            else:
+                files.append((name, data, digests[name]) if name in digests else (name, data))
         # Key and names are of characters that JSON leaves alone, so only our path needs it.
         written = text.replace(_DIRECTORY, self._json_prefix + key).encode()
         temporary = f"{TEMPORARY_PREFIX}{os.getpid()}.{next(self._numbers):016x}"
         if kernel.binary is None:
             return temporary, key, (*files, (group, written))
-        return temporary, key, (*files, (group, written)), [*kernel.files].index(kernel.binary)
+        return temporary, key, (*files, (group, written)), filenames.index(kernel.binary)
 
-    def begin(self, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+    def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
         """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of each."""
         return functools.partial(self._finished, begin_writing(self.path, kernels, threads), kernels, threads)
 
-    def _finished(self, finish: Finish, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+    def _finished(self, finish: Finish, kernels: tuple[NewKernel, ...], threads: Threads) -> list[int]:
         codes = finish()
         for _ in range(ATTEMPTS):
             if errno.ENOENT not in codes:
@@ -254,7 +259,7 @@ class KernelBatch:
         self._finish: Finish | None = None
         self._codes: list[int] | None = None
 
-    def begin(self, threads: int) -> None:
+    def begin(self, threads: Threads) -> None:
         """Begin to write them; trouble with the file system shows when they are settled."""
         self._finish = self._directory.begin(self._new, threads)
 
@@ -294,7 +299,7 @@ class KernelBatch:
         if code in {DAMAGED, NO_BINARY}:
             return kernel.why_refused()
         if -code in OCCUPIED:
-            return self._directory.replace(temporary, kernel)
+            return self._directory.replace(temporary, kernel.edited())
         raise OSError(abs(code), os.strerror(abs(code)))
 
     def clear(self) -> None:

@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
@@ -50,6 +50,7 @@ _ASSEMBLY = {"ptx", "amdgcn"}
 
 # What changes when a file is replaced or written: inode, size and modification time.
 Stamp = tuple[int, int, int]
+_NO_DIGESTS: Mapping[str, bytes] = {}
 
 
 class KernelFiles(NamedTuple):
@@ -61,6 +62,7 @@ class KernelFiles(NamedTuple):
         child_paths: name -> path, as the group file spells it.
         metadata: the parsed metadata JSON.
         others: names in the directory that are no child of the group.
+        digests: name -> raw digest of the files that were hashed while they were read.
     """
 
     key: str
@@ -68,6 +70,7 @@ class KernelFiles(NamedTuple):
     child_paths: dict[str, str]
     metadata: dict[str, Any]
     others: tuple[str, ...]
+    digests: Mapping[str, bytes] = _NO_DIGESTS
 
     @property
     def name(self) -> str:
@@ -143,12 +146,14 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
 
 def read_kernels(directories: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> Iterator[KernelFiles | Rejected]:
     """Yield what `read_kernel` returns for each directory; the next ones are read meanwhile."""
-    for directory, files in zip(directories, read_ahead(directories, limits), strict=True):
-        found = read_kernel(directory, limits) if files is None else _kernel_of(directory, files, limits)
+    for directory, read in zip(directories, read_ahead(directories, limits), strict=True):
+        found = read_kernel(directory, limits) if read is None else _kernel_of(directory, *read, limits)
         yield found
 
 
-def _kernel_of(directory: str, files: dict[str, bytes], limits: Limits) -> KernelFiles | Rejected:
+def _kernel_of(
+    directory: str, files: dict[str, bytes], digests: Mapping[str, bytes], limits: Limits
+) -> KernelFiles | Rejected:
     """Return the kernel of a directory with these files, which did not change while they were read."""
 
     def read(name: str, limits: Limits) -> bytes | Rejected:
@@ -156,9 +161,10 @@ def _kernel_of(directory: str, files: dict[str, bytes], limits: Limits) -> Kerne
         return data if len(data) <= limits.file_bytes else Rejected(_too_large(name, limits))
 
     try:
-        return _read_once(directory, sorted(files), limits, read)
+        found = _read_once(directory, sorted(files), limits, read)
     except UnsafeName as error:
         return Rejected(str(error))
+    return found if isinstance(found, Rejected) else found._replace(digests=digests)
 
 
 def _too_large(name: str, limits: Limits) -> str:

@@ -8,21 +8,23 @@ Triton's cache manager (`bundler/integrations/lookup_engine.py`), which waits fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
-from bundler.format import names, sentinel
+from bundler.format import sentinel
 from bundler.format.bundle import BlobSource, Keep
 from bundler.format.digest import check_digest
-from bundler.format.entries import Kernel, StoredFile
+from bundler.format.entries import Kernel, StoredFile, file_layout
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
 from bundler.lifecycle.kernel_directory import Rejected, is_readable_head, why_unreadable
 from bundler.lifecycle.kernel_writer import Buffer
-from bundler.lifecycle.ready_kernel import Files, ReadyKernel
+from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.restore_options import Trust
 
-_BINARY_ENDINGS = tuple(f".{kind}" for kind in sorted(names.BINARY_KINDS))
+# Metadata of kernels of one name have their paths at the same few places.
+_EDITS_REMEMBERED = 1024
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 
 
@@ -57,7 +59,6 @@ class StoredKernel:
     Attributes:
         kernel: which.
         files: name -> bytes, in Triton's order.
-        with_paths: names of those that hold a path.
         metadata: the metadata as the bundle stores it.
         digests: name -> raw digest of the files that were not verified yet.
     """
@@ -65,29 +66,16 @@ class StoredKernel:
     # A restore makes one of these for each kernel of a bundle.
     __slots__ = (
         "_binary_name", "_checked", "_metadata_name", "_spans", "_written_checked", "digests", "files", "kernel", "metadata",
-        "with_paths",
     )  # fmt: skip
 
     def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer], *, verified: bool) -> None:
         self.kernel = wanted.kernel
-        self.files: dict[str, Buffer] = {}
-        self.digests: dict[str, bytes] = {}
-        self._spans: dict[str, Sequence[sentinel.Span]] = {}
-        for (name, digest, _, spans), data in zip(wanted.files, blobs, strict=True):
-            self.files[name] = data
-            if spans:
-                self._spans[name] = spans
-            if name.endswith(".json"):
-                self._metadata_name = name
-            elif name.endswith(_BINARY_ENDINGS):
-                self._binary_name = name
-            if verified:
-                continue
-            if spans or name.endswith(".json"):  # what is parsed here, or changed
-                check_digest(data, digest, name)
-            else:
-                self.digests[name] = digest
-        self.with_paths = tuple(self._spans)
+        names = [name for name, _, _, _ in wanted.files]
+        layout = file_layout(tuple(names))
+        self._metadata_name, self._binary_name = names[layout.metadata], names[layout.binary]
+        self.files: dict[str, Buffer] = dict(zip(names, blobs, strict=True))
+        self.digests: dict[str, bytes] = {} if verified else dict(zip(names, wanted.digests, strict=True))
+        self._spans = {name: spans for name, _, _, spans in wanted.files if spans}
         self.metadata = bytes(self.files[self._metadata_name])
         self._checked = self._written_checked = False
 
@@ -114,7 +102,7 @@ class StoredKernel:
 
     @classmethod
     def read_unverified(cls, source: BlobSource, wanted: WantedKernel) -> StoredKernel:
-        """Read a kernel's files and verify those alone that are parsed here; who writes it checks the others.
+        """Read a kernel's files; who writes it verifies them.
 
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
@@ -136,29 +124,46 @@ class StoredKernel:
             FormatError: Triton could not read it there.
             DigestMismatch: it is damaged.
         """
-        files: Files = self.files
-        if self.with_paths:
-            # A copy, since the next directory needs the sentinels again.
-            files = dict(files)
-            for name, spans in self._spans.items():
-                files[name] = localize(spans, bytes(files[name]), directory, triton_dir)
-        self._check(files)
-        binary = self._binary_name if self._written_checked else None
-        return ReadyKernel(self.kernel.key, files, self.metadata, self.with_paths, self.digests, binary)
-
-    def _check(self, files: Files) -> None:
-        """Raise `FormatError` when Triton could not read these files, which differ in paths alone from those for other directories."""
-        metadata = bytes(files[self._metadata_name])
-        if len(metadata) > METADATA_BYTES:  # with other paths it has another size
-            check_metadata_size(len(metadata), self._metadata_name)
+        edits: dict[str, tuple[sentinel.Edit, ...]] = {}
+        growth = 0
+        for name, spans in self._spans.items():
+            edits[name], grown = self._edits(name, spans, directory, triton_dir)
+            # With other paths it has another size.
+            if name == self._metadata_name and len(self.metadata) + grown > METADATA_BYTES:
+                check_metadata_size(len(self.metadata) + grown, name)
+            growth += grown
+        ready = ReadyKernel(
+            self.kernel.key, self.files, self.metadata, tuple(edits), self.digests,
+            self._binary_name if self._written_checked else None, edits, growth,
+        )  # fmt: skip
         # Once for all directories: paths decide nothing that is checked here.
-        if self._checked:
-            return
-        key, binary = self.kernel.key, self._binary_name
-        if not (self._written_checked and is_readable_head(key, binary, metadata)):
+        if not self._checked:
+            self._check(ready)
+        # Who writes a file changes it once it was compared; what is not compared then is changed here.
+        return ready if self.digests else ready.edited()
+
+    def _edits(
+        self, name: str, spans: Sequence[sentinel.Span], directory: str, triton_dir: str | None
+    ) -> tuple[tuple[sentinel.Edit, ...], int]:
+        """Return what is changed in a file, and how many bytes it has more then."""
+        data = self.files[name]
+        try:
+            edits, grown = _edits_for(tuple(spans), directory, triton_dir)
+            sentinel.check_edits(data, edits)
+        except FormatError:
+            if name in self.digests:  # then it is other bytes that the spans are of
+                check_digest(data, self.digests[name], name)
+            raise
+        return edits, grown
+
+    def _check(self, ready: ReadyKernel) -> None:
+        """Raise `FormatError` when Triton could not read these files."""
+        key, binary, name = ready.key, self._binary_name, self._metadata_name
+        # The metadata is looked at with its sentinels, before its digest is compared: nobody sees it unless that is right.
+        if not (self._written_checked and is_readable_head(key, binary, self.metadata)):
             # What is parsed now is verified first.
-            ReadyKernel(key, files, self.metadata, digests=self.digests).verified()
-            reason = why_unreadable(key, (binary, files[binary]), (self._metadata_name, metadata))
+            files = ready._replace(binary=None).verified().files
+            reason = why_unreadable(key, (binary, files[binary]), (name, bytes(files[name])))
             if reason is not None:
                 raise FormatError(reason, key=key)
         self._checked = True
@@ -174,12 +179,22 @@ def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
 
 def localize(spans: Sequence[sentinel.Span], data: bytes, directory: str, triton_dir: str | None) -> bytes:
     """Put paths of this machine in place of a file's sentinels."""
-    if not spans:
-        return data
+    return sentinel.from_sentinels(data, spans, _paths(directory, triton_dir)) if spans else data
+
+
+def _paths(directory: str, triton_dir: str | None) -> dict[int, str]:
     paths = {sentinel.CACHE_DIR: directory}
     if triton_dir is not None:
         paths[sentinel.TRITON_DIR] = triton_dir
-    return sentinel.from_sentinels(data, spans, paths)
+    return paths
+
+
+@lru_cache(_EDITS_REMEMBERED)
+def _edits_for(
+    spans: tuple[sentinel.Span, ...], directory: str, triton_dir: str | None
+) -> tuple[tuple[sentinel.Edit, ...], int]:
+    edits = sentinel.edits_of(spans, _paths(directory, triton_dir))
+    return edits, sum([len(new) - len(old) for _, old, new in edits])
 
 
 class Placed(NamedTuple):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`read_ahead`: the files of many kernel directories, read by a thread while the caller looks at those that were read before.
+"""`read_ahead`: the files of many kernel directories, read by threads while the caller looks at those that were read before.
 
-The extension `_kernel_reader` reads, where it was built.  It answers only for directories in which nothing is out of the ordinary;
-for all others `kernel_directory.py`, which calls this, reads one by one and knows the reasons.
+The extension `_kernel_reader` reads and hashes, where it was built.  It answers only for directories in which nothing is out of the
+ordinary; for all others `kernel_directory.py`, which calls this, reads one by one and knows the reasons.
 """
 
 from __future__ import annotations
@@ -10,51 +10,80 @@ from __future__ import annotations
 import importlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
+from typing import Any, Protocol
 
 from bundler.format.limits import MIB, Limits
-from bundler.lifecycle.threaded_call import ThreadedCall, processors
+from bundler.lifecycle.threaded_call import processors
 
 DIRECTORIES_PER_BATCH = 32
 # What one batch may bring; the directories beyond are read one by one.
 BYTES_PER_BATCH = 32 * MIB
+# Of one batch the files are listed, and those of the one before it are read, while the caller looks at a third.
+_AHEAD = 2
 
-Files = dict[str, bytes]
-ReadDirectories = Callable[[tuple[bytes, ...], int, int, int], list[Files | None]]
+# Bytes and raw digest of each file by name; no digests where the extension found no library that computes them.
+Files = tuple[dict[str, bytes], Mapping[str, bytes]]
 
 
-def compiled_reader() -> ReadDirectories | None:
-    """Return the extension's `read_directories`, None where it was not built.
+class Reading(Protocol):
+    """Directories that are being read; not for two threads at once."""
 
-    It takes paths, how many files a directory and how many bytes all of them may have, and a number of threads.  For each directory it
-    returns name -> bytes, or None when there is anything in it but regular files, when there are more or larger ones, when it cannot be
-    read, or when a file was replaced, written or added before the last one was read.
+    def go_on(self) -> None:
+        """Wait until the files are listed, and begin to read them."""
+
+    def finish(self) -> list[Files | None]:
+        """Wait for all, and return what each directory holds, None for one that is to be read by itself."""
+
+
+# The last is how many threads read, or what `start_threads` of the extension returned.
+BeginReading = Callable[[tuple[bytes, ...], int, int, object], Reading]
+
+
+def compiled_reader() -> BeginReading | None:
+    """Return the extension's `begin_reading`, None where it was not built.
+
+    It takes paths, how many files a directory and how many bytes all of them may have, and threads; with none the caller reads while it
+    waits.  A directory is to be read by itself when there is anything in it but regular files, when there are more or
+    larger ones, when it cannot be read, or when a file was replaced, written or added before the last one was read.
     """
+    extension = _extension()
+    found: BeginReading | None = None if extension is None else extension.begin_reading
+    return found
+
+
+def _extension() -> Any:
     try:
-        extension = importlib.import_module("bundler.lifecycle._kernel_reader")
+        return importlib.import_module("bundler.lifecycle._kernel_reader")
     except ImportError:
         return None
-    found: ReadDirectories = extension.read_directories
-    return found
 
 
 def read_ahead(directories: Sequence[str], limits: Limits) -> Iterator[Files | None]:
     """Yield the files of each directory, or None for one that has to be read by itself."""
-    reader = compiled_reader()
-    if reader is None:
+    begin = compiled_reader()
+    if begin is None:
         yield from repeat(None, len(directories))
         return
     # The group file is none of the files that are counted.
     most = min(limits.files_per_kernel + 1, 4096)
-    under_way: deque[ThreadedCall[list[Files | None]]] = deque()
+    available = processors()
+    threads = _extension().start_threads(available if available > 1 else 0)
+    under_way: deque[Reading] = deque()
     for start in range(0, len(directories), DIRECTORIES_PER_BATCH):
         paths = tuple(map(os.fsencode, directories[start : start + DIRECTORIES_PER_BATCH]))
-        call = ThreadedCall(partial(reader, paths, most, BYTES_PER_BATCH, processors()))
-        call.start(apart=True)
-        under_way.append(call)
-        if len(under_way) > 1:
-            yield from under_way.popleft().result()
-    for call in under_way:
-        yield from call.result()
+        under_way.append(begin(paths, most, BYTES_PER_BATCH, threads))
+        if len(under_way) > _AHEAD:
+            yield from _next_of(under_way)
+    while under_way:
+        yield from _next_of(under_way)
+
+
+def _next_of(under_way: deque[Reading]) -> list[Files | None]:
+    """Return what the oldest reading found; the one after it goes on meanwhile."""
+    oldest = under_way.popleft()
+    found = oldest.finish()
+    if under_way:
+        under_way[0].go_on()
+    return found

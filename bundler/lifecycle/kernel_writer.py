@@ -13,20 +13,24 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from typing import Any
 
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.digest import DIGEST_BYTES, sha256
+from bundler.format.sentinel import Edit, edited
 from bundler.lifecycle.elf import why_unusable
 
 Buffer = bytes | memoryview
-# Name and bytes; and the raw digest that the bytes must have, unless it was compared before.
-NewFile = tuple[str, Buffer] | tuple[str, Buffer, bytes]
+# Name and bytes; and the raw digest that the bytes must have, unless it was compared before; and what is changed in them after that.
+NewFile = tuple[str, Buffer] | tuple[str, Buffer, bytes] | tuple[str, Buffer, bytes, tuple[Edit, ...]]
 # Name of the temporary directory, name of the kernel's, and the files in it; and which of these is the device binary, unless that was
 # looked at before.
 NewKernel = tuple[str, str, tuple[NewFile, ...]] | tuple[str, str, tuple[NewFile, ...], int]
 # Waits, and returns the codes; calling it again returns them again.  Not for two threads at once.
 Finish = Callable[[], list[int]]
-BeginWriting = Callable[[str, tuple[NewKernel, ...], int], Finish]
+# How many, or what `start_threads` returned.
+Threads = object
+BeginWriting = Callable[[str, tuple[NewKernel, ...], Threads], Finish]
 
 # The codes of a kernel of which a file does not have its digest, and of one whose device binary is not a whole ELF file; no error number
 # of a system is that large.
@@ -39,43 +43,54 @@ _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def compiled_writer() -> BeginWriting | None:
-    """Return `begin_writing` of the extension, None where it was not built."""
+def _extension() -> Any:
     try:
-        extension = importlib.import_module("bundler.lifecycle._kernel_writer")
+        return importlib.import_module("bundler.lifecycle._kernel_writer")
     except ImportError:
         return None
 
-    def begin(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+
+def start_threads(count: int) -> Threads:
+    """Return threads that write one batch after the other; they end when nobody has them any more."""
+    return count if compiled_writer() is None else _extension().start_threads(count)
+
+
+def compiled_writer() -> BeginWriting | None:
+    """Return `begin_writing` of the extension, None where it was not built."""
+    extension = _extension()
+    if extension is None:
+        return None
+
+    def begin(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
         finish: Finish = extension.begin_writing(root, kernels, threads).finish
         return finish
 
     return begin if extension.COMPARES_DIGESTS else functools.partial(_compare_first, begin)
 
 
-def begin_writing(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+def begin_writing(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
     """Begin what `write_kernels` does, and return what waits for it.
 
-    With one thread it is done while the caller waits, and without the extension when this returns.
+    With no thread it is done while the caller waits, and without the extension when this returns.
     """
     return (compiled_writer() or _write_at_once)(root, kernels, threads)
 
 
-def _write_at_once(root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+def _write_at_once(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
     codes = write_in_python(root, kernels, threads)
     return lambda: codes
 
 
-def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> list[int]:
+def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> list[int]:
     """Write kernels, each into a temporary directory beside its place, which is then renamed once.
 
     Before that, the bytes of each file that comes with a digest are compared with it, and then the headers of a device binary with its
-    length.
+    length.  What is to be changed in a file is changed as it is written.
 
     Args:
         root: the directory.
         kernels: what to write.
-        threads: at most so many write at once; in Python one does.
+        threads: so many write at once, or those that `start_threads` returned; in Python, and with 0, the caller does.
 
     Returns:
         A code for each kernel: 0, it is in place.  A positive error number: it could not be written, and nothing of it is left;
@@ -86,7 +101,7 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: int) -> li
     return begin_writing(root, kernels, threads)()
 
 
-def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: int) -> list[int]:
+def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: Threads) -> list[int]:
     """Do what `write_kernels` says."""
     for kernel in kernels:
         _check_form(kernel)
@@ -106,18 +121,28 @@ def _check_form(kernel: NewKernel) -> None:
     for name in (temporary, key, *(file[0] for file in files)):
         if name in {"", ".", ".."} or "/" in name or "\0" in name:
             raise ValueError(f"not the name of a file: {name!r}")
-    if any(len(digest) != DIGEST_BYTES for _, _, *digests in files for digest in digests):
-        raise ValueError("not a SHA-256 digest")
+    for _, data, *more in files:
+        if more and len(more[0]) != DIGEST_BYTES:
+            raise ValueError("not a SHA-256 digest")
+        _check_edits(data, *more[1:])
     if any(not 0 <= number < len(files) for number in binary):
         raise ValueError("the binary is none of the files")
 
 
-def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: int) -> Finish:
+def _check_edits(data: Buffer, edits: tuple[Edit, ...] = ()) -> None:
+    end = 0
+    for offset, old, _ in edits:
+        if not end <= offset <= len(data) or data[offset : offset + len(old)] != old:
+            raise ValueError("not the bytes that are to be changed")
+        end = offset + len(old)
+
+
+def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
     """Do what `begin_writing` says with a writer that compares no digests."""
     for kernel in kernels:
         _check_form(kernel)
     unsound = [_why_unsound(kernel) for kernel in kernels]
-    plain = [(temporary, key, tuple([file[:2] for file in files])) for temporary, key, files, *_ in kernels]
+    plain = [(temporary, key, tuple(map(_as_written, files))) for temporary, key, files, *_ in kernels]
     finish = begin(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads)
 
     def codes() -> list[int]:
@@ -133,6 +158,10 @@ def _why_unsound(kernel: NewKernel) -> int:
     if any(sha256(file[1]) != file[2] for file in files if len(file) > 2):  # noqa: PLR2004  # it has a digest
         return DAMAGED
     return NO_BINARY if any(why_unusable(files[number][1]) is not None for number in binary) else 0
+
+
+def _as_written(file: NewFile) -> tuple[str, Buffer]:
+    return file[0], edited(file[1], file[3]) if len(file) > 3 else file[1]  # noqa: PLR2004  # there is something to change
 
 
 def _write_kernel(temporary: str, target: str, files: tuple[NewFile, ...]) -> int:
@@ -167,7 +196,7 @@ def _write_files(temporary: str, files: tuple[NewFile, ...]) -> None:
     folder = os.open(temporary, _READ_DIRECTORY)
     try:
         for file in files:
-            write_file(file[0], file[1], folder)
+            write_file(*_as_written(file), folder)
     finally:
         os.close(folder)
 

@@ -24,7 +24,7 @@ KERNELS_PER_BATCH = 64
 BYTES_PER_BATCH = 4 * MIB
 # Hashing and writing take three times as long as reading and checking, which one thread does.
 MOST_WRITERS = 8
-# While the last threads of a batch end, those of the next one write.
+# While the last kernels of a batch are written, threads begin the next one.
 MOST_UNDER_WAY = 3
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
@@ -50,6 +50,7 @@ class PlacementQueue:
         self._writing: deque[_BatchesUnderWay] = deque()
         # Without the extension a batch is written when it is begun, and nothing is gained by waiting.
         self._most_under_way = MOST_UNDER_WAY if kernel_writer.compiled_writer() is not None else 1
+        self._threads: kernel_writer.Threads | None = None
 
     def add(self, directory: CacheDirectory, kernel: ReadyKernel) -> None:
         """Add a kernel.
@@ -78,6 +79,7 @@ class PlacementQueue:
         """Write what waits, and wait for it."""
         self._hand_over()
         self._settle(0)
+        self._threads = None
 
     def close(self) -> None:
         """After an error, wait for what is being written, and leave nothing half-written; calling it twice is fine."""
@@ -92,7 +94,11 @@ class PlacementQueue:
         self._settle(self._most_under_way - 1)
         if batches:
             self._writing.append(_BatchesUnderWay(batches))
-            self._writing[-1].start()
+            if self._threads is None:
+                available = processors(MOST_WRITERS)
+                # One of them stays idle until somebody waits.  With one processor a thread would cost more than it saves.
+                self._threads = kernel_writer.start_threads(available + 1 if available > 1 else 0)
+            self._writing[-1].start(self._threads)
 
     def _settle(self, left: int) -> None:
         """Wait for the oldest batches, until so many are left."""
@@ -107,10 +113,7 @@ class _BatchesUnderWay:
     def __init__(self, batches: Iterable[KernelBatch]) -> None:
         self._batches = deque(batches)
 
-    def start(self) -> None:
-        # At least two, where there are two processors: with one the caller would write while it waits.
-        available = processors(MOST_WRITERS)
-        threads = max(min(2, available), available // len(self._batches))
+    def start(self, threads: kernel_writer.Threads) -> None:
         for batch in self._batches:
             batch.begin(threads)
 

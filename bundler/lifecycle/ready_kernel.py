@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.digest import check_digest
+from bundler.format.sentinel import Edit, edited
 from bundler.lifecycle import elf
 from bundler.lifecycle.kernel_writer import Buffer
 
 Files = Mapping[str, Buffer]
 _ALL_COMPARED: Mapping[str, bytes] = {}
+_NO_EDITS: Mapping[str, tuple[Edit, ...]] = {}
 
 
 class ReadyKernel(NamedTuple):
@@ -27,6 +29,8 @@ class ReadyKernel(NamedTuple):
         stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
         rewritten: names of the files that hold a path of this machine.
         digests: name -> raw digest of the files that were not verified yet; who writes the kernel compares them.
+        edits: name -> what is changed in a file that was not verified yet, when it is written.
+        growth: how many bytes the files have more then.
         binary: the device binary, if nobody has looked yet whether it is whole; who writes the kernel does.
     """
 
@@ -36,11 +40,13 @@ class ReadyKernel(NamedTuple):
     rewritten: tuple[str, ...] = ()
     digests: Mapping[str, bytes] = _ALL_COMPARED
     binary: str | None = None
+    edits: Mapping[str, tuple[Edit, ...]] = _NO_EDITS
+    growth: int = 0
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files but the group file."""
-        return sum(map(len, self.files.values()))
+        """Bytes of all files but the group file, as they are written."""
+        return sum(map(len, self.files.values())) + self.growth
 
     def verified(self) -> ReadyKernel:
         """Return the same kernel with nothing left to verify; raises `DigestMismatch` or `FormatError`."""
@@ -50,7 +56,12 @@ class ReadyKernel(NamedTuple):
             reason = elf.why_unusable(self.files[self.binary])
             if reason is not None:
                 raise FormatError(f"{self.binary} is {reason}", key=self.key)
-        return self._replace(digests=_ALL_COMPARED, binary=None)
+        return self.edited()._replace(digests=_ALL_COMPARED, binary=None)
+
+    def edited(self) -> ReadyKernel:
+        """Return the same kernel with its files as they are written."""
+        changed = {name: edited(self.files[name], edits) for name, edits in self.edits.items()}
+        return self._replace(files={**self.files, **changed}, edits=_NO_EDITS, growth=0) if changed else self
 
     def why_refused(self) -> BundlerError:
         """Return what is wrong with a kernel that the writer refused."""

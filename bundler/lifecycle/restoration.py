@@ -7,6 +7,7 @@ by `Store.restore`, by the build service and, for a tag at the start of a sessio
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -180,7 +181,7 @@ class Restoration(RestorePlan):
         for root in {root for kernel in kernels for root in self._roots(kernel)}:
             self._place(root)
         runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
-        queue = PlacementQueue(self.tally.placed)
+        queue = PlacementQueue(self._placed)
 
         # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and verifies: those are thousands of short
         # calls, and threads lose more by handing the interpreter lock over between them than a second core gains.
@@ -191,6 +192,16 @@ class Restoration(RestorePlan):
             queue.finish()
 
         cleaned_up(place_all, queue.close)
+
+    def _placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
+        if isinstance(outcome, DigestMismatch):
+            self._show_source(kernel.digests.values())
+        self.tally.placed(kernel, outcome)
+
+    def _show_source(self, digests: Iterable[bytes]) -> None:
+        """Let the source, which left the digests to us, compare them too: a store removes what it finds damaged."""
+        with contextlib.suppress(BundlerError):
+            self.bundle.blobs.view_blobs([*digests])
 
     def _fetched(self, run: list[WantedKernel]) -> list[WantedKernel]:
         self.bundle.blobs.prefetch([digest for wanted in run for digest in wanted.digests])
@@ -217,6 +228,8 @@ class Restoration(RestorePlan):
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
             ready = [stored.ready_for(root, self.triton_dir) for root in roots]
         except (DigestMismatch, FormatError, NotFound) as error:
+            if isinstance(error, DigestMismatch):
+                self._show_source(wanted.digests)
             self.tally.spoiled(wanted.kernel.key, error)
             return
         for root, one in zip(roots, ready, strict=True):

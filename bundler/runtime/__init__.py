@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bundler.runtime.configs import Config
+    from bundler.runtime.heuristics.grid_expressions import TextGrid
     from bundler.runtime.launch.bundle_kernels import Kernels, load
     from bundler.runtime.launch.driver import DeviceProperties, Driver, Launcher, Module
     from bundler.runtime.launch.drivers import open_driver
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.handle import Handle
     from bundler.runtime.launch.plan import LaunchPlan, Parameter
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.program_replay import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
+    from bundler.runtime.tuning.launch_dump import LaunchDump
     from bundler.runtime.tuning.occupancy import DeviceLimits
+    from bundler.runtime.tuning.profiler_clock import ProfilerClock
     from bundler.runtime.tuning.tuner_options import TunerOptions
-    from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+    from bundler.runtime.tuning.tuner_plugins import TunedLaunch, TunerPlugin
+    from bundler.runtime.tuning.tuner_reports import BandwidthReport
     from bundler.runtime.tuning.tuning_winners import LookupTable
 
 _HOMES = {
@@ -41,19 +46,26 @@ _HOMES = {
     "DryDriver": "launch.dry_driver",
     "Handle": "launch.handle",
     "Kernels": "launch.bundle_kernels",
-    "LaunchDump": "tuning.tuner_reports",
+    "LaunchDump": "tuning.launch_dump",
     "LaunchPlan": "launch.plan",
     "Launcher": "launch.driver",
     "LookupTable": "tuning.tuning_winners",
     "Module": "launch.driver",
     "Parameter": "launch.plan",
+    "ProfilerClock": "tuning.profiler_clock",
+    "ProgramMemory": "launch.program_replay",
+    "ProgramRunner": "launch.program_replay",
     "Space": "tuning.descent",
     "StaticKernel": "launch.static_kernel",
+    "TextGrid": "heuristics.grid_expressions",
+    "TunedLaunch": "tuning.tuner_plugins",
     "TunerOptions": "tuning.tuner_options",
+    "TunerPlugin": "tuning.tuner_plugins",
     "build_plan": "launch.plan_builder",
     "can_launch": "launch.plan_builder",
     "handles_on": "tuning.compiled_handles",
     "load": "launch.bundle_kernels",
+    "load_program": "launch.program_replay",
     "open_driver": "launch.drivers",
 }
 
@@ -74,13 +86,20 @@ __all__ = [
     "LookupTable",
     "Module",
     "Parameter",
+    "ProfilerClock",
+    "ProgramMemory",
+    "ProgramRunner",
     "Space",
     "StaticKernel",
+    "TextGrid",
+    "TunedLaunch",
     "TunerOptions",
+    "TunerPlugin",
     "build_plan",
     "can_launch",
     "handles_on",
     "load",
+    "load_program",
     "open_driver",
 ]
 

@@ -17,6 +17,11 @@ _DIMENSIONS = 3
 _LIMITS = {"cuda": (2**31 - 1, 65535, 65535), "hip": (2**31 - 1, 65536, 65536)}
 
 
+def limits_of(backend: str) -> tuple[int, int, int]:
+    """Return the most blocks along x, y and z."""
+    return _LIMITS[backend]
+
+
 def checked(grid: Any, name: str, backend: str, cluster: int = 1) -> tuple[int, int, int]:
     """Return a grid as three numbers; any of them may be zero, which launches nothing.
 

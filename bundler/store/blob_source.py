@@ -2,12 +2,14 @@
 """`StoreBlobs`: the blobs of a pulled bundle, fetched from the store when they are read.
 
 `BundleStore.pull` and `KernelRecords.look_up` make one for each bundle; `unit_batches` splits units into calls of the byte store, and
-`unit_payload` opens a stored unit, also for `Maintenance`.
+`unit_payload` opens a stored unit, also for `Maintenance`.  Units that were fetched ahead are decoded as they are read (`unit_decoding.py`).
+Their blobs are compared with their digests then, or, in a restore, where they are written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from bundler.backends.batches import batches
@@ -20,17 +22,20 @@ from bundler.store import bounds
 from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.error_translation import store_errors
+from bundler.store.pull_marks import Marks
 from bundler.store.store_layout import (
     BATCH_BYTES,
     BATCH_KEYS,
     Hint,
     Unit,
+    blobs_of,
     check_seal,
     decompress,
     dictionary_key,
     dictionary_of,
     split_unit,
 )
+from bundler.store.unit_decoding import FetchedUnits
 
 # A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/restore_plan.py).
 CACHED_BYTES = 40 * 1024 * 1024
@@ -51,9 +56,11 @@ class StoreBlobs(BlobSource):
         hints: dictionaries that its units are likely to need.
         dictionaries: where to look for them, when somebody has some already.
         read_only: leave the store as it is.
+        marks: marks what was pulled as in use, beside what is done with the first units; None where that was done.
     """
 
     verified = True
+    verifies_stored = False
 
     def __init__(
         self,
@@ -65,41 +72,41 @@ class StoreBlobs(BlobSource):
         hints: Sequence[Hint] = (),
         dictionaries: Dictionaries | None = None,
         read_only: bool = False,
+        marks: Marks | None = None,
     ) -> None:
         self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
+        self._marks = marks
         self.waits = not backend.reads_are_cheap
         self._hints = list(hints)
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
+        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified)
         self._units: dict[bytes, list[Unit]] = {}
-        self._keys: list[str] = []
         for unit in units:
-            self._keys.append(unit.key)
             for digest, _ in unit.blobs:
                 self._units.setdefault(digest, []).append(unit)
         # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
         self._cache: dict[bytes, memoryview] = {}
+        # Decoded, and not compared with their digests yet; whoever compares one moves it.
+        self._uncompared: dict[bytes, memoryview] = {}
         self._damaged: dict[str, BundlerError] = {}
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of all units of the bundle."""
-        return self._keys
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises as `view_blob`."""
         return bytes(self.view_blob(digest))
 
     def view_blob(self, digest: bytes) -> memoryview:
-        """Return the verified bytes of a blob where they lie in their unit, which stays in memory as long.
+        """Return the verified bytes of a blob where they lie among the units that came with it, which stay in memory as long.
 
         Raises:
             NotFound: the bundle has no such blob, or the store has lost it.
             DigestMismatch, FormatError: the store's bytes are damaged.
             StoreUnavailable: they cannot be had now.
         """
-        cached = self._cache.get(digest)
-        if cached is not None:
-            return cached
+        found = self._cache.get(digest)
+        if found is None:
+            found = self._compared(digest)
+        if found is not None:
+            return found
         failures: list[BundlerError] = []
         for unit in self._units.get(digest, []):
             try:
@@ -112,30 +119,80 @@ class StoreBlobs(BlobSource):
 
     def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
         """Return the verified bytes of several blobs; raises as `view_blob`."""
-        cached = map(self._cache.get, digests)
-        return [self.view_blob(digest) if data is None else data for digest, data in zip(digests, cached, strict=True)]
+        return [self.view_blob(digest) for digest in digests]
+
+    def stored_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """Return the bytes of several blobs, which the caller compares with their digests; raises as `view_blob`."""
+        found: list[memoryview] = []
+        for digest in digests:
+            data = self._uncompared.get(digest)
+            if data is None:
+                data = self._decoded(digest)
+            found.append(self.view_blob(digest) if data is None else data)
+        return found
+
+    def _decoded(self, digest: bytes) -> memoryview | None:
+        """Return a blob of a unit that was fetched, as it was decoded; None where there is no such unit."""
+        for unit in self._units.get(digest, ()):
+            taken = self._fetched.take(unit.key)
+            if taken is None:
+                continue
+            value, payload = taken
+            if payload is not None:
+                blobs = blobs_of(payload, unit)
+                self._uncompared.update(blobs)
+                return blobs[digest]
+            self._open_alone(unit, value)
+        return None
+
+    def _compared(self, digest: bytes) -> memoryview | None:
+        """Return a fetched blob if it and what came in its unit is what its digest says, and keep all that; None when it has to be fetched."""
+        data = self._uncompared.get(digest)
+        if data is not None and hashlib.sha256(data).digest() == digest:
+            self._cache[digest] = data
+            self._uncompared.pop(digest, None)
+            return data
+        for unit in self._units.get(digest, ()):
+            taken = self._fetched.take(unit.key)
+            if taken is not None:
+                value, payload = taken
+                blobs = {} if payload is None else blobs_of(payload, unit)
+                if blobs and all(hashlib.sha256(data).digest() == name for name, data in blobs.items()):
+                    self._cache.update(blobs)
+                else:
+                    self._open_alone(unit, value)
+        return self._cache.get(digest)
+
+    def _open_alone(self, unit: Unit, value: bytes) -> None:
+        """Open a unit that is likely to be damaged, or lacks its dictionary, and note what is wrong with it."""
+        try:
+            self._cache.update(self._open(unit, value))
+        except (NotFound, *DAMAGED) as error:
+            self._damaged[unit.key] = error  # reading the blob raises it
 
     def prefetch(self, digests: Collection[bytes]) -> None:
         """Fetch the units of these blobs in few round trips; what is missing or damaged shows when it is read."""
-        missing = [digest for digest in digests if digest not in self._cache]
-        if not missing:
-            return
+        known = self._cache.keys() | self._uncompared.keys()
         wanted: dict[str, Unit] = {}
         # A blob that is in several units comes with one that is fetched anyway, if there is one.
-        for units in sorted((self._units.get(d, []) for d in missing), key=len):
-            if units and not any(unit.key in wanted for unit in units):
+        for units in sorted([self._units.get(d, []) for d in digests if d not in known], key=len):
+            if units and not any(unit.key in wanted or unit.key in self._fetched for unit in units):
                 wanted[units[0].key] = units[0]
+        if not wanted:
+            return
+        if self._marks is not None:
+            self._marks.wait()  # they need the connection, and another one would take longer to make
         for batch in unit_batches(wanted.values()):
             hinted = self._hinted({unit.family for unit in batch})
             with store_errors(self._name):
                 found = self._backend.get_within(bounds.of_keys(hinted) | bounds.of_units(batch))
+            if self._marks is not None:
+                self._marks.begin()
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
-            self._learn(found.values())
-            for key, value in found.items():
-                try:
-                    self._cache.update(self._open(wanted[key], value))
-                except (NotFound, *DAMAGED) as error:
-                    self._damaged[key] = error  # reading the blob raises it
+            lost = self._learn(found.values())
+            for key in [key for key, value in found.items() if dictionary_of(value) in lost] if lost else ():
+                self._open_alone(wanted[key], found.pop(key))
+            self._fetched.add(batch, found)
             self._trim()
 
     def _hinted(self, families: Collection[str]) -> list[str]:
@@ -144,18 +201,23 @@ class StoreBlobs(BlobSource):
         self._hints = [hint for hint in self._hints if hint not in chosen]
         return [dictionary_key(digest) for digest in self._dictionaries.unknown(digest for _, digest in chosen)]
 
-    def _learn(self, values: Collection[bytes]) -> None:
-        """Fetch the dictionaries that nobody told us of, and mark them as in use."""
+    def _learn(self, values: Collection[bytes]) -> list[bytes]:
+        """Fetch the dictionaries that nobody told us of, and mark them as in use; returns those that are not to be had."""
         new = self._dictionaries.unknown(map(dictionary_of, values))
         if new:
             self._dictionaries.fetch(new)
             if not self._read_only:
                 with contextlib.suppress(BundlerError), store_errors(self._name):
                     self._backend.touch([dictionary_key(digest) for digest in new])
+        return self._dictionaries.unknown(new)
 
     def close(self) -> None:
         """Forget what was decoded; the store stays open."""
         self._cache.clear()
+        self._uncompared.clear()
+        self._fetched.clear()
+        if self._marks is not None:
+            self._marks.finish()
 
     def _fetch(self, unit: Unit) -> dict[bytes, memoryview]:
         damage = self._damaged.pop(unit.key, None)
@@ -200,11 +262,19 @@ class StoreBlobs(BlobSource):
         return False
 
     def _trim(self) -> None:
-        kept = sum(map(len, list(self._cache.values())))
-        for oldest in list(self._cache):
+        waiting = self._fetched.sizes()
+        kept = sum([size for _, size in waiting])
+        kept += sum([len(data) for cache in (self._cache, self._uncompared) for data in list(cache.values())])
+        for cache in (self._cache, self._uncompared):
+            for oldest in list(cache):
+                if kept <= CACHED_BYTES:
+                    return
+                kept -= len(cache.pop(oldest, b""))
+        for key, size in waiting:
             if kept <= CACHED_BYTES:
-                break
-            kept -= len(self._cache.pop(oldest, b""))
+                return
+            if self._fetched.drop(key):
+                kept -= size
 
 
 def unit_payload(

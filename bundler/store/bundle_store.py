@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, Self
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
 from bundler.errors import (
-    BundlerError,
     ConfigError,
     DigestMismatch,
     MergeConflict,
@@ -36,6 +35,7 @@ from bundler.store.dictionaries import UnitCompression
 from bundler.store.error_translation import store_errors
 from bundler.store.maintenance import Maintenance
 from bundler.store.prune_choice import GRACE_S, PruneRequest
+from bundler.store.pull_marks import Marks
 from bundler.store.references import References
 from bundler.store.store_layout import Hint
 from bundler.store.store_reports import PruneReport, PushReport, Sent, StoreStats, TagInfo, VerifyReport
@@ -50,6 +50,7 @@ PushMode = Literal["merge", "replace", "create"]
 MODES = ("merge", "replace", "create")
 # Each lost race means that another push succeeded; so many in a row for one tag mean that something is wrong with the store.
 SWAP_ATTEMPTS = 100
+_Seen = Callable[[Content], None]
 _log = logging.getLogger("bundler.store")
 
 
@@ -363,25 +364,25 @@ class BundleStore:
             )
         return frozenset(sound)
 
-    def _open(self, found: SignedTag, doubt: str = "", *, read_only: bool = False) -> Bundle:
+    def _pull_to_place(self, tag_or_digest: str, seen: _Seen) -> Bundle:
+        """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile; `seen` gets the content."""
+        found = self._references.find(tag_or_digest)
+        return self._open(found, admit_tag(self.signatures, self.name, found), seen=seen)
+
+    def _open(self, found: SignedTag, doubt: str = "", *, read_only: bool = False, seen: _Seen | None = None) -> Bundle:
         backend, manifest, hints = self._backend, found.manifest, found.hints
         content_bytes, observed_bytes = read_manifest(backend, self.name, manifest, self._limits, read_only=read_only)
         content = Content.decode(content_bytes, self._limits)
+        if seen is not None:
+            seen(content)
         observed = Observed.decode(observed_bytes, self._limits)
-        units = store_layout.units_of(content)
-        blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only)
-        if not read_only:
-            self._keep_alive([manifest, *map(_key_of, hints), *blobs.keys])
+        units = list(store_layout.units_of(content))
+        marks = None if read_only else Marks(backend, self.name, [manifest, *map(_key_of, hints)], units)
+        blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks)
+        if marks is not None and seen is None:
+            marks.finish()
         signed = StoreSignatures(backend, self.name, manifest, found.envelopes, doubt)
         return Bundle(content, observed, blobs, content_bytes=content_bytes, signed=signed)
-
-    def _keep_alive(self, keys: list[str]) -> None:
-        """Mark what was pulled as in use, so that `prune` spares it; a store that we may only read stays as it is."""
-        try:
-            with store_errors(self.name):
-                self._backend.touch(keys)
-        except BundlerError as error:
-            _log.info("%s: not marked as in use: %s", self.name, error)
 
 
 def _size(values: dict[str, bytes]) -> int:

@@ -48,11 +48,12 @@ class Dictionary:
     Safe under threads.
 
     Args:
-        content: the bytes; `digest` is theirs.
+        content: the bytes.
+        digest: theirs, where that was compared; else it is computed.
     """
 
-    def __init__(self, content: bytes) -> None:
-        self.content, self.digest = content, sha256(content)
+    def __init__(self, content: bytes, digest: bytes | None = None) -> None:
+        self.content, self.digest = content, digest or sha256(content)
         self.data = zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
     @property
@@ -110,6 +111,10 @@ class Dictionaries:
             self.fetch([digest])
         return self._known.get(digest)
 
+    def known(self, digest: bytes) -> Dictionary | None:
+        """Return one that is in memory; None when it would have to be fetched."""
+        return self._known.get(digest)
+
     def unknown(self, digests: Iterable[bytes | None]) -> list[bytes]:
         """Return those of which nothing is in memory."""
         return [digest for digest in dict.fromkeys(digests) if digest is not None and digest not in self._known]
@@ -141,8 +146,9 @@ def opened(key: str, value: bytes) -> Dictionary:
         raise FormatError(f"{key}: no key of a dictionary; verify --repair removes it", key=key)
     # The digest in the key is that of the content, so a dictionary cannot be exchanged for another one.
     content = store_layout.unseal(value, key, None, most_bytes=DICTIONARY_BYTES)
-    check_digest(content, bytes.fromhex(key.rpartition("/")[2]), key)
-    return Dictionary(content)
+    digest = bytes.fromhex(key.rpartition("/")[2])
+    check_digest(content, digest, key)
+    return Dictionary(content, digest)
 
 
 class UnitCompression:

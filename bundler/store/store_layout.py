@@ -35,7 +35,7 @@ from bundler.backends.port import Unread
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
 from bundler.format import wire
 from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
-from bundler.format.entries import FileLayout, HelperLibrary, Kernel, Opaque, TuningFile
+from bundler.format.entries import FileLayout, HelperLibrary, Kernel, Opaque, Target, TuningFile
 from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -76,17 +76,23 @@ class Unit:
         family: names the units that it resembles, which one dictionary may serve; empty for a file that resembles none.
 
     Attributes:
-        key: its key, from the digests alone.
         size: bytes, uncompressed.
     """
 
-    __slots__ = ("blobs", "family", "key", "size")
+    __slots__ = ("_key", "blobs", "family", "size")
 
-    # By hand: a push and a pull make two for each kernel, and ask each for its key and its size.
+    # By hand: a push and a pull make two for each kernel, and ask each for its size.
     def __init__(self, blobs: tuple[tuple[bytes, int], ...], family: str = "") -> None:
         self.blobs, self.family = blobs, family
-        self.key = f"{UNITS}/{hashlib.sha256(b''.join([digest for digest, _ in blobs])).hexdigest()}"
+        self._key: str | None = None
         self.size = sum([size for _, size in blobs])
+
+    @property
+    def key(self) -> str:
+        """Its key, from the digests alone."""
+        if self._key is None:
+            self._key = f"{UNITS}/{hashlib.sha256(b''.join([digest for digest, _ in self.blobs])).hexdigest()}"
+        return self._key
 
     def __eq__(self, other: object) -> bool:
         return self.blobs == other.blobs if isinstance(other, Unit) else NotImplemented
@@ -111,10 +117,15 @@ def units_of_kernel(kernel: Kernel) -> Iterator[Unit]:
     """Yield the units of a kernel: its launch set, and the rest of it if there is more."""
     files = [(digest, size) for _, digest, size, _ in kernel.files()]
     launch, rest = _sides(kernel.layout)
-    target = str(kernel.target)
-    yield Unit(tuple(sorted({files[place] for place in launch})), f"{target}/launch")
+    of_launch, of_rest = _families(kernel.target)
+    yield Unit(tuple(sorted({files[place] for place in launch})), of_launch)
     if rest:
-        yield Unit(tuple(sorted({files[place] for place in rest})), f"{target}/rest")
+        yield Unit(tuple(sorted({files[place] for place in rest})), of_rest)
+
+
+@functools.lru_cache
+def _families(target: Target) -> tuple[str, str]:
+    return f"{target}/launch", f"{target}/rest"
 
 
 @functools.lru_cache
@@ -251,13 +262,13 @@ def decompress(
             limits.check(limit, declared, key)
         elif declared != size:
             raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
-        payload: bytes = _decompressor(dictionary).decompress(frame, max_output_size=declared, allow_extra_data=False)
+        payload: bytes = decompressor(dictionary).decompress(frame, max_output_size=declared, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{key}: {error}", key=key) from error
     return payload
 
 
-def _decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
+def decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
     """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor serves one thread at a time."""
     known: dict[int, tuple[Any, zstandard.ZstdDecompressor]] = _of_thread.__dict__.setdefault("decompressors", {})
     # The dictionary is kept beside its decompressor, so that no other one can have its `id`.
@@ -274,12 +285,19 @@ def _decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard
 
 def split_unit(payload: bytes, unit: Unit) -> dict[bytes, memoryview]:
     """Return a unit's blobs by raw digest, each verified, where they lie in the payload."""
-    blobs, offset, view = {}, 0, memoryview(payload)
-    for digest, size in unit.blobs:
-        data = view[offset : offset + size]
+    blobs = blobs_of(memoryview(payload), unit)
+    for digest, data in blobs.items():
         check_digest(data, digest, unit.key)
-        blobs[digest] = data
-        offset += size
+    return blobs
+
+
+def blobs_of(payload: memoryview, unit: Unit) -> dict[bytes, memoryview]:
+    """Return a unit's blobs by raw digest where they lie in the payload; none is verified."""
+    blobs, offset = {}, 0
+    for digest, size in unit.blobs:
+        end = offset + size
+        blobs[digest] = payload[offset:end]
+        offset = end
     return blobs
 
 

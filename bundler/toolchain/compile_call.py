@@ -41,7 +41,7 @@ def compile_function(
     Raises:
         CompileFailed: with the compiler's message, and the line of the source where it says one.
     """
-    with declared(target), _cache(cache_dir), _told(function.__name__, lambda error: _line_of(function, error)):
+    with declared(target), cache_in(cache_dir), _told(function.__name__, lambda error: _line_of(function, error)):
         if helpers_first is not None:
             hash_again(function, helpers_first=helpers_first)
         function.create_binder()  # tells the function its kind of source: Triton's, or Gluon's
@@ -59,7 +59,7 @@ def compile_request(
 ) -> CompileEvent:
     """Compile what the JIT was about to compile, with its own objects; see `compile_function`, which makes them of data."""
     function = request.source.fn
-    with declared(target), _cache(cache_dir), _told(function.__name__, lambda error: _line_of(function, error)):
+    with declared(target), cache_in(cache_dir), _told(function.__name__, lambda error: _line_of(function, error)):
         if helpers_first is not None:
             hash_again(function, helpers_first=helpers_first)
         return _compile_with(request.source, target, dict(vars(request.options)))
@@ -75,7 +75,7 @@ def compile_ir(text: bytes, name: str, options: Named, target: Target, cache_dir
     """
     path = FilePath(folder, "kernel.ttir")
     path.write_bytes(text)
-    with declared(target), _cache(cache_dir), _told(name, lambda _error: None):
+    with declared(target), cache_in(cache_dir), _told(name, lambda _error: None):
         return _compile(str(path), target, options)
 
 
@@ -90,7 +90,7 @@ def _compile_with(source: Any, target: Target, chosen: dict[str, Any]) -> Compil
 
 
 @contextlib.contextmanager
-def _cache(directory: str) -> Iterator[None]:
+def cache_in(directory: str) -> Iterator[None]:
     """Let Triton keep kernels in a directory, and nowhere else, while the block runs.
 
     The setting's dictionary is changed, not the setting: an assignment would write TRITON_CACHE_DIR, and a scope of Triton's would

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bundler.errors import CompileFailed, LimitExceeded, RecordingError
@@ -21,6 +21,7 @@ from bundler.format.entries import Target
 from bundler.format.names import AUTOTUNE_SUFFIX
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain.capture import toolchain_of
+from bundler.toolchain.compile_call import cache_in
 from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.declared_target import active_driver, declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
@@ -29,6 +30,8 @@ from bundler.toolchain.events import CompileEvent
 
 # With one of these errors a config is left out and the others go on; any other error of the compiler is a fault of the kernel.
 TOLERATED = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "IntelGPUError")
+# Larger than the second-level cache of any GPU.
+FLUSH_BYTES = 256 << 20
 # The largest result file that is read; Triton writes a few hundred bytes for each config.
 MAX_RESULT_BYTES = 16 << 20
 _WRAPPERS = 16
@@ -48,6 +51,17 @@ def innermost(kernel: Any) -> Any:
 def interpreted(kernel: Any) -> bool:
     """Whether a kernel runs in Triton's interpreter, on the CPU and without a compile."""
     return type(innermost(kernel)).__name__ == "InterpretedFunction"
+
+
+def file_of(function: Any) -> str:
+    """Return the file that a JIT function's source is in; empty where it is in none."""
+    code = getattr(getattr(function, "fn", None), "__code__", None)
+    return str(getattr(code, "co_filename", ""))
+
+
+def constexprs(function: Any) -> tuple[str, ...]:
+    """Return the parameters of a JIT function that are declared constexpr."""
+    return tuple(parameter.name for parameter in function.params if parameter.is_constexpr)
 
 
 def source_part(function: Any) -> str:
@@ -94,6 +108,13 @@ def device_limits(device: int) -> tuple[int | None, int | None]:
     )
 
 
+def save_tensor(tensor: Any, file: Any) -> None:
+    """Write a tensor of torch's, as it is once the device has done what it was told, to an open file that `torch.load` reads."""
+    import torch
+
+    torch.save(tensor.detach().cpu(), file)
+
+
 @contextlib.contextmanager
 def torch_stream(stream: int, device: int) -> Iterator[None]:
     """Make a stream torch's current one while the block runs; does nothing when torch is not there or uses no GPU."""
@@ -116,13 +137,14 @@ def for_target(target: Target) -> Iterator[None]:
         yield
 
 
-def compile_call(function: Any, call: Mapping[str, Any], target: Target) -> CompileEvent:
+def compile_call(function: Any, call: Mapping[str, Any], target: Target, cache_dir: str | None = None) -> CompileEvent:
     """Compile a call's kernel, or find it in Triton's cache; nothing is loaded or launched.
 
     Args:
         function: a JIT function.
         call: every argument by name, and options.
         target: what for.
+        cache_dir: the cache to use in place of the process's; compiles of other threads use it meanwhile, too.
 
     Raises:
         CompileFailed: with the compiler's message; `kind` is the name of its error's class.
@@ -133,7 +155,7 @@ def compile_call(function: Any, call: Mapping[str, Any], target: Target) -> Comp
         source, options = jit_specialization.stop_call(function, call)
         triton.compile(source, target=triton_target(target), options=dict(vars(options)))
 
-    with for_target(target):
+    with for_target(target), contextlib.nullcontext() if cache_dir is None else cache_in(cache_dir):
         try:
             return listening.heard(compile_now)
         except RecordingError:
@@ -235,6 +257,30 @@ def profiler_benchmark(warmup_ms: float, rep_ms: float) -> Any:
         return float(do_bench_using_profiling(fn, warmup=warmup_ms, rep=rep_ms))
 
     return do_bench
+
+
+def profiled_kernels(run: Callable[[], None]) -> list[tuple[str, float]]:
+    """Return what a GPU did while `run` ran, as torch's profiler tells it: (name, microseconds) of each kernel, copy and fill, in order."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    found = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [
+        (event.name, float(event.time_range.elapsed_us()))
+        for event in sorted(found, key=lambda event: event.time_range.start)
+    ]
+
+
+def cache_flusher() -> Callable[[], Any]:
+    """Return what empties a GPU's second-level cache, by filling more memory than any of them holds."""
+    import torch
+
+    fill: Callable[[], Any] = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda").zero_
+    return fill
 
 
 def read_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str | None:

@@ -38,4 +38,4 @@ def test_a_batch_is_made_when_it_is_wanted():
     """Items are taken from their source only as far as the batch that is asked for needs them."""
     taken = []
     found = batches((taken.append(item) or item for item in range(100)), 3)
-    assert (next(found), taken) == ([0, 1, 2], [0, 1, 2, 3])
+    assert (next(found), taken) == ([0, 1, 2], [0, 1, 2])

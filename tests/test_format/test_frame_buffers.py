@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
-from bundler.format import container, frame_buffers
+from bundler.format import container, container_layout, frame_buffers
 from bundler.format.bundle import Bundle
 from bundler.format.digest import digest_raw
 from bundler.format.frame_buffers import FrameBuffers
@@ -18,7 +18,7 @@ SIZES = [1, 4096, 100_000, 3 << 20, 4 << 20, 8 << 20]
 
 @pytest.fixture
 def buffers():
-    return FrameBuffers()
+    return FrameBuffers(container.CACHED_FRAMES)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -66,7 +66,7 @@ def test_few_buffers_are_kept(buffers):
     """Frames that were all in use at once do not stay in memory."""
     views = [buffers.take(4096) for _ in range(50)]
     del views
-    assert len(buffers._buffers) <= frame_buffers._MOST
+    assert len(buffers._buffers) <= buffers._most
     buffers.clear()
     assert buffers._buffers == []
 
@@ -124,12 +124,13 @@ def wide(build):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order):
+def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order, monkeypatch):
     """A blob that somebody holds has its bytes also after more frames than stay decoded, and than there are buffers."""
+    monkeypatch.setattr(container, "frames_at_once", lambda: 1)
     data, blobs = wide
     with Bundle.from_bytes(data) as bundle:
         frames = [section for section in bundle.blobs.sections if section.codec == container.ZSTD and section.blobs]
-        assert len(frames) > frame_buffers._MOST > container.CACHED_FRAMES
+        assert len(frames) > bundle.blobs._buffers._most > container.CACHED_FRAMES
         held = {digest: bundle.blobs.stored_blobs([digest])[0] for digest in [*blobs][::order]}
     assert held == blobs
     assert all(view.readonly for view in held.values())
@@ -145,6 +146,79 @@ def test_frames_are_decoded_into_memory_that_was_used_before(wide, monkeypatch):
         for _ in range(3):
             assert all(bundle.blobs.read_blob(digest) == raw for digest, raw in blobs.items())
     assert 0 < len(made) <= container.CACHED_FRAMES + 1
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Which sections were decoded, by offset, where there are processors for four at once."""
+    seen = []
+    real = container.Container._decode_blobs
+    monkeypatch.setattr(container, "frames_at_once", lambda: 4)
+    monkeypatch.setattr(
+        container.Container,
+        "_decode_blobs",
+        lambda self, section, prefix: seen.append(section.offset) or real(self, section, prefix),
+    )
+    return seen
+
+
+def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
+    """The same bytes; each frame once; and few stay in memory, as few as are wanted at once."""
+    data, blobs = wide
+    with Bundle.from_bytes(data) as bundle:
+        source = bundle.blobs
+        source.prefetch([bytes(32)] * container._MANY)
+        frames = [section for section in source.sections if section.blobs]
+        digests = source.content.digests_of([blob for section in frames for blob in section.blobs])
+        found = {}
+        for number, digest in enumerate(digests):
+            found[digest] = bytes(source.stored_blobs([digest])[0])
+            assert number or len(decoded) == 1 + min(3, sum(s.kind == frames[0].kind for s in frames) - 1)
+        assert len(source._frames) <= container.CACHED_FRAMES + 6
+    assert found == blobs
+    assert sorted(decoded) == sorted(section.offset for section in frames if section.codec == container.ZSTD)
+
+
+def test_who_asks_for_a_few_blobs_has_no_other_frame_decoded(wide, decoded):
+    data, _ = wide
+    with Bundle.from_bytes(data) as bundle:
+        wanted = [digest for digest, _ in bundle.content.blobs][:2]
+        bundle.blobs.prefetch(wanted)
+        bundle.blobs.stored_blobs(wanted[:1])
+        assert len(decoded) == 1
+
+
+def test_a_damaged_frame_that_is_decoded_ahead_spoils_no_other(wide, decoded, monkeypatch):
+    """What is wrong with it shows when its own blobs are asked for."""
+    data, blobs = wide
+    with Bundle.from_bytes(data) as bundle:
+        source = bundle.blobs
+        source.prefetch([bytes(32)] * container._MANY)
+        irs = [section for section in source.sections if section.kind == container.IR]
+        real = container.Container._stored
+
+        def damaged(self, section):
+            if section is irs[1]:
+                raise DigestMismatch("damaged", what="section")
+            return real(self, section)
+
+        monkeypatch.setattr(container.Container, "_stored", damaged)
+        digests = [source.content.digests_of(section.blobs)[0] for section in irs]
+        assert source.stored_blobs(digests[:1])[0] == blobs[digests[0]]
+        with pytest.raises(DigestMismatch, match="damaged"):
+            source.stored_blobs(digests[1:2])
+        assert source.stored_blobs(digests[2:3])[0] == blobs[digests[2]]
+
+
+def test_without_another_thread_frames_are_decoded_one_by_one(wide, decoded, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    data, blobs = wide
+    with Bundle.from_bytes(data) as bundle:
+        bundle.blobs.prefetch([bytes(32)] * container._MANY)
+        assert all(bundle.blobs.stored_blobs([digest])[0] == raw for digest, raw in blobs.items())
 
 
 def test_unverified_blobs_are_what_the_frame_holds(build):
@@ -178,15 +252,17 @@ def test_nothing_follows_a_frame(build, tail):
 @pytest.mark.parametrize("block", [100, 1 << 17])
 @pytest.mark.parametrize("raw", [b"", b"a", b"a" * 1000, bytes(1 << 20), bytes(range(256)) * 5000])
 def test_a_cut_frame_is_noticed_wherever_it_is_cut(build, raw, block):
-    """`_frame_bytes` finds the end of frames of every kind of block; of a shorter one nothing is taken."""
+    """`frame_bytes` finds the end of frames of every kind of block; of a shorter one nothing is taken."""
     compressor = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True)
     steps = compressor.compressobj(size=len(raw))
     pieces = [raw[start : start + block] for start in range(0, min(len(raw), 20 * block), block)] + [raw[20 * block :]]
     flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
     frame = b"".join([*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()])
     assert zstandard.decompress(frame) == raw
-    assert container._frame_bytes(frame) == len(frame)
-    assert all(container._frame_bytes(frame[:size]) != size for size in range(max(len(frame) - 300, 18), len(frame)))
+    assert container_layout.frame_bytes(frame) == len(frame)
+    assert all(
+        container_layout.frame_bytes(frame[:size]) != size for size in range(max(len(frame) - 300, 18), len(frame))
+    )
 
 
 def test_the_last_bytes_of_a_checksum_are_compared(build):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many kernel directories read at once: the same answers as one by one, and nothing that changed meanwhile."""
 
+import hashlib
 import os
 import threading
 
@@ -14,11 +15,26 @@ from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kerne
 
 
 @pytest.fixture
-def reader():
+def begin():
+    """What begins to read."""
     found = kernel_reader.compiled_reader()
     if found is None:
         pytest.skip("the extension _kernel_reader was not built here")
     return found
+
+
+@pytest.fixture
+def reader(begin):
+    """Reads from beginning to end, compares the digests, and returns the bytes."""
+
+    def read(*arguments):
+        found = begin(*arguments).finish()
+        for directory in filter(None, found):
+            files, digests = directory
+            assert digests == {name: hashlib.sha256(data).digest() for name, data in files.items()}
+        return [directory and directory[0] for directory in found]
+
+    return read
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -28,6 +44,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(kernel_reader, "compiled_reader", lambda: None)
     elif kernel_reader.compiled_reader() is None:
         pytest.skip("the extension _kernel_reader was not built here")
+    return request.param
 
 
 def made(folder, files):
@@ -41,8 +58,13 @@ def test_every_kernel_of_a_cache_is_read(way, compiled):
     """Many are what one by one are, in the order that was asked for."""
     directories = [str(compiled.cache / key) for key in reversed(compiled.keys)] * 3
     found = list(read_kernels(directories))
-    assert found == [read_kernel(directory) for directory in directories]
+    # One by one nothing is hashed yet.
+    assert [kernel._replace(digests={}) for kernel in found] == [read_kernel(directory) for directory in directories]
     assert {type(kernel) for kernel in found} == {KernelFiles}
+    hashed = [{name: kernel.digests.get(name) for name in kernel.files} for kernel in found]
+    if way == "compiled":
+        digests = [{name: hashlib.sha256(data).digest() for name, data in kernel.files.items()} for kernel in found]
+        assert hashed == digests
 
 
 @pytest.mark.parametrize("case", workshop.BROKEN)
@@ -75,7 +97,7 @@ def test_both_ways_make_the_same_bundle(full_cache, monkeypatch):
         assert packed.to_bytes() == ahead
 
 
-@pytest.mark.parametrize("threads", [1, 2, 100])
+@pytest.mark.parametrize("threads", [0, 1, 2, 100])
 def test_the_extension_reads_regular_files(reader, tmp_path, threads):
     """Names in any encoding, empty files, empty directories, and files larger than what one call of the system brings."""
     odd = {os.fsdecode(b"\xff x"): b"odd", "empty": b"", "big": os.urandom(3 << 20)}
@@ -105,6 +127,44 @@ def test_the_extension_takes_nothing_but_what_it_declares(reader, tmp_path):
     for arguments in (((b"a\0b",), 1, 1, 1), ((b"x",), -1, 1, 1), ((b"x",), 5000, 1, 1)):
         with pytest.raises(ValueError, match=r"null byte|expected 0 to 4096"):
             reader(*arguments)
+
+
+def test_the_files_of_one_reading_are_read_while_those_of_the_next_are_listed(begin, tmp_path):
+    """`go_on` may be left out or called twice, and `finish` returns the same again."""
+    paths = [made(tmp_path / str(number), {"a": b"%d" % number}) for number in range(9)]
+    readings = [begin((path,), 4, 100, 2) for path in paths]
+    for reading in readings[::3]:
+        reading.go_on()
+        reading.go_on()
+    found = [reading.finish() for reading in readings]
+    assert [files["a"] for ((files, _),) in found] == [b"%d" % number for number in range(9)]
+    assert [reading.finish() for reading in readings] == found
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_a_reading_that_nobody_waits_for_leaves_nothing(begin, tmp_path, threads):
+    path = made(tmp_path / "k", {"a": b"0"})
+    opened = len(os.listdir("/dev/fd"))
+    for number in range(200):
+        reading = begin((path,) * 8, 4, 100, threads)
+        if number % 2:
+            reading.go_on()
+        del reading
+    assert len(os.listdir("/dev/fd")) == opened
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_forked_child_leaves_what_its_parent_reads_to_python(begin, tmp_path, listed):
+    """The threads are the parent's; the child knows nothing of what they did."""
+    path = made(tmp_path / "k", {"a": b"0"})
+    reading = begin((path,) * 4, 4, 100, 2)
+    if listed:
+        reading.go_on()
+    child = os.fork()
+    if not child:
+        os._exit(0 if reading.finish() == [None] * 4 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [files for files, _ in reading.finish()] == [{"a": b"0"}] * 4
 
 
 def test_files_that_change_while_they_are_read_are_not_mixed(reader, tmp_path):

@@ -55,7 +55,7 @@ def content(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4, 100])
+@pytest.mark.parametrize("threads", [0, 1, 2, 4, 100])
 def test_every_kernel_of_a_batch_is_there_whole(write, tmp_path, threads):
     """A batch is written to the last byte, and no temporary directory stays."""
     assert write(str(tmp_path), batch(70), threads) == [0] * 70
@@ -175,6 +175,8 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
     root = str(tmp_path)
     wrong = [
         (root, [], 1), (root, (1,), 1), (root, ((),), 1), (root, (("t", "k", []),), 1), (root, (("t", "k", (1,)),), 1),
+        (root, (("t", "k", (("n", b"", bytes(32), []),)),), 1), (root, (("t", "k", (("n", b"", bytes(32), (1,)),)),), 1),
+        (root, (("t", "k", (("n", b"", bytes(32), ((0, "", b""),)),)),), 1),
         (root, (("t", "k", (("n", "text"),)),), 1), (root, ((b"t", "k", ()),), 1), (None, (), 1), (root, (), "1"), (root, ()),
     ]  # fmt: skip
     for arguments in wrong:
@@ -209,6 +211,47 @@ def test_what_nobody_waits_for_is_written_to_the_end(tmp_path, threads):
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
     extension.begin_writing(str(tmp_path), batch(32, (("big", bytes(1 << 20)), ("k.json", b"{}"))), threads)
     assert sorted(os.listdir(tmp_path)) == sorted(key for _, key, _ in batch(32, ()))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
+def test_threads_write_one_batch_after_the_other(tmp_path, count):
+    """Batches that are under way together share the threads, in whatever order they are waited for; then the threads end."""
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    before = len(os.listdir("/proc/self/task"))
+    threads = extension.start_threads(count)
+    for part in range(5):
+        roots = [tmp_path / f"{part}.{number}" for number in range(7)]
+        for root in roots:
+            root.mkdir()
+        writings = [extension.begin_writing(str(root), batch(9), threads) for root in roots]
+        gone = extension.begin_writing(str(tmp_path / "gone"), batch(2), threads)
+        assert len(os.listdir("/proc/self/task")) == before + min(count, 16)
+        for writing in writings[:: 1 if part % 2 else -1]:
+            assert writing.finish() == writing.finish() == [0] * 9
+        assert gone.finish() == [errno.ENOENT] * 2
+        assert {name: content(root / name) for root in roots for name in os.listdir(root)} == {
+            f"KEY{number}": {name: bytes(data) for name, data in WHOLE} for number in range(9)
+        }
+    writing = extension.begin_writing(str(roots[0]), (("t", "last", WHOLE),), threads)
+    del threads  # what is under way keeps them
+    assert writing.finish() == [0]
+    del writing, writings, gone
+    assert len(os.listdir("/proc/self/task")) == before
+
+
+def test_a_forked_child_writes_without_the_threads_of_its_parent(tmp_path):
+    """They are not there; what the child begins with them is written while it waits."""
+    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    threads = extension.start_threads(2)
+    assert extension.begin_writing(str(tmp_path), (("t", "parent", WHOLE),), threads).finish() == [0]
+    child = os.fork()
+    if child == 0:
+        codes = extension.begin_writing(str(tmp_path), (("t", "child", WHOLE),), threads).finish()
+        del threads
+        os._exit(0 if codes == [0] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert extension.begin_writing(str(tmp_path), (("t", "again", WHOLE),), threads).finish() == [0]
+    assert sorted(os.listdir(tmp_path)) == ["again", "child", "parent"]
 
 
 def test_a_child_forked_meanwhile_waits_for_nothing(tmp_path):
@@ -273,6 +316,58 @@ def test_a_damaged_kernel_is_refused_before_the_disk_is_looked_at(write, tmp_pat
 def test_a_digest_has_32_bytes(write, tmp_path, digest):
     with pytest.raises(ValueError, match="not a SHA-256 digest"):
         write(str(tmp_path), (("t", "k", (("a", b"x", digest),)),), 1)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_to_be_changed_is_changed_after_it_was_compared(write, tmp_path):
+    """The digest is that of the bytes that are given; what is there in the end has the others, shorter or longer, in their places."""
+    data = b"head [a] middle [b][c]"
+    edits = ((5, b"[a]", b"/a/longer/path"), (16, b"[b]", b""), (19, b"[c]", b"c" * 100_000))
+    right, wrong = hashlib.sha256(data).digest(), bytes(32)
+    kernels = tuple(
+        (f"t{number}", f"K{number}", (("k.json", memoryview(data), digest, edits), ("other", b"x")))
+        for number, digest in enumerate([right, wrong, right])
+    )
+    assert write(str(tmp_path), kernels, 2) == [0, kernel_writer.DAMAGED, 0]
+    assert sorted(os.listdir(tmp_path)) == ["K0", "K2"]
+    written = b"head /a/longer/path middle " + b"c" * 100_000
+    assert content(tmp_path / "K0") == content(tmp_path / "K2") == {"k.json": written, "other": b"x"}
+
+
+@given(data=st.binary(max_size=60), cuts=st.lists(st.integers(0, 60), max_size=8), new=st.binary(max_size=9))
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("kind", ["compiled", "plain", "python"])
+def test_anything_is_changed_as_python_changes_it(kind, data, cuts, new, tmp_path_factory):
+    """Any places in any bytes, also empty ones, at the beginning and at the end."""
+    root = tmp_path_factory.mktemp("there")
+    ends = sorted(min(cut, len(data)) for cut in cuts)
+    edits = tuple((a, data[a:b], new) for a, b in zip(ends[::2], ends[1::2], strict=False))
+    expected, copied = b"", 0
+    for offset, old, put in edits:
+        expected += data[copied:offset] + put
+        copied = offset + len(old)
+    kernel = ("t", "K", (("a", data, hashlib.sha256(data).digest(), edits),))
+    assert writer_of(kind)(str(root), (kernel,), 1) == [0]
+    assert (root / "K" / "a").read_bytes() == expected + data[copied:]
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        ((0, b"b", b""),),
+        ((-1, b"c", b""),),
+        ((3, b"c", b""),),
+        ((1, b"bcd", b""),),
+        ((4, b"", b"x"),),
+        ((1, b"b", b""), (0, b"a", b"")),
+        ((0, b"ab", b""), (1, b"b", b"")),
+        (((1 << 63) - 1, b"a", b""),),
+    ],
+)
+def test_only_what_is_there_is_changed(write, tmp_path, edits):
+    """Other bytes, places outside of the file, and places that are out of order are errors of the caller; nothing is written."""
+    with pytest.raises(ValueError, match="not the bytes that are to be changed"):
+        write(str(tmp_path), (("t", "k", (("a", b"abc", hashlib.sha256(b"abc").digest(), edits),)),), 1)
     assert os.listdir(tmp_path) == []
 
 

@@ -31,6 +31,7 @@ NOT_REPLACED = {
     ("compile/captured_program.py", "open w"): "a report in the temporary directory of the command that started it",
     ("compile/compile_worker.py", "open wb"): "/proc",
     ("compile/forked_compiles.py", "open wb"): "a pipe",
+    ("runtime/tuning/launch_dump.py", "open a"): "a log that the user asked for grows at its end",
     ("runtime/tuning/tuner_reports.py", "open a"): "a log that the user asked for grows at its end",
     ("toolchain/compile_call.py", "write_bytes"): "a worker's own temporary directory",
 }

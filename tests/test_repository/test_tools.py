@@ -3,6 +3,8 @@
 
 import importlib
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -150,3 +152,58 @@ def test_the_page_in_the_repository_is_not_stale(run_tool):
     """docs/benchmarks.md is what the results in docs/results/ give."""
     done = run_tool("bench page", "--check")
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_page_says_what_launches_on_a_gpu_go_into():
+    """Phases of first launches in the order of time, steps with what is left of a launch, and both behind a missed target."""
+    from tools.bench import launch_tables
+
+    ours, limit = launch_tables.WAYS["handle"], launch_tables.LIMIT
+    cost = {
+        "samples_us": {limit: [3.0, 3.1], ours: [3.4, 3.5], launch_tables.WAYS["dispatcher"]: [4.0, 4.1]},
+        "steps_ns": {
+            "handle": {"lock": 70.0, "addresses": 130.0},
+            "dispatcher": {"lock": 70.0},
+            "before": {"methods": 208.0},
+        },
+    }
+    phases = {
+        "bare": [{"read": 1.0, "cuModuleLoadData": 2.0}],
+        "compiled": [{"launch": 5.0, "load: manifest": 7.0}, {"launch": 5.0, "load: manifest": 9.0}],
+        "ctypes": [{"launch": 6.0}],
+    }
+    result = {"figures": {"first": {"phases_us": phases}, "cost": cost}}
+    found = launch_tables.tables(result)
+    lines = [line for line in found.splitlines() if line.startswith("| ")]
+    assert lines[2:7] == [
+        "| load: manifest |  | 8.0 |  |", "| read | 1.0 |  |  |", "| driver: cuModuleLoadData | 2.0 |  |  |", "| launch |  | 5.0 | 6.0 |",
+        "| **all** | **3.0** | **13.0** | **6.0** |",
+    ]  # fmt: skip
+    assert "| the rest: packing, comparing, cold caches | 200 |" in lines
+    assert "| **all, above the C loop** | **400** |" in lines
+    missed = launch_tables.why({"check": f"CPU cost of a launch: {ours}"}, result)
+    assert missed == ". Of 400 ns above the C loop, alone: lock 70, addresses 130."
+    first = launch_tables.why({"check": "first launches of 150 kernels: compiled extension"}, result)
+    assert first == ". Microseconds a kernel: launch 5, load: manifest 8."
+    assert launch_tables.why({"check": "another"}, result) == ""
+    assert launch_tables.tables({"figures": {}}) == ""
+
+
+def test_the_fuzzer_may_make_what_the_judged_may_not_load():
+    """Two bombs in one bundle need more memory to make than the limit gives; the limit is back for who judges."""
+    program = (
+        "import resource\n"
+        "from tools.fuzz import bundle\n"
+        "bundle.MEMORY_BYTES = 1 << 28\n"
+        "bundle.limit_memory()\n"
+        "limit = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "with bundle.unlimited_memory():\n"
+        "    bytearray(1 << 29)\n"
+        "assert resource.getrlimit(resource.RLIMIT_AS) == limit\n"
+        "try:\n"
+        "    bytearray(1 << 29)\n"
+        "except MemoryError:\n"
+        "    print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "refused\n", done.stderr

@@ -43,3 +43,25 @@ def compile_extension(name, folder):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def cxx_compiler():
+    """Return a compiler of C++, or skip."""
+    found = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if found is None:
+        pytest.skip("needs a compiler of C++, and there is none")
+    return found
+
+
+def compile_text(text, path, *, language, library=True):
+    """Compile a text of C or C++ without a warning; returns the path of the library."""
+    source = path.with_suffix({"c": ".c", "c++": ".cpp"}[language])
+    source.write_text(text)
+    command, standard = (compiler(), "c11") if language == "c" else (cxx_compiler(), "c++17")
+    kind = ["-shared", "-fPIC"] if library else ["-ldl"]
+    done = subprocess.run(
+        [command, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-O1", source, *kind, "-o", path],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return path

@@ -16,6 +16,7 @@ from torch._inductor.runtime import triton_helpers, triton_heuristics
 
 from bundler.integrations.inductor_generated import load_generated
 from bundler.runtime import DryDriver
+from bundler.runtime.heuristics.grid_expressions import GridExpressions
 from bundler.runtime.tuning.benchmark import GivenClock
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain.targets import visible_targets
@@ -84,15 +85,36 @@ class Tensor:
         pass
 
 
-def launched(kernel, driver, text):
-    """The grids of one call, made as a wrapper makes it, on a GPU that is not there; sizes are those in the kernel's text."""
+def arguments_of(kernel, text):
+    """The arguments of a call as a wrapper makes it; sizes are those in the kernel's text."""
     arguments = []
     for name in kernel.arguments:
         kind = kernel.triton_meta["signature"][name]
         size = re.search(rf"^    {name} = (\d+)$", text, re.MULTILINE)
         arguments.append(Tensor(TYPES[kind]) if kind.startswith("*") else int(size[1]))
-    kernel.run(*arguments, stream=0)
+    return arguments
+
+
+def launched(kernel, driver, text):
+    """The grids of one call, on a GPU that is not there."""
+    kernel.run(*arguments_of(kernel, text), stream=0)
     return [launch.grid for launch in driver.launches]
+
+
+def exported(kernel, driver, text, out):
+    """What an export of the kernel of that call says, its files, and what its grid is for the call."""
+    arguments = arguments_of(kernel, text)
+    files = kernel.export(out, *arguments)
+    facts = json.loads(files.parameters.read_text())
+    call, told = dict(zip(kernel.arguments, arguments, strict=True)), facts["grid"]
+    axes = GridExpressions(*told["expressions"], positive=told["positive"])
+    return {
+        "grid": axes.grid({name: call[name] for name in told["sizes"]}),
+        "launched": driver.launches[-1].grid,
+        "stages": sorted(files.stages),
+        "header": files.header.read_text(),
+        "metadata": facts["metadata"],
+    }
 
 
 def do_bench(launch, quantiles):
@@ -125,6 +147,9 @@ def main():
                 "hash": hash_of(kernel.configs),
                 "compiled": compiled(kernel, kernel.configs[0], out),
                 "grids": launched(kernel, driver, path.read_text()) if kernel.__name__ in LAUNCHED else None,
+                "exported": exported(kernel, driver, path.read_text(), out + "/exports")
+                if kernel.__name__ in LAUNCHED
+                else None,
             }
         )
     after = package.triton_heuristics, sys.modules[triton_heuristics.__name__], triton_helpers.set_driver_to_gpu

@@ -449,7 +449,7 @@ def test_launches_are_written_down_where_that_is_asked_for(triton, launch_kernel
     dump = LaunchDump(tmp_path / "launches.txt")
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64), options={"dump": dump})
     kernel[(16,)](X, Y, OUT, n=1024)
-    expected = "add | T T T n=1024 BLOCK=64 num_warps=4 num_ctas=1 num_stages=3 | (16,)\n"
+    expected = "add | T T T n=1024 BLOCK=64 num_warps=4 num_ctas=1 num_stages=3 | (16, 1, 1)\n"
     assert (tmp_path / "launches.txt").read_text() == expected
 
 
@@ -466,7 +466,9 @@ def test_the_chosen_kernel_can_be_exported(triton, launch_kernels, tmp_path):
     ]  # fmt: skip
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         exported.binary.name,
+        exported.header.name,
         exported.parameters.name,
+        *(exported.stages[kind].name for kind in ("llir", "ptx", "source", "ttgir", "ttir")),
     ]
 
 

@@ -2,6 +2,7 @@
 """Candidates are made of real compiles: which failures are left out, that every option arrives, and who launches."""
 
 import os
+import re
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -215,3 +216,17 @@ def test_a_compile_says_where_its_kernel_is(triton, launch_kernels):
     assert (made.reason, made.kernel.parts.proven, len(made.bundle.kernels)) == (None, True, 1)
     with pytest.raises(CompileFailed, match="add does not compile"):
         make(launch_kernels.add, {**CALL, "BLOCK": 64, "block": 3}, Target("cuda", "90"))
+
+
+def test_a_kernel_that_two_processes_left_mixed_is_compiled_anew(triton, launch_kernels, monkeypatch, tmp_path):
+    """Its texts name two files: such a kernel is in no bundle, and a launch gets one of its own; the cache stays as it is."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    call = {**CALL, "BLOCK": 32}
+    whole = make(launch_kernels.add, call, Target("cuda", "90"))
+    (text,) = tmp_path.glob("*/add.ttgir")
+    mixed = re.sub(rb'"[^"]*launch_kernels.py"', b'"/elsewhere/launch_kernels.py"', text.read_bytes())
+    assert mixed != text.read_bytes()
+    text.write_bytes(mixed)
+    again = make(launch_kernels.add, call, Target("cuda", "90"))
+    assert (again.kernel.key, again.image) == (whole.kernel.key, whole.image)
+    assert text.read_bytes() == mixed

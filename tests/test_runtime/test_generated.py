@@ -123,6 +123,19 @@ def test_the_winners_that_torch_measured_are_among_the_candidates(loaded, record
     }
 
 
+def test_a_generated_kernel_is_exported_with_torchs_metadata(loaded):
+    """The grid as text gives what was launched; torch's metadata is plain data, the device and sets in it, too."""
+    found = {module["name"]: module["exported"] for module in loaded["modules"] if module["exported"]}
+    assert len(found) == 4
+    for name, exported in found.items():
+        assert exported["grid"] == exported["launched"], name
+        assert {"ptx", "ttgir", "ttir"} <= set(exported["stages"])
+        assert f"static inline int {name}_grid(" in exported["header"]
+        triton_meta, inductor_meta = exported["metadata"]["triton_meta"], exported["metadata"]["inductor_meta"]
+        assert (triton_meta["device"]["type"], triton_meta["device"]["multi_processor_count"]) == ("cuda", 132)
+        assert (inductor_meta["kernel_name"], inductor_meta["grid_type"][:4]) == (name, "Grid")
+
+
 def test_a_generated_kernel_is_launched_with_its_arguments_alone(loaded):
     """Called as Inductor's wrappers call it: two candidates are measured, each with its grid, and the winner is launched."""
     grids = {module["name"]: module["grids"] for module in loaded["modules"] if module["grids"]}
@@ -252,6 +265,34 @@ def test_a_generated_kernel_gives_right_numbers_in_the_interpreter(tried):
     error, arguments = tried[2:]
     assert error == 0
     assert arguments == ["in_ptr0", "out_ptr0", "xnumel"]
+
+
+TWICE = """
+import json, sys, torch
+from bundler.integrations.inductor_generated import load_generated
+kernels = load_generated(sys.argv[1])
+found = []
+for name, kernel in kernels.items():
+    x, out = torch.arange(64.0), torch.zeros(64)
+    kernel.run(x, out, 64, stream=0)
+    found.append([name, kernel.__name__, float((out / x.clamp(min=1))[1:].mean())])
+print(json.dumps(found))
+"""
+
+
+def test_kernels_of_one_function_are_told_apart_by_what_the_wrapper_calls_them(tmp_path):
+    """A wrapper compiles a user's function once for each signature: all have the function's name, and each a variable."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed, and generated kernels call its helper functions")
+    texts = [generated("scale"), generated("scale", ("2 * tl.load", "3 * tl.load"))]
+    path = tmp_path / "wrapper.py"
+    path.write_text(
+        "\n".join(
+            f"scale_{number} = async_compile.triton('scale', '''{text}''', device_str='cuda')"
+            for number, text in enumerate(texts)
+        )
+    )
+    assert start("-c", TWICE, str(path), TRITON_INTERPRET="1") == [["scale_0", "scale", 2.0], ["scale_1", "scale", 3.0]]
 
 
 SIGNATURE = (

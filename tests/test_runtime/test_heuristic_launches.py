@@ -35,13 +35,17 @@ def compiled(tmp_path_factory):
     return tmp_path_factory.mktemp("compiled")
 
 
-@pytest.fixture
-def make(launch_kernels, monkeypatch, compiled):
-    """A function that makes a heuristic kernel on a GPU that is not there, and the driver."""
+@pytest.fixture(params=["python", "compiled"])
+def make(launch_kernels, monkeypatch, compiled, request):
+    """A function that makes a heuristic kernel on a GPU that is not there, and the driver; by each kind of dispatcher."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
+    if request.param == "compiled":
+        kind = request.getfixturevalue("dispatcher_type")
+        monkeypatch.setattr("bundler.runtime.launch.compiled_dispatch.dispatcher_type", lambda: kind)
 
     def make(configs=({"BLOCK": 64}, {"BLOCK": 128}), grid=by_blocks, **launch):
         driver = DryDriver("cuda", handle=5)
+        driver.launch_path = "compiled" if request.param == "compiled" else "dry"
         kernel = heuristics.user_autotune(
             list(configs), SETTING, grid=grid, options=TunerOptions(driver=driver, workers=1, record=False),
             clock=lambda: GivenClock(lambda fn, quantiles: [1.0] * 3), **launch,
@@ -49,6 +53,26 @@ def make(launch_kernels, monkeypatch, compiled):
         return kernel, driver
 
     return make
+
+
+@pytest.fixture
+def repeated(make, monkeypatch):
+    """A kernel whose grid follows from a size, its driver, and the calls that Python launched; two are made."""
+    kernel, driver = make(grid=FixedGrid(("-(-n // 64)", 1, 1)))
+    seen, real = [], HeuristicKernel._launch_known
+
+    def launch_known(self, args, stream):
+        seen.append(args)
+        return real(self, args, stream)
+
+    monkeypatch.setattr(HeuristicKernel, "_launch_known", launch_known)
+    for _ in range(3):
+        kernel.run(X, Y, OUT, 1024, stream=5)
+    del driver.launches[:], seen[:]
+    return kernel, driver, seen
+
+
+compiled_only = pytest.mark.parametrize("make", ["compiled"], indirect=True)
 
 
 @pytest.fixture
@@ -86,6 +110,93 @@ def test_later_calls_launch_as_the_first_without_binding_names(make, bound):
         kernel.run(X, Y, OUT)
     with pytest.raises(ConfigError, match="takes 4 arguments"):
         kernel.run(X, Y, OUT, 1024, 7)
+
+
+@compiled_only
+def test_calls_of_one_form_are_launched_without_python(repeated):
+    """Other tensors, sizes and streams that are the current one; what reaches the driver is what a new kernel's launches are."""
+    kernel, driver, seen = repeated
+    other = calls.Tensor(address=calls.ADDRESS + 4096)
+    for args in ((X, Y, OUT, 1024), (other, Y, OUT, 2048), (X, Y, other, 64), (X, Y, OUT, 0)):
+        kernel.run(*args)
+        kernel.run(*args, stream=5)
+    assert seen == []
+    assert grids(driver) == [16, 16, 32, 32, 1, 1]
+    assert [launch.parameters[:8] for launch in driver.launches[2:4]] == [other.address.to_bytes(8, "little")] * 2
+    assert {launch.stream for launch in driver.launches} == {5}
+    assert kernel.tuned.best_config == Config({"BLOCK": 64})
+
+
+@compiled_only
+def test_a_call_of_another_kind_is_learned_once_and_a_size_of_one_leaves_a_gap(repeated):
+    """An unaligned tensor, an odd size, and a size that is compiled in; each is launched by Python once."""
+    kernel, driver, seen = repeated
+    odd = calls.Tensor(address=calls.ADDRESS + 4)
+    kinds = ((odd, Y, OUT, 1024), (X, Y, OUT, 1001), (X, Y, OUT, 1))
+    for args in (*kinds, *kinds, *kinds):
+        kernel.run(*args)
+    assert len(seen) == len(kinds)
+    assert grids(driver) == [16, 16, 1] * 3
+    for first, *later in (driver.launches[number::3] for number in range(3)):
+        assert {(launch.plan.key, launch.parameters) for launch in later} == {(first.plan.key, first.parameters)}
+
+
+@compiled_only
+def test_hooks_profilers_and_other_streams_are_served_by_python(repeated, monkeypatch):
+    """A hook is called, a profiler gets its range, and another stream is launched on, after any number of quick launches."""
+    kernel, driver, seen = repeated
+    heard = []
+    kernel.tuned.hooks.enter.append(lambda facts: heard.append(facts["grid"]))
+    kernel.run(X, Y, OUT, 1024)
+    kernel.tuned.hooks.enter.clear()
+    assert (heard, len(seen)) == ([(16, 1, 1)], 1)
+    monkeypatch.setattr("bundler.runtime.tuning.profiler_ranges.active", lambda: True)
+    ranges = []
+    monkeypatch.setattr(
+        "bundler.runtime.tuning.profiler_ranges.launch_range",
+        lambda launch, *_: ranges.append(launch.kernel) or contextlib.nullcontext(),
+    )
+    kernel.run(X, Y, OUT, 1024)
+    monkeypatch.undo()
+    assert ranges == ["add"]
+    kernel.run(X, Y, OUT, 1024, stream=42)
+    assert [launch.stream for launch in driver.launches] == [5, 5, 42]
+    assert {launch.grid for launch in driver.launches} == {(16, 1, 1)}
+
+
+@compiled_only
+def test_a_second_choice_and_a_forgotten_one_end_the_quick_launches(repeated):
+    """With two choices each call tells which was launched; after `forget` nothing that was loaded is used again."""
+    kernel, driver, seen = repeated
+    half = calls.Tensor("float16")
+    kernel.run(half, half, half, 1024)
+    kernel.run(X, Y, OUT, 1024)
+    kernel.run(X, Y, OUT, 1024)
+    assert len(kernel.tuned.choices) == 2
+    assert len(seen) >= 2
+    before = driver.modules[:]
+    kernel.tuned.forget()
+    kernel.run(X, Y, OUT, 1024)
+    kernel.run(X, Y, OUT, 1024)
+    assert {module.loaded for module in before} == {False}
+    assert driver.launches[-1].grid == (16, 1, 1)
+
+
+@compiled_only
+def test_what_is_wrong_with_a_call_is_said_after_quick_launches_too(repeated):
+    """A tensor elsewhere, too few and too many arguments, a size that is none, a grid too large."""
+    kernel, driver, _ = repeated
+    for args, error in (
+        ((calls.Tensor(index=1), Y, OUT, 1024), CannotLaunchStatically),
+        ((X, Y, OUT), ConfigError),
+        ((X, Y, OUT, 1024, 7), ConfigError),
+        ((X, Y, OUT, True), ConfigError),
+        ((X, Y, OUT, 2**50), CannotLaunchStatically),
+    ):
+        for _ in range(2):
+            with pytest.raises(error):
+                kernel.run(*args)
+    assert driver.launches == []
 
 
 def test_other_types_are_tuned_and_other_alignments_compiled_as_by_the_first(make):

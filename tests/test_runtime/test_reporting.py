@@ -9,10 +9,11 @@ import pytest
 from bundler.errors import ConfigError, FormatError, NotFound
 from bundler.format.constant_values import encode
 from bundler.format.launch_spec import TuningRecord
-from bundler.runtime import BandwidthReport, Config, DryDriver, LaunchDump, TunerOptions
+from bundler.runtime import BandwidthReport, Config, DryDriver, LaunchDump, ProfilerClock, TunedLaunch, TunerOptions
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
 from bundler.runtime.tuning.descent import Descent, Space
 from bundler.runtime.tuning.tuner_reports import Bandwidth, moved_bytes
+from bundler.toolchain import tuner_toolchain
 
 
 def test_a_line_has_time_size_and_speed():
@@ -57,6 +58,135 @@ def test_a_dump_has_a_line_for_each_launch(tmp_path):
     assert (tmp_path / "dump").read_text() == "add | T 3 True T T k=T BLOCK=64 | (4, 1)\n"
 
 
+def tuned_launch(*values, kernel="add", key="KEY", **named):
+    """A launch with these arguments by position, then by name."""
+    arguments = {**{f"a{number}": value for number, value in enumerate(values)}, **named}
+    return TunedLaunch(kernel, "", key, Config({"BLOCK": 64}), (4, 1, 1), 0, 0, arguments, len(values))
+
+
+def test_a_dump_keeps_the_tensors_of_the_last_launches(tmp_path):
+    """In turn, by kernel and key, for kernels whose name matches; torch reads them without running anything."""
+    torch = pytest.importorskip("torch")
+    dump = LaunchDump(tmp_path / "dump", tensors=tmp_path / "tensors", runs=2, pattern="add|mul")
+    for number in range(3):
+        dump.write(tuned_launch(torch.full((2, 3), float(number)), 5, out=torch.arange(number + 1)))
+    dump.write(tuned_launch(torch.ones(1), key="OTHER"))
+    dump.write(tuned_launch(torch.ones(1), kernel="sub"))
+    assert (tmp_path / "dump").read_text().splitlines()[
+        2
+    ] == "add | T 5 out=T BLOCK=64 num_warps=4 num_ctas=1 num_stages=3 | (4, 1, 1)"
+    assert sorted(path.relative_to(tmp_path / "tensors").as_posix() for path in (tmp_path / "tensors").rglob("*.pt")) == [
+        "add-KEY_run_0/tensor_0.pt", "add-KEY_run_0/tensor_2.pt", "add-KEY_run_1/tensor_0.pt", "add-KEY_run_1/tensor_2.pt",
+        "add-OTHER_run_0/tensor_0.pt",
+    ]  # fmt: skip
+
+    def kept(run, number):
+        return torch.load(tmp_path / "tensors" / f"add-KEY_run_{run}" / f"tensor_{number}.pt", weights_only=True)
+
+    assert (kept(0, 0).unique().tolist(), kept(1, 0).unique().tolist(), kept(0, 2).tolist()) == (
+        [2.0],
+        [1.0],
+        [0, 1, 2],
+    )
+    for wrong in ({"runs": 0}, {"pattern": "("}):
+        with pytest.raises(ConfigError, match=r"expected|regular expression"):
+            LaunchDump(tmp_path / "dump", **wrong)
+
+
+class Gpu:
+    """Stands for a profiler: says of each launch what the list says next, and what lies around it."""
+
+    def __init__(self, *times_us, launched="add"):
+        self.times_us, self.launched, self.calls = list(times_us), launched, []
+
+    def launch(self):
+        self.calls.append("launch")
+
+    def reset(self):
+        self.calls.append("reset")
+
+    def profile(self, run):
+        self.calls.clear()
+        run()
+        found = []
+        for call in self.calls:
+            noise = [
+                ("Context Sync", 700.0),
+                ("Memset (Device)", 900.0),
+                ("void at::native::vectorized_elementwise_kernel<4>", 800.0),
+            ]
+            found += [(self.launched, self.times_us.pop(0))] if call == "launch" and self.times_us else noise
+        return found
+
+
+def test_a_profiler_clock_counts_the_kernel_alone():
+    """Not what restores tensors and empties the cache; the median of all launches, and the percentiles."""
+    gpu = Gpu(*(float(us) for us in range(10, 20)))
+    clock = ProfilerClock(warmups=2, runs=10, profile=gpu.profile)
+    sample = clock.sample(gpu.launch, gpu.reset)
+    assert (sample.median_ms, sample.low_ms, sample.high_ms) == pytest.approx((0.0145, 0.012, 0.018))
+    assert gpu.calls == ["reset", "launch"] * 10
+    other = Gpu(3.0, 5.0)
+    as_bench = ProfilerClock(runs=2, profile=other.profile)
+    assert as_bench(other.launch, quantiles=(0.5, 0.2, 0.8)) == pytest.approx([0.004, 0.003, 0.005])
+
+
+def test_a_profiler_clock_takes_the_kernels_that_a_pattern_names():
+    """Also torch's own, where the pattern names them; none at all is an error that says what was there."""
+    gpu = Gpu(4.0, 4.0)
+    clock = ProfilerClock("vectorized|add", warmups=0, runs=2, profile=gpu.profile)
+    assert clock.sample(gpu.launch, gpu.reset).median_ms == pytest.approx(0.804)
+    with pytest.raises(
+        ConfigError, match=r"no kernel that 'mul' matches, but Context Sync, Memset \(Device\), add, void at::native"
+    ):
+        gpu.times_us = [1.0, 1.0]
+        ProfilerClock("mul", runs=2, profile=gpu.profile).sample(gpu.launch, gpu.reset)
+    with pytest.raises(ConfigError, match="no regular expression"):
+        ProfilerClock("(")
+    with pytest.raises(ConfigError, match="at least 1"):
+        ProfilerClock(runs=0)
+
+
+def test_torchs_profiler_is_asked_for_what_the_gpu_did(monkeypatch):
+    """In the order of time, and not for what the CPU did; the queue is empty before, and at the end."""
+    heard, device = [], SimpleNamespace(CUDA="cuda")
+
+    def event(name, where, start, us):
+        return SimpleNamespace(
+            name=name, device_type=where, time_range=SimpleNamespace(start=start, elapsed_us=lambda: us)
+        )
+
+    class Profile:
+        def __init__(self, activities):
+            heard.append(activities)
+
+        def __enter__(self):
+            heard.append("start")
+            return self
+
+        def __exit__(self, *error):
+            heard.append("stop")
+
+        def events(self):
+            return [event("second", "cuda", 9, 2.0), event("aten::add", "cpu", 0, 50.0), event("first", "cuda", 1, 3)]
+
+    cuda = SimpleNamespace(synchronize=lambda: heard.append("wait"))
+    torch = SimpleNamespace(cuda=cuda, autograd=SimpleNamespace(DeviceType=device))
+    profiler = SimpleNamespace(profile=Profile, ProfilerActivity=SimpleNamespace(CUDA="gpu"))
+    monkeypatch.setitem(profiler_ranges.sys.modules, "torch", torch)
+    monkeypatch.setitem(profiler_ranges.sys.modules, "torch.profiler", profiler)
+    found = tuner_toolchain.profiled_kernels(lambda: heard.append("run"))
+    assert found == [("first", 3.0), ("second", 2.0)]
+    assert heard == ["wait", ["gpu"], "start", "run", "wait", "stop"]
+
+
+def test_a_profiler_that_lost_a_kernel_gives_the_mean():
+    """Turns cannot be told apart then."""
+    lost = [("add", 3.0), ("add", 3.0), ("add", 6.0)]
+    sample = ProfilerClock(warmups=0, runs=2, profile=lambda run: lost).sample(lambda: None, lambda: None)
+    assert (sample.median_ms, sample.low_ms) == pytest.approx((0.006, 0.006))
+
+
 def test_a_range_tells_what_inductors_tell(monkeypatch):
     """Name, config and tensors go to torch's profiler; without a profiler nothing is called."""
     assert not profiler_ranges.active()
@@ -78,9 +208,15 @@ def test_a_range_tells_what_inductors_tell(monkeypatch):
         profiler_ranges.sys.modules, "torch.autograd.profiler", SimpleNamespace(_is_profiler_enabled=True)
     )
     assert profiler_ranges.active()
-    with profiler_ranges.launch_range("add", (calls.X, 3), Config({"BLOCK": 64}, num_warps=8)):
+    launch = TunedLaunch(
+        "add", "/home/me/add.py", "KEY", Config({"BLOCK": 64}, num_warps=8), (4, 2, 1), 7, 0, {"x": calls.X, "n": 3}
+    )
+    with profiler_ranges.launch_range(launch, {"kernel_num_gb": 0.5}):
         made.append("launch")
-    facts = {"kernel_name": "add", "kernel_backend": "triton", "num_warps": 8, "num_stages": 3, "kernel_kwargs": "BLOCK=64"}  # fmt: skip
+    facts = {
+        "kernel_name": "add", "kernel_backend": "triton", "kernel_file": "/home/me/add.py", "kernel_hash": "KEY",
+        "grid": "grid(4, 2, 1)", "stream": 7, "num_warps": 8, "num_stages": 3, "kernel_kwargs": "BLOCK=64", "kernel_num_gb": 0.5,
+    }  # fmt: skip
     assert made == [("add", [calls.X], facts), "enter", "launch", "leave"]
 
 
@@ -100,7 +236,7 @@ def test_an_older_profiler_gets_a_plain_range(monkeypatch):
 
     monkeypatch.setitem(profiler_ranges.sys.modules, "torch", SimpleNamespace())
     monkeypatch.setitem(profiler_ranges.sys.modules, "torch.autograd.profiler", SimpleNamespace(record_function=Range))
-    with profiler_ranges.launch_range("", (), Config()):
+    with profiler_ranges.launch_range(TunedLaunch("", "", "", Config(), (1, 1, 1), 0, 0, {})):
         pass
     assert names == ["triton kernel"]
 

@@ -299,8 +299,9 @@ def lying(data, size):
     return frame[:start] + struct.pack("<I", size) + frame[start + 4 :]
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["alone", "fetched ahead"])
 @pytest.mark.parametrize("name", HOSTILE_UNITS)
-def test_a_hostile_unit_is_a_typed_error(memory, name):
+def test_a_hostile_unit_is_a_typed_error(memory, name, ahead):
     """Whatever lies in a unit's place, reading it raises, takes little memory, and the other kernels read."""
     memory.push(shelf.bundle("A", "B"), "t")
     hostile = HOSTILE_UNITS[name](payload(memory))
@@ -308,6 +309,8 @@ def test_a_hostile_unit_is_a_typed_error(memory, name):
     tracemalloc.start()
     try:
         with memory.pull("t", read_only=True) as pulled:
+            if ahead:
+                pulled.blobs.prefetch([digest for digest, _ in pulled.content.blobs])
             for _ in range(2):
                 with pytest.raises((DigestMismatch, FormatError)):
                     pulled.read(pulled.kernels[0].binary)

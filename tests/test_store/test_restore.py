@@ -10,7 +10,11 @@ import pytest
 import shelf
 
 import bundler
-from bundler.errors import BundlerWarning, ConfigError, DigestMismatch, NotFound
+from bundler.backends.backend_errors import BackendUnavailable
+from bundler.errors import AccessDenied, BundlerWarning, ConfigError, DigestMismatch, NotFound
+from bundler.lifecycle import kernel_writer
+from bundler.store import blob_source
+from bundler.store.store_layout import units_of
 
 
 @pytest.fixture
@@ -204,3 +208,83 @@ def test_a_real_cache_goes_through_a_store(local, real_cache, tmp_path):
         assert len(report.companions) == len((*bundle.tuning_files, *bundle.helpers, *bundle.opaque))
         assert (report.skipped, report.damaged) == ((), ())
     assert os.listdir(tmp_path / "c")
+
+
+# what is done while kernels are placed ------------------------------------------------------------------------------------
+
+
+def in_use(store, tag):
+    """Return the keys that a pull of this tag marks: its manifest and its units."""
+    with store.pull(tag, read_only=True) as pulled:
+        return sorted({shelf.manifest_of(store, tag), *(unit.key for unit in units_of(pulled.content))})
+
+
+@pytest.mark.parametrize("keep", ["all", "launch"])
+def test_a_restore_marks_all_that_it_pulled_once(pushed, tmp_path, keep):
+    """Also what it does not fetch; in a thread of its own, which has ended when the restore has."""
+    far = shelf.wrapped(pushed, shelf.Noting, cheap=False)
+    far.restore("t", cache_dir=tmp_path / "c", only="all", keep=keep)
+    (touched,) = far._backend.named("touch")
+    assert sorted(set(touched)) == in_use(pushed, "t")
+    names = [name for name, _ in far._backend.calls]
+    assert names.index("touch") > names.index("get", names.index("get") + 1)
+
+
+def test_a_restore_that_fetches_nothing_marks_what_it_pulled(pushed, tmp_path):
+    """A directory that cannot be made is an error before anything is fetched; the bundle is in use all the same."""
+    (tmp_path / "file").write_text("in the way")
+    far = shelf.wrapped(pushed, shelf.Noting, cheap=False)
+    with pytest.raises((AccessDenied, NotFound)):
+        far.restore("t", cache_dir=tmp_path / "file" / "c", only="all")
+    (touched,) = far._backend.named("touch")
+    assert sorted(set(touched)) == in_use(pushed, "t")
+
+
+class Untouchable(shelf.Wrapped):
+    """Reads, and does not answer when it is asked to touch."""
+
+    def around(self, name, call, argument):
+        if name == "touch":
+            raise BackendUnavailable("no answer")
+        return call(argument)
+
+
+def test_marks_that_fail_harm_no_restore(pushed, real, tmp_path):
+    """Everything is placed, and nothing raised."""
+    far = shelf.wrapped(pushed, Untouchable, cheap=False)
+    assert len(far.restore("t", cache_dir=tmp_path / "c", only="all").restored) == len(real.kernels)
+
+
+@pytest.mark.parametrize("writer", ["where it was built", "in Python"])
+@pytest.mark.parametrize("kind", ["cubin", "json"])
+def test_a_unit_of_other_bytes_is_found_by_who_writes_it_and_removed(local, tmp_path, monkeypatch, kind, writer):
+    """Sealed by whoever changed it, it is what was stored; the digests of its files tell, before anybody sees the kernel."""
+    if writer == "in Python":
+        monkeypatch.setattr(kernel_writer, "compiled_writer", lambda: None)
+    bundle = shelf.restorable("A", "B")
+    local.push(bundle, "t")
+    kernel, other = bundle.kernels
+    launch = sorted(kernel.launch_set, key=lambda artifact: artifact.digest)
+    key = shelf.unit_of(local, bundle)
+    changed = [
+        shelf.flipped(bundle.read(artifact)) if artifact.kind == kind else bundle.read(artifact) for artifact in launch
+    ]
+    shelf.overwrite(local, key, shelf.sealed(b"".join(changed)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BundlerWarning)
+        report = local.restore("t", cache_dir=tmp_path / "c", only="all")
+    assert (report.damaged, report.restored) == ((kernel.key,), (other.key,))
+    assert os.listdir(tmp_path / "c") == [other.key]
+    assert key not in shelf.raw(local)
+    assert local.push(bundle, "t").blobs_sent == 1
+    assert len(local.restore("t", cache_dir=tmp_path / "c", only="all").restored) == 1
+
+
+def test_what_was_fetched_ahead_takes_bounded_memory(pushed, real, monkeypatch):
+    """More than that is forgotten, and fetched again when it is read."""
+    monkeypatch.setattr(blob_source, "CACHED_BYTES", 10_000)
+    with pushed.pull("t") as pulled:
+        pulled.blobs.prefetch([digest for digest, _ in pulled.content.blobs])
+        kept = pulled.blobs._fetched.sizes()
+        assert sum(size for _, size in kept) <= 10_000
+        assert shelf.contents(pulled) == shelf.contents(real)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.bench import remote_rows, scale
+from tools.bench import launch_tables, remote_rows, scale
 from tools.bench.step_profiles import profile_table as _profile
 from tools.clients import table
 from tools.shared import measurement
@@ -50,12 +50,20 @@ in torch's workers, counted by `put_group` and by a wrapper for ptxas.
 AUTOTUNE = """`python -m tools.gpu autotune`. Six kernels, 68 configs in all. Tuned from cold, bundled; then a new process with empty directories and a ptxas
 that refuses. Launches are counted by Triton's own launch hook and by torch's profiler.
 """
+GENERATED = """`python -m tools.gpu generated`. Kernels of the recorded transformer, and of 60 small functions, by `load_generated` and by Inductor
+itself, with the config that Inductor chose. A time is the median of 25 pairs taken in turns: of the GPU, replays of a CUDA graph of
+up to 200 launches; of the host, 100 calls. A module's figure is the geometric mean over its kernels. Random numbers are compared with
+Inductor's own run, since eager draws others; floats within torch's own tolerances, times 2 to 1,000 where a kind says so, for sums in another order.
+"""
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
-    "the interpreter; the writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
+    "the interpreter; but it decompresses a frame a thread where there are processors to spare, two from four processors on and four from "
+    "eight. The writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
     "nor than all steps after loading divided by the number of processors:",
     "restore launch": "A restore of the launch set, likewise:",
-    "collect": "Collecting and saving, step by step, each alone; only compression uses threads:",
+    "collect": "Collecting and saving, step by step, each alone, and in one thread but for compression. Threads read and hash while "
+    "another one checks and makes the entries; so collecting is no faster than these two steps, nor than the first four divided by the "
+    "number of processors:",
     "push": "A push when the store has everything, step by step, each alone:",
     "fresh": "The first restore of a new process, above a bare interpreter, step by step:",
 }
@@ -66,7 +74,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "also parse a manifest, hash every byte, and rename every directory."
     )),
     "restore ": ("restore", (
-        "one thread decodes frames, finds the files and checks metadata, while others hash and write; where there are two processors, they "
+        "one thread finds the files and checks metadata, and decodes frames with up to three others, while more of them hash and write; where there are two processors, they "
         "share all of it, and where there are many, nothing is faster than that one thread."
     )),
     ": restore the launch set": ("restore launch", (
@@ -94,11 +102,8 @@ REASONS: dict[str, tuple[str, str]] = {
     )),
 }  # fmt: skip
 
-REMOTE_REASONS = {
-    "restore": ("start", (
-        "five or six exchanges with the server, and what our own process does; of the launch set without a delay:"
-    )),
-}  # fmt: skip
+_REMOTE = "five or six exchanges with the server, and what our own process does, of which one thread does all but marks and writers:"
+REMOTE_REASONS = {"everything": ("start all", _REMOTE), "launch set": ("start", _REMOTE)}
 
 
 def main() -> int:
@@ -194,7 +199,8 @@ def compiles(result: dict[str, Any]) -> str:
 def gpu_check(result: dict[str, Any]) -> str:
     """Rows of the check on a machine with a GPU."""
     rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
-    return "## On a GPU\n\n`python -m tools.gpu check`\n\n" + _table(["check", "", "found"], rows)
+    head = "## On a GPU\n\n`python -m tools.gpu check`\n\n"
+    return head + _table(["check", "", "found"], rows) + launch_tables.tables(result)
 
 
 def gpu_replay(result: dict[str, Any]) -> str:
@@ -219,6 +225,23 @@ def gpu_autotune(result: dict[str, Any]) -> str:
     return f"## Tuned kernels on a GPU\n\n{AUTOTUNE}\n" + _plain_rows(result)
 
 
+def gpu_generated(result: dict[str, Any]) -> str:
+    """Modules that Inductor generated, beside Inductor's launches of them: the counts, and the ratios of each module."""
+    counts = [line for line in result["rows"] if "module" not in line]
+    ratios: dict[str, dict[str, dict[str, Any]]] = {}
+    for line in result["rows"]:
+        if "module" in line:
+            ratios.setdefault(line["module"], {})[line["work"].rpartition(" ")[2]] = line
+    table = [[name, *(f"{_verdict(one[side])}: {one[side]['peer'].partition(';')[0]}" for side in ("GPU", "host"))]
+             for name, one in ratios.items()]  # fmt: skip
+    return (
+        f"## Generated modules on a GPU\n\n{GENERATED}\n"
+        + _plain_rows({"rows": counts})
+        + "\n"
+        + _table(["module", "GPU", "host"], table)
+    )
+
+
 def _plain_rows(result: dict[str, Any]) -> str:
     rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
     return _table(["what", "figure", "beside it", "target"], rows)
@@ -237,6 +260,7 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("gpu-slim", gpu_slim),
     ("gpu-torch-compile", gpu_torch_compile),
     ("gpu-autotune", gpu_autotune),
+    ("gpu-generated", gpu_generated),
 )
 
 
@@ -247,7 +271,7 @@ def not_reached(result: dict[str, Any]) -> list[str]:
         if line["ok"]:
             continue
         if "check" in line:
-            lines.append(f"{line['check']}: {line['found']}")
+            lines.append(f"{line['check']}: {line['found']}{launch_tables.why(line, result)}")
             continue
         bound = line["most"] if line["most"] is not None else line["least"]
         off = abs(line["figure"] / bound - 1) * 100

@@ -64,13 +64,16 @@ def main() -> int:
         for delay in DELAYS_S:
             times = rounds if not delay else min(rounds, DELAYED_ROUNDS)
             delays[f"{delay * 1000:g} ms"] = measure(delay, times, planted, work, serving, theirs, ours)
-        profile = start_profile(ours, work, serving["ours"], rounds)
+        profile = {
+            name: start_profile(ours, work, serving["ours"], rounds, keep)
+            for name, keep in (("start", "launch"), ("start all", "all"))
+        }
         sizes = stored(work, serving["ours"], corpus=not options.quick)
         server = ours.admin.info("server")["redis_version"]
     result = {
         "kernels": kernels, "rounds": rounds, "place": "tmpfs" if measurement.fast_directory() else "disk",
         "load_before": round(load, 2), "server": server, "client": importlib.metadata.version("redis"), "delays": delays,
-        "profile": {"start": profile}, "memory": {"triton": theirs_bytes, "ours": ours_bytes}, "stored": sizes, "push": pushed, "push again": again,
+        "profile": profile, "memory": {"triton": theirs_bytes, "ours": ours_bytes}, "stored": sizes, "push": pushed, "push again": again,
     }  # fmt: skip
     missed = finish("bench-remote", {**result, "rows": rows_of(result)}, options.results)
     for line in missed:
@@ -78,11 +81,11 @@ def main() -> int:
     return 1 if options.check and missed else 0
 
 
-def start_profile(server: Server, work: Path, side: Side, rounds: int) -> dict[str, float]:
-    """Return the seconds of each step of a restore of the launch set, without a delay."""
+def start_profile(server: Server, work: Path, side: Side, rounds: int, keep: str) -> dict[str, float]:
+    """Return the seconds of each step of a restore, without a delay."""
     found = []
     for _ in range(rounds):
-        found.append(side.do("start_steps", server.url(), work / "out", TAG, PATIENCE_S))
+        found.append(side.do("start_steps", server.url(), work / "out", TAG, PATIENCE_S, keep))
         shutil.rmtree(work / "out")
     return {step: measurement.median([one[step] for one in found]) for step in found[0]}
 

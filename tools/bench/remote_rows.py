@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.bench.step_profiles import profile_table
+from tools.bench.step_profiles import START
 from tools.shared.measurement import median, row, shown, target
 
 ONCE = "0 ms"
@@ -25,15 +25,10 @@ Redis {server}, redis-py {client}; load of the machine by other work before the 
   writes the files.
 """
 
-# Of a profile of the launch set; how much of each is the machine's and the release's.
-GOES_INTO = (
-    "What is left of ours is not the server: there are five or six exchanges, and fetching takes about 20 ms. Our own process works: of "
-    "the launch set's time reading and checking the manifest is about four tenths, checking digests, metadata and binary of each kernel "
-    "three, writing and renaming two, listing the units one. The targets were set where Triton took 6.5 ms a kernel; where it takes less, "
-    "a 25th of its time without a delay is about what the limit takes."
-)
 START_STEPS = (
-    "A restore of the launch set without a delay, step by step, each alone; restoring fetches while it places:"
+    "A restore without a delay, step by step, each alone and in one thread. All steps but two are done by one thread after the other: `marks` "
+    "are made, and `writers` write, while the kernels that come next are decompressed and checked. So no restore is faster than the other steps "
+    "together. Of these, `tag` and what is fetched in `manifest`, `fetch` and `dictionaries` is the server's and its client's, as in the limit:"
 )
 MEASURED = (
     "Memory is `used_memory` above that of the empty server; sizes are of units and dictionaries. Why units are compressed with "
@@ -108,11 +103,22 @@ def section(result: dict[str, Any]) -> str:
         ]),
         _table(["step", *result["delays"]], [*steps, *trips]),
         _table(["into an empty server, without a delay", "time"], pushes),
-        *([profile_table(START_STEPS, result["profile"]["start"])] if "profile" in result else [GOES_INTO, ""]), MEASURED, "",
+        START_STEPS, "", _steps(result["profile"]), MEASURED, "",
         _table(["what", "peer", "ratio", "target"], [
             [line["work"], line["peer"], _verdict(line), target(line)] for line in rest
         ]),
     ])  # fmt: skip
+
+
+def _steps(profile: dict[str, dict[str, float]]) -> str:
+    """Return the table of the steps of a restore of everything and of the launch set, in their order."""
+    columns = {
+        what: profile[name] for what, name in (("everything", "start all"), ("launch set", "start")) if name in profile
+    }
+    names = sorted(profile["start"], key=lambda name: START.index(name) if name in START else len(START))
+    rows = [[name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names]
+    sums = [shown(sum(steps.values()) * 1e3, "ms") for steps in columns.values()]
+    return _table(["step", *columns], [*rows, ["sum", *sums]])
 
 
 def _verdict(line: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ from tools.shared.measurement import shown
 
 if TYPE_CHECKING:
     from bundler.backends.port import Backend
+    from bundler.format.bundle import Bundle, Keep
+    from bundler.store.dictionaries import Dictionaries
+    from bundler.store.store_layout import Hint, Unit
 
 _CODE = """
 import json, sys, time
@@ -46,6 +50,23 @@ _FRESH = (
     "modules: import ours, and what else they need",
     "load: open the bundle, check the manifest",
     "restore: decode, check, write",
+)
+
+
+#: Of a restore by tag from a server, in their order.
+START = (
+    "open: read the URL, make the store",
+    "tag: connect, log in, ask for it",
+    "manifest: fetch, decompress, compare its digests",
+    "decode: check every kernel of the manifest",
+    "names: list the units, each by the digest of what is in it",
+    "choose: look for Triton, ask ptxas, which files of which kernels",
+    "fetch: send the commands, read the answers, compare the digest of each unit",
+    "dictionaries: fetch, decompress, compare",
+    "units: decompress them",
+    "check: metadata and its paths, group files, batches for the writers",
+    "marks: mark everything as in use",
+    "writers: sha256 of the files, temporary directory, write, rename",
 )
 
 
@@ -92,48 +113,87 @@ def push_steps(file: str, into: str) -> dict[str, float]:
     return steps.seconds
 
 
-def start_steps(url: str, into: str, tag: str, patience_s: str) -> dict[str, float]:
-    """What each step takes of restoring the launch set by tag from a server."""
-    import bundler
+def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> dict[str, float]:
+    """What each step takes of a restore by tag from a server, of everything or of the launch set."""
+    from bundler.format.bundle import Bundle
     from bundler.format.limits import DEFAULT_LIMITS
-    from bundler.format.manifest import Content
-    from bundler.store import bounds, store_layout
-    from bundler.store.blob_source import unit_payload
-    from bundler.store.dictionaries import Dictionaries
+    from bundler.format.manifest import Content, Observed
+    from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401  # not a step
+    from bundler.store import store_layout
+    from bundler.store.blob_source import StoreBlobs
     from bundler.store.references import References
     from bundler.store.stored_manifests import read_manifest
 
-    steps = Steps()
+    steps, name = Steps(), "bench"
     with _backend(url, float(patience_s)) as backend:
-        found = References(backend, "bench").find(tag)
-        manifest, hints = found.manifest, found.hints
-        steps.done("tag: connect, log in, ask for it")
-        content_bytes, _ = read_manifest(backend, "bench", manifest, DEFAULT_LIMITS)
+        steps.done(START[0])
+        named = References(backend, name).find(tag)
+        manifest, hints = named.manifest, named.hints
+        steps.done(START[1])
+        content_bytes, observed = read_manifest(backend, name, manifest, DEFAULT_LIMITS)
+        steps.done(START[2])
         content = Content.decode(content_bytes)
-        steps.done("manifest: fetch, compare, decode")
+        seen = Observed.decode(observed)
+        steps.done(START[3])
         units = list(store_layout.units_of(content))
-        steps.done("names: list the units")
-        backend.touch([manifest, *(unit.key for unit in units)])
-        steps.done("marks: mark everything as in use")
-        wanted = {unit.key: unit for unit in units if unit.family.endswith("/launch")}
-        dictionaries = Dictionaries(backend, "bench")
-        values = backend.get_within(bounds.of_units(wanted.values()))
-        dictionaries.fetch([digest for _, digest in hints])
-        steps.done("fetch: units and dictionaries")
-        opened = {
-            key: unit_payload(value, key, wanted[key].size, DEFAULT_LIMITS, dictionaries, "bench", verified=True)
-            for key, value in values.items()
-        }
-        steps.done("decode: decompress them")
-        for key, payload in opened.items():
-            store_layout.split_unit(payload, wanted[key])
-        steps.done("hash: sha256 of every file")
-    with bundler.open_store(url, timeout_s=float(patience_s)) as store, store.pull(tag) as bundle:
-        bundle.blobs.prefetch([digest for unit in wanted.values() for digest, _ in unit.blobs])
+        blobs = StoreBlobs(backend, name, units, DEFAULT_LIMITS, hints=hints)
+        steps.done(START[4])
+        bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
+        _place_steps(steps, backend, bundle, units, hints, into, "launch" if keep == "launch" else "all")
         steps.restart()
-        bundler.restore(bundle, into, keep="launch")
-        steps.done("place: look at this machine, check, write, rename")
+        backend.touch(
+            [manifest, *(store_layout.dictionary_key(digest) for _, digest in hints), *(unit.key for unit in units)]
+        )
+        steps.done(START[10])
     return steps.seconds
+
+
+def _place_steps(
+    steps: Steps, backend: Backend, bundle: Bundle, units: Sequence[Unit], hints: Sequence[Hint], into: str, keep: Keep
+) -> None:
+    from bundler.lifecycle.cache_directory import CacheDirectory
+    from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+    from bundler.lifecycle.kernel_writer import write_kernels
+    from bundler.lifecycle.restore_options import RestoreOptions
+    from bundler.lifecycle.restore_plan import RestorePlan
+    from bundler.store import bounds
+    from bundler.store.blob_source import unit_batches
+    from bundler.store.dictionaries import Dictionaries
+
+    steps.restart()
+    plan, place = RestorePlan(bundle, RestoreOptions(into, keep)), CacheDirectory(into)
+    wanted = [WantedKernel.of(kernel, keep) for kernel in plan._wanted_kernels()]  # noqa: SLF001  # a step of it
+    steps.done(START[5])
+    needed = {unit.key: unit for unit in units if keep == "all" or unit.family.endswith("/launch")}
+    values: dict[str, bytes] = {}
+    for batch in unit_batches(needed.values()):
+        values |= backend.get_within(bounds.of_units(batch))
+    steps.done(START[6])
+    dictionaries, families = Dictionaries(backend, "bench"), {unit.family for unit in needed.values()}
+    dictionaries.fetch([digest for family, digest in hints if family in families])
+    steps.done(START[7])
+    found = _decoded(needed, values, dictionaries)
+    steps.done(START[8])
+    stored = [StoredKernel(one, [found[digest] for digest in one.digests], verified=False) for one in wanted]
+    for kernel in stored:
+        kernel._written_checked = True  # noqa: SLF001  # as `StoredKernel.read_unverified` does
+    new = tuple([place.new_kernel(one.ready_for(place.path, plan.triton_dir)) for one in stored])
+    steps.done(START[9])
+    assert not any(write_kernels(place.path, new, 1))
+    steps.done(START[11])
+
+
+def _decoded(needed: Mapping[str, Unit], values: Mapping[str, bytes], known: Dictionaries) -> dict[bytes, memoryview]:
+    from bundler.store.store_layout import blobs_of
+    from bundler.store.unit_decoding import FetchedUnits
+
+    fetched, found = FetchedUnits(known, verified=True), {}
+    fetched.add(needed.values(), values)
+    for key, unit in needed.items():
+        _, payload = fetched.take(key) or (b"", None)
+        assert payload is not None
+        found.update(blobs_of(payload, unit))
+    return found
 
 
 def _backend(url: str, timeout_s: float | None = None) -> Backend:

@@ -21,8 +21,8 @@ from tools.shared import measurement
 
 ROUNDS = 5
 PROFILED_ROUNDS = 3
-# Ours may take this many times what the bare loop takes.
-MOST = 2.0
+# Ours may take this many times what the bare loop takes, by launch path.
+MOST = {"compiled": 2.0, "ctypes": 3.0}
 SPARE_BYTES = 50_000_000
 
 
@@ -46,7 +46,7 @@ def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[s
         ("triton", "Triton, warm cache"),
     ):
         ratio = measurement.median(seconds[name]) / limit
-        target = None if name == "triton" else MOST
+        target = MOST.get(name)
         found.append({
             "check": f"first launches of {KERNELS} kernels: {words}", "ok": target is None or ratio <= target, "found":
             f"{measurement.median(seconds[name]) * 1e3:.1f} ms, {ratio:.2f} x the bare loop's {limit * 1e3:.1f} ms"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import launches
+from tools.gpu import launch_steps, launches
 from tools.shared import measurement
 
 SAMPLES = 9
@@ -69,6 +69,9 @@ def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[s
                          "unit": "us"}  # fmt: skip
     answers = ", ".join(f"{name} {taken:.3f}" for name, taken in result["questions_us"].items())
     found.append({"check": "CPU cost of what a dispatcher asks torch, us", "ok": True, "found": answers})
+    for way, taken_ns in result["steps_ns"].items():
+        words = ", ".join(f"{step} {spent:.0f}" for step, spent in taken_ns.items())
+        found.append({"check": f"CPU cost of the steps of a launch alone, ns: {way}", "ok": True, "found": words})
     return found, {"cost": {"figures": figures, **result}}
 
 
@@ -103,7 +106,14 @@ def cost(folder: str) -> dict[str, Any]:
         "absent": absent,
         "launches": BATCHES * BATCH,
         "questions_us": questions(tensors[0][0]),
+        "steps_ns": launch_steps.steps(Path(folder), tensors, _compiled_kernel(bundle), GRID, SIZE, BLOCK),
     }
+
+
+def _compiled_kernel(bundle: Any) -> Any:
+    from bundler.runtime.launch.bundle_kernels import load
+
+    return load(bundle, driver=launches.open_driver("compiled"))["add"]
 
 
 def questions(tensor: Any) -> dict[str, float]:

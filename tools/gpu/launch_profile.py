@@ -31,9 +31,8 @@ KERNELS, SIZE, BLOCK = 150, 1024, 256
 GRID = (SIZE // BLOCK, 1, 1)
 ADDRESS = 1 << 40
 # What the extension calls itself is part of the launch; the rest of the driver is called from Python.
-DRIVER_CALLS = (
-    "cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuFuncSetCacheConfig",
-)  # fmt: skip
+IN_ONE_CALL = ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute")
+DRIVER_CALLS = (*IN_ONE_CALL, "cuFuncSetAttribute", "cuFuncSetCacheConfig")
 
 
 class Profile:
@@ -100,6 +99,8 @@ def watch(driver: Any, clock: Callable[[], float] = time.perf_counter) -> Profil
     profile.watch(type(driver), "load", "driver: around its calls")
     profile.watch(type(driver), "launcher", "driver: launcher")
     library = getattr(driver, "_library", None)
+    if getattr(driver, "load_image", None) is not None:
+        profile.watch(driver, "load_image", f"driver: {', '.join(IN_ONE_CALL)} in one call")
     for name in DRIVER_CALLS if library is not None else ():
         profile.watch(library, name, f"driver: {name}")
     return profile

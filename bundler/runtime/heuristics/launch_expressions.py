@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`evaluate`: the value of a size written as text: whole numbers, names and arithmetic; nothing is ever executed.
 
-Generated kernels give the sizes of their grids in this form, and `launch_grids` evaluates them.
+Generated kernels give the sizes of their grids in this form, and `launch_grids` evaluates them.  `parsed` checks one without a value for
+each name, for `grid_sources`, which makes C++ of it; `bound` puts numbers in place of names, and `names_in` lists what is left.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from bundler.errors import ConfigError
 
@@ -37,35 +39,97 @@ def evaluate(expression: str | int, names: Mapping[str, int]) -> int:
     """
     if type(expression) is int:
         return expression
-    if not isinstance(expression, str) or len(expression) > MAX_TEXT:
-        raise ConfigError(f"grid: expected an expression of up to {MAX_TEXT} characters, got {expression!r:.80}")
     try:
-        return _value(ast.parse(expression.strip(), mode="eval").body, names, _DEEPEST)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"grid: not an expression over sizes: {expression!r:.80} ({error})") from error
+        return _value(parsed(expression), names)
     except ZeroDivisionError as error:
         raise ConfigError(f"grid: {expression!r:.80} divides by zero") from error
 
 
-def _value(node: ast.expr, names: Mapping[str, int], depth: int) -> int:
+def parsed(expression: object) -> ast.expr:
+    """Return an expression's tree, of the few kinds of nodes that `evaluate` knows; raises `ConfigError` for any other."""
+    if not isinstance(expression, str) or len(expression) > MAX_TEXT:
+        raise ConfigError(f"grid: expected an expression of up to {MAX_TEXT} characters, got {expression!r:.80}")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval").body
+        _check(tree, _DEEPEST)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"grid: not an expression over sizes: {expression!r:.80} ({error})") from error
+    return tree
+
+
+def names_in(expression: str) -> tuple[str, ...]:
+    """Return the names of an expression, each once, in order; raises as `parsed`."""
+    tree = parsed(expression)
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
+    return tuple(dict.fromkeys(node.id for node in sorted(found, key=lambda node: node.col_offset)))
+
+
+def bound(expression: str, values: Mapping[str, Any]) -> str:
+    """Return an expression with the whole numbers among `values` in place of their names; raises as `parsed`."""
+    numbers = {name: value for name, value in values.items() if type(value) is int}
+    return ast.unparse(_Binder(numbers).visit(parsed(expression)))
+
+
+class _Binder(ast.NodeTransformer):
+    """Puts numbers in place of names."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self._numbers = numbers
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Leave the name of a function as it is."""
+        node.args = [self.visit(arg) for arg in node.args]
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Take the number, if there is one."""
+        number = self._numbers.get(node.id)
+        if number is None:
+            return node
+        constant = ast.Constant(abs(number))
+        return ast.UnaryOp(ast.USub(), constant) if number < 0 else constant
+
+
+def _check(node: ast.expr, depth: int) -> None:
+    """Raise `ValueError` for anything that is no arithmetic on whole numbers."""
     if depth == 0:
         raise ValueError("nested too deeply")
+    operands: tuple[ast.expr, ...]
     match node:
         case ast.Constant(value=int() as number) if type(number) is int:
-            return number
-        case ast.Name(id=name):
-            return _named(name, names)
+            operands = ()
+        case ast.Name():
+            operands = ()
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            return _OPERATIONS[type(op)](_value(left, names, depth - 1), _value(right, names, depth - 1))
+            operands = (left, right)
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _SIGNS:
-            return _SIGNS[type(sign)](_value(operand, names, depth - 1))
+            operands = (operand,)
         case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if name in _FUNCTIONS:
-            values = [_value(arg, names, depth - 1) for arg in args]
-            if name == "abs" and len(values) > 1:
+            if name == "abs" and len(args) > 1:
                 raise ValueError("abs takes one number")
-            return _FUNCTIONS[name](*values) if len(values) > 1 or name == "abs" else values[0]
+            operands = tuple(args)
         case _:
             raise ValueError(f"{ast.unparse(node):.40} is not arithmetic on whole numbers")
+    for operand in operands:
+        _check(operand, depth - 1)
+
+
+def _value(node: ast.expr, names: Mapping[str, int]) -> int:
+    """Return the value of a tree that `_check` has seen."""
+    match node:
+        case ast.Name(id=name):
+            return _named(name, names)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATIONS[type(op)](_value(left, names), _value(right, names))
+        case ast.UnaryOp(op=sign, operand=operand):
+            return _SIGNS[type(sign)](_value(operand, names))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            values = [_value(arg, names) for arg in args]
+            return _FUNCTIONS[name](*values) if len(values) > 1 or name == "abs" else values[0]
+    assert isinstance(node, ast.Constant)
+    number: Any = node.value
+    return int(number)
 
 
 def _named(name: str, names: Mapping[str, int]) -> int:

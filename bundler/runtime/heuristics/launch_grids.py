@@ -87,22 +87,18 @@ def batch_matmul_grid(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
 
 def mix_order_reduction_grid(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
     """Cover x by groups of rows, each of which is a whole number of blocks."""
-    split, x = _block("RSPLIT_SIZE", blocks), _block("XBLOCK", blocks)
-    if split % x:
-        raise ConfigError(f"grid: RSPLIT_SIZE={split} is no multiple of XBLOCK={x}", expected=x, got=split)
-    return ceil_div(_size("xnumel", sizes), split), 1, 1
+    return ceil_div(size_of("xnumel", sizes), rows_of(blocks)), 1, 1
 
 
 def cooperative_reduction_grid(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
     """Give each block of x `RSPLIT` programs."""
-    return _block("RSPLIT", blocks), _cover("x", blocks, sizes), 1
+    return block_of("RSPLIT", blocks), _cover("x", blocks, sizes), 1
 
 
 def split_scan_grid(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
     """Cover each row by itself; a program never has two rows."""
-    if blocks.get("XBLOCK", 1) != 1:
-        raise ConfigError(f"grid: a split scan has XBLOCK=1, got {blocks['XBLOCK']}", got=blocks["XBLOCK"])
-    return _cover("r0_", blocks, sizes), _size("xnumel", sizes), 1
+    check_split_scan(blocks)
+    return _cover("r0_", blocks, sizes), size_of("xnumel", sizes), 1
 
 
 @dataclass(frozen=True)
@@ -125,9 +121,13 @@ class PrecomputedGrid:
 
     def __call__(self, blocks: Blocks, sizes: Sizes) -> LaunchGrid:
         """Find the config's expressions and evaluate them."""
+        return self.chosen(blocks)(blocks, sizes)
+
+    def chosen(self, blocks: Blocks) -> FixedGrid:
+        """Return the expressions of a config; raises `ConfigError` when there are none for it."""
         for wanted, grid in self.candidates:
             if all(name in blocks and blocks[name] == value for name, value in wanted.items()):
-                return grid(blocks, sizes)
+                return grid
         raise ConfigError(f"grid: none was computed for {dict(blocks)}; known: {count(len(self.candidates), 'other')}")
 
 
@@ -148,11 +148,11 @@ class ComboPart:
 
     def x_size(self, number: int, sizes: Sizes) -> int:
         """Return the size along x of the kernel with this number."""
-        return _size(f"xnumel_{number}", sizes) if self.x is None else self.x
+        return size_of(f"xnumel_{number}", sizes) if self.x is None else self.x
 
     def y_size(self, number: int, sizes: Sizes) -> int:
         """Return the size along y of the kernel with this number."""
-        return _size(f"ynumel_{number}", sizes) if self.y is None else self.y
+        return size_of(f"ynumel_{number}", sizes) if self.y is None else self.y
 
 
 @dataclass(frozen=True)
@@ -280,23 +280,39 @@ def _overflowing(y: int) -> tuple[int, int]:
 
 
 def _cover(axis: str, blocks: Blocks, sizes: Sizes) -> int:
-    return _pieces(_size(f"{axis}numel", sizes), f"{axis.upper()}BLOCK", blocks)
+    return _pieces(size_of(f"{axis}numel", sizes), f"{axis.upper()}BLOCK", blocks)
 
 
 def _pieces(size: int, block: str | None, blocks: Blocks) -> int:
     """Return how many blocks cover a size; without a block each element is one."""
-    return size if block is None or blocks.get(block) is None else ceil_div(size, _block(block, blocks))
+    return size if block is None or blocks.get(block) is None else ceil_div(size, block_of(block, blocks))
 
 
-def _size(name: str, sizes: Sizes) -> int:
+def size_of(name: str, sizes: Sizes) -> int:
+    """Return a call's size by name; raises `ConfigError` where it is no number of at least 0."""
     size = sizes.get(name)
     if type(size) is not int or size < 0:
         raise ConfigError(f"grid: needs the size {name!r} as a number of at least 0, got {size!r:.40}", name=name)
     return size
 
 
-def _block(name: str, blocks: Blocks) -> int:
+def block_of(name: str, blocks: Blocks) -> int:
+    """Return a config's block by name; raises `ConfigError` where it is no number of at least 1."""
     block = blocks.get(name)
     if type(block) is not int or block < 1:
         raise ConfigError(f"grid: needs the block {name!r} as a number of at least 1, got {block!r:.40}", name=name)
     return block
+
+
+def rows_of(blocks: Blocks) -> int:
+    """Return how many rows a group of a mix-order reduction has; raises `ConfigError` where that is not a whole number of blocks."""
+    split, x = block_of("RSPLIT_SIZE", blocks), block_of("XBLOCK", blocks)
+    if split % x:
+        raise ConfigError(f"grid: RSPLIT_SIZE={split} is no multiple of XBLOCK={x}", expected=x, got=split)
+    return split
+
+
+def check_split_scan(blocks: Blocks) -> None:
+    """Raise `ConfigError` where a program of a split scan would have more than one row."""
+    if blocks.get("XBLOCK", 1) != 1:
+        raise ConfigError(f"grid: a split scan has XBLOCK=1, got {blocks['XBLOCK']}", got=blocks["XBLOCK"])

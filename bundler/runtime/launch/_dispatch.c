@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "_launch_call.h"
+#include "_tensor_exchange.h"
 
 #define MOST_VALUES 64
 #define KEY_BYTES 1024
@@ -25,19 +27,24 @@
 /* Of what Python tells of a call: launches others of its shape, or None. */
 #define AGAIN 4
 #define OPEN 2
+/* Blocks along y and z, as grids.py has it. */
+#define MOST_BLOCKS 65535
+/* The device of a call until it is known. */
+#define UNKNOWN (-1)
 
 typedef struct {
   PyObject_HEAD
   vectorcallfunc vectorcall;
-  PyObject *driver, *present, *slow, *first, *measure;
+  PyObject *driver, *enter, *leave, *present, *slow, *first, *measure;
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
-  PyObject *known;     /* dict: key -> ((launcher, how many values it takes, grids, bound, again), what the key points to), or None */
+  PyObject *known;     /* dict: key -> ((launcher, values it takes, grids, bound, again), what the key points to), or None */
   PyObject *shapes;    /* dict: key without constants -> (again, what the key points to) */
   PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call again and again */
   PyObject *last_names;          /* of the last call with keywords, and whether each counts by its value */
   char last_flags[MOST_VALUES];
   Py_ssize_t capacity;
+  int numbers; /* what stands in front of a call is no grid, but numbers that a grid was found for */
 } dispatcher_t;
 
 /* What is read of one call.  `owned` is what has to be given back. */
@@ -45,6 +52,9 @@ typedef struct {
   unsigned char key[KEY_BYTES];
   size_t used;
   Py_ssize_t count;
+  /* Where the first tensor lies that torch told of by its table.  A launch from a thread that is elsewhere is Python's. */
+  const exchange_t *exchange;
+  /* The current device, or where the tensors lie. */
   long device;
   /* Where in the key the constants are, which calls of one shape differ in, and which values they are. */
   int opens;
@@ -52,7 +62,9 @@ typedef struct {
     size_t from, to;
     PyObject *value;
   } open[MOST_VALUES];
+  /* A value that is NULL is a tensor; its address stands in `addresses`. */
   PyObject *values[MOST_VALUES], *owned[MOST_VALUES], *dtypes[MOST_VALUES];
+  uint64_t addresses[MOST_VALUES];
 } call_t;
 
 static PyObject *word_device, *word_stream, *word_data_ptr, *word_get_device, *word_dtype;
@@ -64,8 +76,12 @@ static struct {
   unsigned version; /* changes when the type does */
   PyCFunction data_ptr, get_device;
   PyGetSetDef *dtype;
+  const exchange_t *exchange; /* tells all three at once; NULL where there is none */
 } tensors[TYPES];
 static unsigned next_type;
+
+/* How the compiled launcher is called with what was read; NULL where it was not built. */
+static const launch_call_t *quick;
 
 /* ---------------------------------------------------------------------------------------------------------- reading */
 
@@ -131,15 +147,53 @@ static int tensor_type(PyTypeObject *type) {
   tensors[row].data_ptr = data_ptr;
   tensors[row].get_device = get_device;
   tensors[row].dtype = find_property(type, word_dtype);
+  tensors[row].exchange = quick == NULL ? NULL : find_exchange(type);
   return (int)row;
 }
 
-static int read_tensor(call_t *call, PyObject *tensor, int row) {
-  PyObject *device, *dtype, *address = call_method(tensor, word_data_ptr, tensors[row].data_ptr);
+/* Reads a tensor by torch's table; nothing is made for it. */
+static int read_by_exchange(call_t *call, PyObject *tensor, const exchange_t *exchange) {
+  dl_tensor_t found;
+  unsigned char entry[sizeof(found.dtype) + 1];
+  uint64_t address;
+  if (!read_exchanged(exchange, tensor, &found) || found.device_type != ON_CUDA)
+    return 0;
+  if (call->device == UNKNOWN) {
+    call->device = found.device;
+    call->exchange = exchange;
+  }
+  if (call->device != found.device)
+    return 0;
+  address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
+  call->addresses[call->count] = address;
+  call->values[call->count] = NULL;
+  memcpy(entry, found.dtype, sizeof(found.dtype));
+  entry[sizeof(found.dtype)] = (address & UNALIGNED) == 0;
+  return put(call, 'D', entry, sizeof(entry));
+}
+
+/* Asks the driver for the current device, unless it was asked or a tensor told. */
+static int know_device(dispatcher_t *self, call_t *call) {
+  PyObject *device;
+  if (call->device != UNKNOWN)
+    return 1;
+  device = PyObject_CallMethodNoArgs(self->driver, word_device);
+  call->device = device == NULL ? UNKNOWN : PyLong_AsLong(device);
+  Py_XDECREF(device);
+  return call->device != UNKNOWN;
+}
+
+static int read_tensor(dispatcher_t *self, call_t *call, PyObject *tensor, int row) {
+  PyObject *device, *dtype, *address;
   PyGetSetDef *property;
   unsigned long long number;
   long where;
   unsigned char entry[sizeof(void *) + 1];
+  if (tensors[row].exchange != NULL)
+    return read_by_exchange(call, tensor, tensors[row].exchange);
+  if (!know_device(self, call))
+    return 0;
+  address = call_method(tensor, word_data_ptr, tensors[row].data_ptr);
   if (address == NULL)
     return 0;
   call->owned[call->count] = address;
@@ -202,7 +256,7 @@ static int read_constant(call_t *call, PyObject *value) {
   return 0;
 }
 
-static int read_value(call_t *call, PyObject *value, int by_value) {
+static int read_value(dispatcher_t *self, call_t *call, PyObject *value, int by_value) {
   int done, row;
   size_t from = call->used;
   call->values[call->count] = value;
@@ -214,7 +268,7 @@ static int read_value(call_t *call, PyObject *value, int by_value) {
   else if (value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value))
     done = put(call, value == Py_None ? 'N' : PyBool_Check(value) ? 'B' : 'F', "", 0);
   else if ((row = tensor_type(Py_TYPE(value))) >= 0)
-    done = read_tensor(call, value, row);
+    done = read_tensor(self, call, value, row);
   else
     done = 0;
   call->count++;
@@ -255,7 +309,7 @@ static int read_named(dispatcher_t *self, call_t *call, PyObject *const *values,
   for (index = 0; index < count; index++) {
     PyObject *name = PyTuple_GET_ITEM(names, index);
     /* Names are interned where calls are written; another string of the same letters only makes another key. */
-    if (!put(call, 'k', &name, sizeof(name)) || !read_value(call, values[index], flags[index]))
+    if (!put(call, 'k', &name, sizeof(name)) || !read_value(self, call, values[index], flags[index]))
       return 0;
   }
   return 1;
@@ -268,9 +322,12 @@ static int read_call(dispatcher_t *self, call_t *call, PyObject *const *args, Py
     return 0;
   put(call, 'c', &call->device, sizeof(call->device));
   for (index = 0; index < count; index++)
-    if (!read_value(call, args[index], by_value[index] ? OPEN : 0))
+    if (!read_value(self, call, args[index], by_value[index] ? OPEN : 0))
       return 0;
-  return names == NULL || read_named(self, call, args + count, names);
+  if ((names != NULL && !read_named(self, call, args + count, names)) || !know_device(self, call))
+    return 0;
+  memcpy(call->key + 1, &call->device, sizeof(call->device));
+  return 1;
 }
 
 static void give_back(call_t *call) {
@@ -414,16 +471,127 @@ static PyObject *sizes_of(dispatcher_t *self, PyObject *grids, PyObject *bound, 
   return ask(self->measure, bound, grid, all + 1, count, names);
 }
 
-static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry, PyObject *device, PyObject *const *all,
-                              Py_ssize_t count, PyObject *names) {
-  PyObject *stack[LEADING + MOST_VALUES + 1], **out = stack + 1, *sizes, *stream, *result = NULL;
-  PyObject *ways[] = {self->driver, device};
-  Py_ssize_t index, taken = PyLong_AsSsize_t(PyTuple_GET_ITEM(entry, 1));
-  int some = 1;
-  if (taken < 0 || taken > call->count) {
-    PyErr_SetString(PyExc_SystemError, "a launcher takes more values than its call has");
+/* Reads a grid that is written as one to three numbers a device can launch; returns 0 for any other. */
+static int read_grid(PyObject *grid, int64_t *programs) {
+  Py_ssize_t axis, count = PyTuple_CheckExact(grid) ? PyTuple_GET_SIZE(grid) : 0;
+  if (count < 1 || count > 3)
+    return 0;
+  programs[1] = programs[2] = 1;
+  for (axis = 0; axis < count; axis++) {
+    PyObject *size = PyTuple_GET_ITEM(grid, axis);
+    int overflow;
+    if (!PyLong_CheckExact(size))
+      return 0;
+    programs[axis] = PyLong_AsLongLongAndOverflow(size, &overflow);
+    if (overflow || programs[axis] < 0 || programs[axis] > (axis == 0 ? INT32_MAX : MOST_BLOCKS))
+      return 0;
+  }
+  return 1;
+}
+
+/* Returns how many of a call's values a launcher takes: the first ones, or those at places, which are NULL then; -1 with an exception. */
+static Py_ssize_t places_of(const call_t *call, PyObject *which, const unsigned char **places) {
+  Py_ssize_t index, taken;
+  *places = NULL;
+  if (PyBytes_Check(which)) {
+    taken = PyBytes_GET_SIZE(which);
+    *places = (const unsigned char *)PyBytes_AS_STRING(which);
+  } else if ((taken = PyLong_AsSsize_t(which)) == -1 && PyErr_Occurred()) {
+    return -1;
+  }
+  if (taken >= 0 && taken <= call->count) {
+    for (index = 0; index < taken && (*places == NULL || (*places)[index] < call->count); index++)
+      ;
+    if (index == taken)
+      return taken;
+  }
+  PyErr_SetString(PyExc_SystemError, "a launcher takes values that its call does not have");
+  return -1;
+}
+
+/* Launches what torch's table told of all tensors, where the stream is torch's as well; NULL without an exception where it is to be
+ * launched as other calls are. */
+static PyObject *launch_read(call_t *call, PyObject *launcher, PyObject *grid, const unsigned char *places,
+                             Py_ssize_t taken) {
+  PyObject *values[MOST_VALUES];
+  uint64_t addresses[MOST_VALUES];
+  int64_t programs[3];
+  Py_ssize_t index;
+  void *stream = NULL;
+  if (call->exchange == NULL || Py_TYPE(launcher) != quick->launcher || !read_grid(grid, programs) ||
+      !quick->is_ready(launcher, programs))
+    return NULL;
+  if (programs[0] == 0 || programs[1] == 0 || programs[2] == 0)
+    Py_RETURN_NONE;
+  if (call->exchange->stream(ON_CUDA, (int32_t)call->device, &stream) != 0) {
+    PyErr_Clear();
     return NULL;
   }
+  if (places == NULL)
+    return quick->launch(launcher, programs, stream, call->values, call->addresses, taken);
+  for (index = 0; index < taken; index++) {
+    values[index] = call->values[places[index]];
+    addresses[index] = call->addresses[places[index]];
+  }
+  return quick->launch(launcher, programs, stream, values, addresses, taken);
+}
+
+/* Makes what stands for the tensors that were read by torch's table. */
+static int make_values(call_t *call) {
+  Py_ssize_t index;
+  for (index = 0; index < call->count; index++)
+    if (call->values[index] == NULL) {
+      call->owned[index] = call->values[index] = PyLong_FromUnsignedLongLong(call->addresses[index]);
+      if (call->values[index] == NULL)
+        return 0;
+    }
+  return 1;
+}
+
+/* 1 when the current device is the one that the call's tensors lie on, 0 when not, -1 with an exception. */
+static int is_current(dispatcher_t *self, const call_t *call) {
+  PyObject *device;
+  long number;
+  if (call->exchange == NULL) /* it is the current one that tensors were compared with */
+    return 1;
+  device = PyObject_CallMethodNoArgs(self->driver, word_device);
+  number = device == NULL ? UNKNOWN : PyLong_AsLong(device);
+  Py_XDECREF(device);
+  return PyErr_Occurred() ? -1 : number == call->device;
+}
+
+/* As `launch_read`, with the grid that was found for the numbers in its place, where that is how calls give it. */
+static PyObject *launch_numbered(dispatcher_t *self, call_t *call, PyObject *entry, PyObject *grid,
+                                 const unsigned char *places, Py_ssize_t taken) {
+  PyObject *found, *result;
+  if (!self->numbers)
+    return launch_read(call, PyTuple_GET_ITEM(entry, 0), grid, places, taken);
+  found = PyTuple_CheckExact(grid) ? PyDict_GetItemWithError(PyTuple_GET_ITEM(entry, 2), grid) : NULL;
+  if (found == NULL) {
+    PyErr_Clear(); /* numbers of a kind that has no hash are Python's to look at */
+    return NULL;
+  }
+  Py_INCREF(found);
+  result = launch_read(call, PyTuple_GET_ITEM(entry, 0), found, places, taken);
+  Py_DECREF(found);
+  return result;
+}
+
+static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry, PyObject *const *all, Py_ssize_t count,
+                              PyObject *names) {
+  PyObject *stack[LEADING + MOST_VALUES + 1], **out = stack + 1, *sizes, *device, *stream, *result;
+  const unsigned char *places;
+  Py_ssize_t index, taken = places_of(call, PyTuple_GET_ITEM(entry, 1), &places);
+  int some = 1;
+  if (taken < 0)
+    return NULL;
+  result = launch_numbered(self, call, entry, all[0], places, taken);
+  if (result != NULL || PyErr_Occurred())
+    return result;
+  if ((some = is_current(self, call)) <= 0)
+    return some < 0 ? NULL : PyObject_Vectorcall(self->slow, all, (size_t)count + 1, names);
+  if (!make_values(call))
+    return NULL;
   sizes = sizes_of(self, PyTuple_GET_ITEM(entry, 2), PyTuple_GET_ITEM(entry, 3), all, count, names);
   if (sizes == NULL)
     return NULL;
@@ -440,10 +608,13 @@ static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry,
     Py_DECREF(sizes);
     Py_RETURN_NONE;
   }
-  stream = PyObject_VectorcallMethod(word_stream, ways, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+  device = PyLong_FromLong(call->device);
+  stream = device == NULL ? NULL : PyObject_CallMethodOneArg(self->driver, word_stream, device);
+  Py_XDECREF(device);
   if (stream != NULL) {
     out[3] = stream;
-    memcpy(out + LEADING, call->values, (size_t)taken * sizeof(PyObject *));
+    for (index = 0; index < taken; index++)
+      out[LEADING + index] = call->values[places == NULL ? index : places[index]];
     result = PyObject_Vectorcall(PyTuple_GET_ITEM(entry, 0), out,
                                  (size_t)(LEADING + taken) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(stream);
@@ -454,8 +625,12 @@ static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry,
 
 /* 1: Python has to be asked to launch, since hooks are to be called; -1: an exception. */
 static int hooked(dispatcher_t *self) {
-  PyObject *answer = PyObject_CallNoArgs(self->present);
-  int found = answer == NULL ? -1 : PyObject_IsTrue(answer);
+  PyObject *answer;
+  int found;
+  if (PyList_GET_SIZE(self->enter) > 0 || PyList_GET_SIZE(self->leave) > 0)
+    return 1;
+  answer = PyObject_CallNoArgs(self->present);
+  found = answer == NULL ? -1 : PyObject_IsTrue(answer);
   Py_XDECREF(answer);
   return found;
 }
@@ -480,18 +655,22 @@ static PyObject *find_row(dispatcher_t *self, call_t *call, PyObject **key) {
   return Py_NewRef(row); /* others may forget it while the launch lets them run */
 }
 
-static PyObject *find_and_launch(dispatcher_t *self, call_t *call, PyObject *device, PyObject *const *all,
-                                 size_t flagged, PyObject *names) {
+static PyObject *find_and_launch(dispatcher_t *self, call_t *call, PyObject *const *all, size_t flagged,
+                                 PyObject *names) {
   PyObject *key, *result = NULL, *row = find_row(self, call, &key);
   int hooks;
   if (row == NULL && !PyErr_Occurred())
     row = row_by_shape(self, call, key, names);
   if (row == NULL) {
-    result = PyErr_Occurred() ? NULL : launch_and_learn(self, call, key, all, flagged, names);
+    int here = PyErr_Occurred() ? -1 : is_current(self, call);
+    /* What Python binds a call to, it binds to the current device. */
+    result = here < 0 ? NULL
+             : here   ? launch_and_learn(self, call, key, all, flagged, names)
+                      : PyObject_Vectorcall(self->slow, all, flagged, names);
   } else if (row == Py_None || (hooks = hooked(self)) > 0) {
     result = PyObject_Vectorcall(self->slow, all, flagged, names);
   } else if (hooks == 0) {
-    result = launch_known(self, call, PyTuple_GET_ITEM(row, 0), device, all, PyVectorcall_NARGS(flagged) - 1, names);
+    result = launch_known(self, call, PyTuple_GET_ITEM(row, 0), all, PyVectorcall_NARGS(flagged) - 1, names);
   }
   Py_XDECREF(row);
   Py_XDECREF(key);
@@ -500,46 +679,46 @@ static PyObject *find_and_launch(dispatcher_t *self, call_t *call, PyObject *dev
 
 static PyObject *dispatch(PyObject *object, PyObject *const *all, size_t flagged, PyObject *names) {
   dispatcher_t *self = (dispatcher_t *)object;
-  PyObject *device, *result, *drivers[] = {self->driver};
+  PyObject *result;
   call_t call;
   Py_ssize_t count = PyVectorcall_NARGS(flagged) - 1;
   if (count < 0)
     return PyObject_Vectorcall(self->slow, all, flagged, names);
-  device = PyObject_VectorcallMethod(word_device, drivers, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-  if (device == NULL)
-    return NULL;
   call.used = 0;
   call.count = 0;
   call.opens = 0;
-  call.device = PyLong_AsLong(device);
-  if (call.device == -1 && PyErr_Occurred()) {
-    Py_DECREF(device);
-    return NULL;
-  }
+  call.exchange = NULL;
+  call.device = UNKNOWN;
   if (read_call(self, &call, all + 1, count, names))
-    result = find_and_launch(self, &call, device, all, flagged, names);
+    result = find_and_launch(self, &call, all, flagged, names);
+  else if (PyErr_Occurred())
+    result = NULL;
   else
     result = PyObject_Vectorcall(self->slow, all, flagged, names);
   give_back(&call);
-  Py_DECREF(device);
   return result;
 }
 
 /* --------------------------------------------------------------------------------------------------------- the type */
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"driver", "present", "slow", "first", "measure", "positions", "names", "capacity", NULL};
-  PyObject *driver, *present, *slow, *first, *measure, *positions, *names;
+  static char *words[] = {"driver", "enter", "leave", "present", "slow", "first", "measure", "positions", "names", "capacity",
+                          "numbers", NULL};
+  PyObject *driver, *enter, *leave, *present, *slow, *first, *measure, *positions, *names;
   Py_ssize_t capacity;
+  int numbers;
   dispatcher_t *self;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOOO!O!n", words, &driver, &present, &slow, &first, &measure,
-                                   &PyBytes_Type, &positions, &PyDict_Type, &names, &capacity))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OO!O!OOOOO!O!np", words, &driver, &PyList_Type, &enter,
+                                   &PyList_Type, &leave, &present, &slow, &first, &measure, &PyBytes_Type, &positions,
+                                   &PyDict_Type, &names, &capacity, &numbers))
     return NULL;
   self = (dispatcher_t *)type->tp_alloc(type, 0);
   if (self == NULL)
     return NULL;
   self->vectorcall = dispatch;
   self->driver = Py_NewRef(driver);
+  self->enter = Py_NewRef(enter);
+  self->leave = Py_NewRef(leave);
   self->present = Py_NewRef(present);
   self->slow = Py_NewRef(slow);
   self->first = Py_NewRef(first);
@@ -547,6 +726,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *ke
   self->positions = Py_NewRef(positions);
   self->names = Py_NewRef(names);
   self->capacity = capacity;
+  self->numbers = numbers;
   self->known = PyDict_New();
   self->shapes = PyDict_New();
   if (self->known == NULL || self->shapes == NULL)
@@ -557,6 +737,8 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *ke
 static int dispatcher_traverse(dispatcher_t *self, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(self->driver);
+  Py_VISIT(self->enter);
+  Py_VISIT(self->leave);
   Py_VISIT(self->present);
   Py_VISIT(self->slow);
   Py_VISIT(self->first);
@@ -571,6 +753,8 @@ static int dispatcher_traverse(dispatcher_t *self, visitproc visit, void *arg) {
 
 static int dispatcher_clear(dispatcher_t *self) {
   Py_CLEAR(self->driver);
+  Py_CLEAR(self->enter);
+  Py_CLEAR(self->leave);
   Py_CLEAR(self->present);
   Py_CLEAR(self->slow);
   Py_CLEAR(self->first);
@@ -620,6 +804,8 @@ typedef struct {
 } bound_t;
 
 static PyTypeObject *bound_type;
+/* The memory of the last one that went away: nearly every call makes one, and drops it. */
+static bound_t *spare;
 
 static PyObject *call_bound(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names) {
   bound_t *self = (bound_t *)object;
@@ -660,7 +846,10 @@ static void bound_dealloc(bound_t *self) {
   PyTypeObject *type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
   bound_clear(self);
-  type->tp_free(self);
+  if (spare == NULL)
+    spare = self;
+  else
+    type->tp_free(self);
   Py_DECREF(type);
 }
 
@@ -692,9 +881,12 @@ static PyObject *subscript(PyObject *object, PyObject *grid) {
     PyErr_SetString(PyExc_AttributeError, "_launch");
     return NULL;
   }
-  made = PyObject_GC_New(bound_t, bound_type);
-  if (made == NULL)
+  if (spare != NULL) {
+    made = (bound_t *)PyObject_Init((PyObject *)spare, bound_type);
+    spare = NULL;
+  } else if ((made = PyObject_GC_New(bound_t, bound_type)) == NULL) {
     return NULL;
+  }
   made->vectorcall = call_bound;
   made->function = Py_NewRef(function);
   made->grid = Py_NewRef(grid);
@@ -738,9 +930,21 @@ static PyType_Spec gridded_spec = {"bundler.runtime.launch._dispatch.Gridded", s
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dispatch", "The compiled dispatcher.", -1, NULL,
                                     NULL, NULL, NULL, NULL};
 
+/* Finds the compiled launcher, which may not have been built. */
+static const launch_call_t *find_launcher(void) {
+  PyObject *other = PyImport_ImportModule("bundler.runtime.launch._launch");
+  PyObject *capsule = other == NULL ? NULL : PyObject_GetAttrString(other, "call");
+  const launch_call_t *found = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, LAUNCH_CALL);
+  PyErr_Clear();
+  Py_XDECREF(capsule);
+  Py_XDECREF(other);
+  return found != NULL && found->version == LAUNCH_CALL_VERSION ? found : NULL;
+}
+
 PyMODINIT_FUNC PyInit__dispatch(void) {
   PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec), *gridded = PyType_FromSpec(&gridded_spec);
   bound_type = (PyTypeObject *)PyType_FromSpec(&bound_spec);
+  quick = find_launcher();
   word_device = PyUnicode_InternFromString("device");
   word_stream = PyUnicode_InternFromString("stream");
   word_data_ptr = PyUnicode_InternFromString("data_ptr");

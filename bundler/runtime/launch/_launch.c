@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "_launch_call.h"
 
 #define STACK_BYTES 4096
 #define STACK_PARAMETERS 128
@@ -83,13 +84,23 @@ static struct {
 
 /* Each returns 1 when the value was packed, 0 when Python has to look at it; no exception is left either way. */
 
-static int pack_signed(PyObject *value, unsigned char *to, unsigned bytes) {
+/* Reads an integer; returns 0 for one that has more than 64 bits. */
+static inline int read_integer(PyObject *value, long long *number) {
   int overflow;
+#ifdef PyUnstable_Long_IsCompact
+  /* Nearly all are small, and a function less is called; after a launch nothing of ours is in the processor's caches. */
+  if (PyUnstable_Long_IsCompact((PyLongObject *)value)) {
+    *number = PyUnstable_Long_CompactValue((PyLongObject *)value);
+    return 1;
+  }
+#endif
+  *number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  return !overflow;
+}
+
+static int pack_signed(PyObject *value, unsigned char *to, unsigned bytes) {
   long long number;
-  if (!PyLong_Check(value))
-    return 0;
-  number = PyLong_AsLongLongAndOverflow(value, &overflow);
-  if (overflow)
+  if (!PyLong_Check(value) || !read_integer(value, &number))
     return 0;
   if (bytes < 8) {
     long long limit = 1LL << (8 * bytes - 1);
@@ -227,15 +238,19 @@ static int pack_one(const field_t *field, PyObject *value, unsigned char *buffer
 }
 
 /* Asks Python, which returns the whole buffer or raises. */
-static int pack_slowly(launcher_t *self, PyObject *const *values, Py_ssize_t count, unsigned char *buffer) {
+static int pack_slowly(launcher_t *self, PyObject *const *values, const uint64_t *addresses, Py_ssize_t count,
+                       unsigned char *buffer) {
   Py_ssize_t index;
   PyObject *packed, *tuple = PyTuple_New(count);
+  for (index = 0; tuple != NULL && index < count; index++) {
+    PyObject *value = values[index] != NULL ? Py_NewRef(values[index]) : PyLong_FromUnsignedLongLong(addresses[index]);
+    if (value == NULL)
+      Py_CLEAR(tuple);
+    else
+      PyTuple_SET_ITEM(tuple, index, value);
+  }
   if (tuple == NULL)
     return -1;
-  for (index = 0; index < count; index++) {
-    Py_INCREF(values[index]);
-    PyTuple_SET_ITEM(tuple, index, values[index]);
-  }
   packed = PyObject_CallOneArg(self->slow_pack, tuple);
   Py_DECREF(tuple);
   if (packed == NULL)
@@ -250,15 +265,21 @@ static int pack_slowly(launcher_t *self, PyObject *const *values, Py_ssize_t cou
   return 0;
 }
 
-static int pack(launcher_t *self, PyObject *const *values, Py_ssize_t count, unsigned char *buffer) {
+/* A value that is NULL is a pointer that was read before; it stands in `addresses`. */
+static int pack(launcher_t *self, PyObject *const *values, const uint64_t *addresses, Py_ssize_t count,
+                unsigned char *buffer) {
   Py_ssize_t index;
   if (count != self->argument_count)
-    return pack_slowly(self, values, count, buffer);
+    return pack_slowly(self, values, addresses, count, buffer);
   memset(buffer, 0, (size_t)self->buffer_bytes);
   for (index = 0; index < self->field_count; index++) {
     const field_t *field = &self->fields[index];
-    if (field->argument >= 0 && !pack_one(field, values[field->argument], buffer))
-      return pack_slowly(self, values, count, buffer);
+    if (field->argument < 0)
+      continue;
+    if (values[field->argument] == NULL && field->kind == POINTER)
+      memcpy(buffer + field->offset, &addresses[field->argument], 8);
+    else if (values[field->argument] == NULL || !pack_one(field, values[field->argument], buffer))
+      return pack_slowly(self, values, addresses, count, buffer);
   }
   return 0;
 }
@@ -281,11 +302,9 @@ static PyObject *fail(launcher_t *self, int status) {
 static int read_grid(launcher_t *self, PyObject *const *args, unsigned *grid) {
   int axis, some = 1;
   for (axis = 0; axis < 3; axis++) {
-    long long programs = PyLong_Check(args[axis]) ? PyLong_AsLongLong(args[axis]) : -1;
-    if (programs < 0 || programs > INT32_MAX) {
-      PyErr_Clear();
+    long long programs;
+    if (!PyLong_Check(args[axis]) || !read_integer(args[axis], &programs) || programs < 0 || programs > INT32_MAX)
       return -1;
-    }
     some = some && programs > 0;
     grid[axis] = (unsigned)programs;
   }
@@ -359,7 +378,7 @@ static PyObject *launch_packed(launcher_t *self, PyObject *const *args, const un
   uint64_t here = 0;
   int status;
   void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[3]);
-  if (PyErr_Occurred())
+  if (stream == (void *)-1 && PyErr_Occurred())
     return NULL;
   status = self->where(&here);
   if ((status != 0 || here != self->place) && (leave = PyObject_CallNoArgs(self->enter)) == NULL)
@@ -375,9 +394,28 @@ static PyObject *launch_packed(launcher_t *self, PyObject *const *args, const un
     call_after(release);
   if (leave != NULL)
     call_after(leave);
-  if (PyErr_Occurred())
+  if (result != NULL && (release != NULL || leave != NULL) && PyErr_Occurred())
     Py_CLEAR(result);
   return result;
+}
+
+static int is_ready(PyObject *object, const int64_t *programs) {
+  launcher_t *self = (launcher_t *)object;
+  uint64_t here = 0;
+  return self->function != NULL && self->scratch == Py_None && self->buffer_bytes <= STACK_BYTES &&
+         programs[0] * (int64_t)self->cluster <= INT32_MAX && self->where(&here) == 0 && here == self->place;
+}
+
+static PyObject *launch_read(PyObject *object, const int64_t *programs, void *stream, PyObject *const *values,
+                             const uint64_t *addresses, Py_ssize_t count) {
+  launcher_t *self = (launcher_t *)object;
+  _Alignas(ALIGNMENT) unsigned char buffer[STACK_BYTES];
+  unsigned grid[3] = {(unsigned)programs[0] * self->cluster, (unsigned)programs[1], (unsigned)programs[2]};
+  int status;
+  if (pack(self, values, addresses, count, buffer) < 0)
+    return NULL;
+  status = call_driver(self, grid, stream, buffer);
+  return status == 0 ? Py_NewRef(Py_None) : fail(self, status);
 }
 
 static PyObject *launch(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names) {
@@ -403,7 +441,7 @@ static PyObject *launch(PyObject *object, PyObject *const *args, size_t flagged,
       return PyErr_NoMemory();
     buffer = (unsigned char *)(((uintptr_t)allocated + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1));
   }
-  if (pack(self, args + LEADING, count - LEADING, buffer) == 0)
+  if (pack(self, args + LEADING, NULL, count - LEADING, buffer) == 0)
     result = some ? launch_packed(self, args, grid, buffer) : Py_NewRef(Py_None);
   PyMem_Free(allocated);
   return result;
@@ -463,6 +501,34 @@ static PyObject *find_in(const Py_buffer *image, const Py_buffer *name) {
   Py_RETURN_NONE;
 }
 
+/* Loads a binary and finds its kernel, where the context for the device is current: five calls of the driver in one of Python's.
+ * Takes (cuCtxGetCurrent, cuCtxGetDevice, cuModuleLoadData, cuModuleGetFunction, cuFuncGetAttribute), the image, the entry, the device
+ * and an attribute; returns None where another context is current, else (failed step, its status, context, module, function, the
+ * attribute's value). */
+static PyObject *load_image(PyObject *module_object, PyObject *args) {
+  unsigned long long calls[5];
+  const char *image, *entry;
+  Py_ssize_t image_bytes, entry_bytes;
+  int device, attribute, here = -1, step = 0, status = 0, value = 0;
+  void *context = NULL, *loaded = NULL, *function = NULL;
+  if (!PyArg_ParseTuple(args, "(KKKKK)y#y#ii", &calls[0], &calls[1], &calls[2], &calls[3], &calls[4], &image, &image_bytes,
+                        &entry, &entry_bytes, &device, &attribute))
+    return NULL;
+  if (((int (*)(void **))(uintptr_t)calls[0])(&context) != 0 || context == NULL ||
+      ((int (*)(int *))(uintptr_t)calls[1])(&here) != 0 || here != device)
+    Py_RETURN_NONE;
+  Py_BEGIN_ALLOW_THREADS
+  if ((status = ((int (*)(void **, const void *))(uintptr_t)calls[2])(&loaded, image)) != 0)
+    step = 1;
+  else if ((status = ((int (*)(void **, void *, const char *))(uintptr_t)calls[3])(&function, loaded, entry)) != 0)
+    step = 2;
+  else if ((status = ((int (*)(int *, int, void *))(uintptr_t)calls[4])(&value, attribute, function)) != 0)
+    step = 3;
+  Py_END_ALLOW_THREADS
+  return Py_BuildValue("iiKKKi", step, status, (unsigned long long)(uintptr_t)context,
+                       (unsigned long long)(uintptr_t)loaded, (unsigned long long)(uintptr_t)function, value);
+}
+
 static PyObject *find_section(PyObject *module_object, PyObject *args) {
   Py_buffer image, name;
   PyObject *found;
@@ -478,7 +544,7 @@ static PyObject *find_section(PyObject *module_object, PyObject *args) {
 
 static PyObject *pack_method(launcher_t *self, PyObject *const *values, Py_ssize_t count) {
   PyObject *packed = PyBytes_FromStringAndSize(NULL, self->buffer_bytes);
-  if (packed != NULL && pack(self, values, count, (unsigned char *)PyBytes_AS_STRING(packed)) < 0)
+  if (packed != NULL && pack(self, values, NULL, count, (unsigned char *)PyBytes_AS_STRING(packed)) < 0)
     Py_CLEAR(packed);
   return packed;
 }
@@ -648,13 +714,17 @@ static PyType_Spec spec = {"bundler.runtime.launch._launch.Launcher", sizeof(lau
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
 
 static PyMethodDef functions[] = {
-    {"find_section", find_section, METH_VARARGS, "Return a section of a device binary that is whole."}, {NULL, NULL, 0, NULL}};
+    {"find_section", find_section, METH_VARARGS, "Return a section of a device binary that is whole."},
+    {"load_image", load_image, METH_VARARGS, "Load a binary where its context is current, and find its kernel."},
+    {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launch", "The compiled launcher.", -1, functions,
                                     NULL, NULL, NULL, NULL};
 
+static launch_call_t call_of_others = {LAUNCH_CALL_VERSION, NULL, is_ready, launch_read};
+
 PyMODINIT_FUNC PyInit__launch(void) {
-  PyObject *made, *type;
+  PyObject *made, *type, *call;
   const uint16_t one = 1;
   if (*(const unsigned char *)&one != 1) {
     PyErr_SetString(PyExc_ImportError, "the compiled launcher packs for little-endian machines");
@@ -663,11 +733,12 @@ PyMODINIT_FUNC PyInit__launch(void) {
   data_ptr = PyUnicode_InternFromString("data_ptr");
   type = PyType_FromSpec(&spec);
   made = PyModule_Create(&module);
-  if (data_ptr == NULL || type == NULL || made == NULL || PyModule_AddObjectRef(made, "Launcher", type) < 0) {
-    Py_XDECREF(type);
-    Py_XDECREF(made);
-    return NULL;
-  }
-  Py_DECREF(type);
+  call_of_others.launcher = (PyTypeObject *)Py_XNewRef(type);
+  call = PyCapsule_New(&call_of_others, LAUNCH_CALL, NULL);
+  if (data_ptr == NULL || type == NULL || made == NULL || call == NULL ||
+      PyModule_AddObjectRef(made, "Launcher", type) < 0 || PyModule_AddObjectRef(made, "call", call) < 0)
+    Py_CLEAR(made);
+  Py_XDECREF(call);
+  Py_XDECREF(type);
   return made;
 }

@@ -15,12 +15,14 @@ from bundler.runtime.launch.driver import Driver, Launcher
 from bundler.runtime.launch.loaded_plans import Loaded
 
 Sizes = tuple[int, int, int]
+# A place is a byte for the compiled dispatcher.
+MOST_PLACES = 256
 # By the grid as a caller gives it: grids repeat, and checking one costs as much as all the rest of a launch.
 Grids = dict[tuple[int, ...], Sizes]
 
 
 # What the compiled dispatcher keeps of a call, and what makes that for others of its shape, given their constants.
-Told = tuple[Launcher, int, Grids, "BoundCall", "Again | None"]
+Told = tuple[Launcher, int | bytes, Grids, "BoundCall", "Again | None"]
 Again = Callable[..., Told | None]
 
 
@@ -30,7 +32,8 @@ class BoundCall(NamedTuple):
     Attributes:
         launcher: of the kernel that they need.
         passed: makes the launcher's values of what a call gave, in its order.
-        taken: so many of the call's values, as they come, are what is passed; None when they have to be taken apart or put in order.
+        taken: what is passed of the call's values, as they come: the first so many, or those at these places; None when they have to be
+            taken apart, or defaults are among them.
         grids: the grids seen so far.
         addresses: parameters that got an address as a plain number: nothing but the driver knows where that lies.
         names: of all parameters.
@@ -40,7 +43,7 @@ class BoundCall(NamedTuple):
 
     launcher: Launcher
     passed: Callable[[list[Any]], Sequence[Any]]
-    taken: int | None
+    taken: int | bytes | None
     grids: Grids
     addresses: tuple[tuple[int, str], ...]
     names: tuple[str, ...]
@@ -95,14 +98,16 @@ def bind_like(other: BoundCall, loaded: Loaded, grids: Grids) -> BoundCall | Non
 
 def _passing(
     loaded: Loaded, driver: Driver, places: list[int], defaults: tuple[Any, ...]
-) -> tuple[Callable[[list[Any]], Sequence[Any]], int | None]:
-    """Return what makes the launcher's values of what a call gave, in its order, and the defaults of the rest.
-
-    And how many of the values these are, when they are the first ones as they come.
-    """
+) -> tuple[Callable[[list[Any]], Sequence[Any]], int | bytes | None]:
+    """Return what makes the launcher's values of what a call gave, in its order, and the defaults of the rest; and what they are as `taken`."""
     pieces = loaded.plan.pieces
-    simple = all(len(piece.path) == 1 and piece.rank is None for piece in pieces)
-    if simple and [places[piece.path[0]] for piece in pieces] == list(range(len(pieces))):
-        return operator.itemgetter(slice(0, len(pieces))), len(pieces)
+    if all(len(piece.path) == 1 and piece.rank is None for piece in pieces):
+        wanted = [places[piece.path[0]] for piece in pieces]
+        if wanted == list(range(len(pieces))):
+            return operator.itemgetter(slice(0, len(pieces))), len(pieces)
+        given = len(places) - len(defaults)
+        # A size of 1 is compiled in, so that there is a gap where it stands in the call.
+        if len(wanted) > 1 and max(wanted) < min(given, MOST_PLACES):
+            return operator.itemgetter(*wanted), bytes(wanted)
     feed = feed_of(loaded.plan, driver)
     return lambda values: feed([(values + list(defaults))[place] for place in places]), None

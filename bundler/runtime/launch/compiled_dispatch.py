@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.toolchain.profiler_hooks import are_present
 
 
 def _extension() -> Any | None:
@@ -52,27 +53,31 @@ def compiled_dispatcher(
     positions: tuple[bool, ...],
     by_name: Mapping[str, bool],
     capacity: int,
+    observed: Callable[[], bool] | None = None,
 ) -> Callable[..., None] | None:
     """Return what launches as `slow` does, at little more than half the cost for calls like earlier ones, or None.
 
     Args:
-        driver: its `device` and `stream` are asked for at each launch.
+        driver: its `device` and `stream` are asked for at each launch, unless the tensors are torch's: then the kernel is launched
+            where they lie, from a thread that is there, on torch's stream.
         hooks: with any of them present, `slow` launches.
         slow: launches any call; gets those that are not common.
-        first: launches any call; gets the first of a kind, and returns (launcher, number of values, grids, what `measure` needs,
-            what returns the same for the constants of a call that differs in them alone, or None there and where it cannot tell),
+        first: launches any call; gets the first of a kind, and returns (launcher, values it takes as `BoundCall` says it, grids, what
+            `measure` needs, what returns the same for the constants of a call that differs in them alone, or None there and where it cannot tell),
             None when such calls are always for `slow`, False when nothing is known of them yet.
         measure: gets (what `first` returned for it, arguments, keywords, grid), returns three sizes.
         positions: of each parameter, whether it counts by its value.
         by_name: the same by name; a name that is missing does.
         capacity: kinds of calls to remember.
+        observed: asked at each launch, with a yes `slow` launches; with it calls have numbers where others have a grid, which
+            `measure` finds the grid for.
     """
     # On HIP more about a tensor counts than the dispatcher reads.
     kind = dispatcher_type() if driver.launch_path == "compiled" and driver.backend == "cuda" else None
     if kind is None:
         return None
     made: Callable[..., None] = kind(
-        driver=driver, present=hooks.present, slow=slow, first=first, measure=measure, positions=bytes(positions),
-        names=dict(by_name), capacity=capacity,
+        driver=driver, enter=hooks.enter, leave=hooks.leave, present=observed or are_present, slow=slow, first=first,
+        measure=measure, positions=bytes(positions), names=dict(by_name), capacity=capacity, numbers=observed is not None,
     )  # fmt: skip
     return made

@@ -10,11 +10,11 @@ import ctypes
 import functools
 from typing import Any, ClassVar
 
-from bundler.errors import DriverUnavailable
+from bundler.errors import DriverError, DriverUnavailable
 from bundler.runtime.launch import cuda_api as api
 from bundler.runtime.launch.driver import DeviceProperties
-from bundler.runtime.launch.launchers import Binding, Leave, packed_attributes
-from bundler.runtime.launch.native_driver import Calls, Library, NativeDriver, NativeModule
+from bundler.runtime.launch.launchers import Binding, Leave, image_loader, packed_attributes
+from bundler.runtime.launch.native_driver import MAX_THREADS, Calls, Library, NativeDriver, NativeModule
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 from bundler.runtime.launch.scratch import scratch_for
 from bundler.runtime.launch.tensor_maps import encode_tensor_map
@@ -32,6 +32,8 @@ _CALLS = Calls(
 # A block gets this much shared memory, static and dynamic together, from any GPU.  The driver launches a kernel that needs
 # more only after its limit was raised with cuFuncSetAttribute.
 _SHARED_WITHOUT_ASKING_BYTES = 48 * 1024
+# Where the extension's `load_image` stopped.
+_LOADING, _FINDING = 1, 2
 
 
 class CudaDriver(NativeDriver):
@@ -51,6 +53,8 @@ class CudaDriver(NativeDriver):
     def __init__(self, library: str = api.LIBRARY, compiled: bool | None = None) -> None:
         self._retained: dict[int, int] = {}
         super().__init__(Library(library, api.SIGNATURES, self.backend), compiled)
+        functions = tuple(getattr(self._library, name) for name in api.LOADING)
+        self.load_image = None if self.launch_path == "ctypes" else image_loader(functions)
 
     def pointer_device(self, address: int) -> int | None:
         """Return the device that an address belongs to, None for memory that no device can read."""
@@ -160,9 +164,27 @@ class CudaDriver(NativeDriver):
             cooperative=bool(self._ask_device(api.COOPERATIVE_LAUNCH, device)),
         )
 
-    def _allow(self, plan: LaunchPlan, function: ctypes.c_void_p, device: int) -> None:
+    def _load_here(self, plan: LaunchPlan, image: bytes, device: int) -> tuple[int, int, int] | None:
+        """Load a binary in one call of the extension: each call through ctypes costs as much as the driver's quicker ones."""
+        found = None if self.load_image is None else self.load_image(image, plan.entry.encode(), device, MAX_THREADS)
+        if found is None:
+            return None
+        step, status, place, handle, function, threads = found
+        if step == _LOADING:
+            self._refuse_image(plan, device, status)
+        try:
+            self.check(
+                status, f"looking for the entry {plan.entry!r}" if step == _FINDING else "cuFuncGetAttribute", plan
+            )
+            self._allow(plan, function, device, threads)
+        except DriverError:
+            self._library.cuModuleUnload(handle)
+            raise
+        return place, handle, function
+
+    def _allow(self, plan: LaunchPlan, function: int, device: int, threads: int) -> None:
         """Let the kernel have the shared memory and the cluster that it was compiled for, too."""
-        super()._allow(plan, function, device)
+        super()._allow(plan, function, device, threads)
         if plan.shared_bytes:
             static = self._ask_function(function, api.FUNCTION_STATIC_SHARED, plan)
             if plan.shared_bytes + static > _SHARED_WITHOUT_ASKING_BYTES:
@@ -171,7 +193,7 @@ class CudaDriver(NativeDriver):
         if plan.cluster > api.PORTABLE_CLUSTER:
             self._set_function(function, api.FUNCTION_NON_PORTABLE_CLUSTER, 1, plan)
 
-    def _set_function(self, function: ctypes.c_void_p, attribute: int, value: int, plan: LaunchPlan) -> None:
+    def _set_function(self, function: int, attribute: int, value: int, plan: LaunchPlan) -> None:
         self.check(
             self._library.cuFuncSetAttribute(function, attribute, value),
             f"cuFuncSetAttribute({attribute}, {value})", plan,
@@ -188,7 +210,7 @@ class CudaDriver(NativeDriver):
             extended=self._library.find(api.LAUNCH_EXTENDED),
             ask_place=self._library.cuCtxGetCurrent,
             current_place=self._current_context,
-            fail=functools.partial(self.refuse_launch, module),
+            fail=module.refuse_launch,
             enter=functools.partial(self._enter, module.place),
             scratch=scratch_for(module.plan, functools.partial(self._pool, module.device)),
             elsewhere=self.elsewhere,

@@ -66,5 +66,7 @@ OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
         c_void_p, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int,
     ),
 }  # fmt: skip
+# What the extension calls to load a binary, in the order in which it takes their addresses.
+LOADING = ("cuCtxGetCurrent", "cuCtxGetDevice", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute")
 # Called with ready-made arguments, so without declared types: converting them costs more than the call.
 LAUNCH, LAUNCH_EXTENDED = "cuLaunchKernel", "cuLaunchKernelEx"

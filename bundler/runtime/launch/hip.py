@@ -153,7 +153,7 @@ class HipDriver(NativeDriver):
             extended=extended,
             ask_place=self._library.hipGetDevice,
             current_place=self._current_device,
-            fail=functools.partial(self.refuse_launch, module),
+            fail=module.refuse_launch,
             enter=functools.partial(self._enter, module.device),
             scratch=scratch_for(plan, functools.partial(self._pool, module.device)),
             elsewhere=self.elsewhere,

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bundler.toolchain.profiler_hooks import Hook, are_present, launch_hooks, launch_metadata
@@ -20,12 +20,30 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self.enter: list[Hook] = []
-        self.leave: list[Hook] = []
+        self._enter: list[Hook] = []
+        self._leave: list[Hook] = []
+
+    @property
+    def enter(self) -> list[Hook]:
+        """What is called before a launch; always the same list, since the compiled dispatcher looks at it before each launch."""
+        return self._enter
+
+    @enter.setter
+    def enter(self, hooks: Iterable[Hook]) -> None:
+        self._enter[:] = hooks
+
+    @property
+    def leave(self) -> list[Hook]:
+        """What is called after a launch; always the same list, too."""
+        return self._leave
+
+    @leave.setter
+    def leave(self, hooks: Iterable[Hook]) -> None:
+        self._leave[:] = hooks
 
     def present(self) -> bool:
         """Whether anything is to be called around the next launch."""
-        return bool(self.enter or self.leave) or are_present()
+        return bool(self._enter or self._leave) or are_present()
 
     def around(self, facts: dict[str, Any], launch: Callable[[], None]) -> None:
         """Call the hooks for entering, launch, then the hooks for leaving, the last one first."""

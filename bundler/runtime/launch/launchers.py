@@ -75,6 +75,19 @@ def compiled_type() -> Any | None:
     return _launch.Launcher
 
 
+def image_loader(functions: tuple[Any, ...]) -> Callable[[bytes, bytes, int, int], Any] | None:
+    """Return what loads a binary in one call of the extension, None where that was not built.
+
+    Args:
+        functions: of the library, those that `load_image` in _launch.c names; it says what is given and returned, too.
+    """
+    try:
+        from bundler.runtime.launch import _launch  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:
+        return None
+    return functools.partial(_launch.load_image, tuple(map(_address, functions)))
+
+
 def compiled_launcher(kind: Any, binding: Binding) -> Any:
     """Return a launcher of the extension; it has a `pack` method, which returns the parameter buffer, and `close`."""
     plan = binding.plan
@@ -102,14 +115,15 @@ def compiled_launcher(kind: Any, binding: Binding) -> Any:
 
 def slow_packer(plan: LaunchPlan) -> Callable[[tuple[Any, ...]], bytes]:
     """Return what packs the values that the extension leaves to Python."""
-    packers: list[Packer] = []
+    return functools.partial(_pack_slowly, plan)
 
-    def slow_pack(values: tuple[Any, ...]) -> bytes:
-        if not packers:  # few kernels ever need it
-            packers.append(Packer(plan))
-        return bytes(packers[0].pack(values))
 
-    return slow_pack
+def _pack_slowly(plan: LaunchPlan, values: tuple[Any, ...]) -> bytes:
+    # Few kernels ever need it.
+    return bytes(_packers.get(plan, Packer).pack(values))
+
+
+_packers: SharedParts[LaunchPlan, Packer] = SharedParts(256)
 
 
 def packed_attributes(*attributes: tuple[int, tuple[int, ...]]) -> bytes:

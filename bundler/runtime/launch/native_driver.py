@@ -8,7 +8,6 @@ current device and stream, and refusing to work after a fork.  `cuda.py` and `hi
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 import threading
 import weakref
@@ -26,7 +25,7 @@ from bundler.runtime.launch.plan import LaunchPlan
 from bundler.runtime.launch.scratch import ScratchPool, TorchPool
 
 # The attribute of a function that says how many threads a block of it may have, in both libraries.
-_MAX_THREADS = 0
+MAX_THREADS = 0
 # Kinds of launchers that are kept track of.
 _MOST_ALIKE = 256
 
@@ -76,7 +75,7 @@ class Library:
         return self._found[name]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class NativeModule:
     """A loaded binary: `handle` is the module's, `function` the kernel's, `place` the context or device it lives in."""
 
@@ -96,6 +95,10 @@ class NativeModule:
                 return
             self.lose("its module was unloaded")
         self.driver.unload(self)
+
+    def refuse_launch(self, status: int) -> NoReturn:
+        """Raise what a launch that did not happen means."""
+        self.driver.refuse_launch(self, status)
 
     def lose(self, reason: str) -> None:
         """Let no launcher reach the driver any more."""
@@ -169,6 +172,17 @@ class NativeDriver(ABC):
     def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
         """Load verified bytes on a device."""
         check_fits(plan, self.properties(device), device)
+        place, handle, function = self._load_here(plan, image, device) or self._load_there(plan, image, device)
+        module = NativeModule(self, plan, device, place, handle, function)
+        self._modules.add(module)
+        return module
+
+    def _load_here(self, plan: LaunchPlan, image: bytes, device: int) -> tuple[int, int, int] | None:
+        """Load a binary where the thread is in the right place already; None where it is not, or there is no quick way."""
+        return None
+
+    def _load_there(self, plan: LaunchPlan, image: bytes, device: int) -> tuple[int, int, int]:
+        """Load a binary from wherever the thread is; returns the place, and the handles of module and function."""
         handle, function = ctypes.c_void_p(), ctypes.c_void_p()
         place, leave = self._go_to(device)
         try:
@@ -178,15 +192,13 @@ class NativeDriver(ABC):
             try:
                 find = getattr(self._library, self.calls.module_function)
                 self.check(find(function, handle, plan.entry.encode()), f"looking for the entry {plan.entry!r}", plan)
-                self._allow(plan, function, device)
+                self._allow(plan, function.value or 0, device, self._ask_function(function, MAX_THREADS, plan))
             except DriverError:
                 getattr(self._library, self.calls.module_unload)(handle)
                 raise
         finally:
             leave()
-        module = NativeModule(self, plan, device, place, handle.value or 0, function.value or 0)
-        self._modules.add(module)
-        return module
+        return place, handle.value or 0, function.value or 0
 
     def unload(self, module: NativeModule) -> None:
         """Unload a module's binary."""
@@ -221,9 +233,7 @@ class NativeDriver(ABC):
         parameters, reference = self._made_alike.get(key, (None, None))
         alike = None if reference is None else reference()
         if alike is not None and parameters is plan.parameters:
-            return alike.sibling(
-                module.function, launchers.slow_packer(plan), functools.partial(self.refuse_launch, module)
-            )
+            return alike.sibling(module.function, launchers.slow_packer(plan), module.refuse_launch)
         made = launchers.compiled_launcher(self._compiled, self._bind(module))
         if len(self._made_alike) >= _MOST_ALIKE:
             self._made_alike.clear()
@@ -324,14 +334,13 @@ class NativeDriver(ABC):
         self.check(status, f"asking for properties of device {device}")
         return value.value
 
-    def _ask_function(self, function: ctypes.c_void_p, attribute: int, plan: LaunchPlan) -> int:
+    def _ask_function(self, function: ctypes.c_void_p | int, attribute: int, plan: LaunchPlan) -> int:
         value = ctypes.c_int()
         self._do(self.calls.function_attribute, value, attribute, function, plan=plan)
         return value.value
 
-    def _allow(self, plan: LaunchPlan, function: ctypes.c_void_p, device: int) -> None:
-        """Let a kernel that was just loaded have what it needs of a device, or say that the device cannot run it."""
-        threads = self._ask_function(function, _MAX_THREADS, plan)
+    def _allow(self, plan: LaunchPlan, function: int, device: int, threads: int) -> None:
+        """Let a kernel that was just loaded, and may have so many threads, have what it needs, or say that the device cannot run it."""
         if plan.block_threads > threads:
             raise DriverError(
                 f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device {device} runs "

@@ -38,6 +38,7 @@ _NUMBERS = ("num_warps", "num_ctas", "warp_size", "shared_bytes", "global_scratc
             "profile_scratch_bytes", "profile_scratch_align")  # fmt: skip
 _numbers_of = operator.attrgetter(*_NUMBERS)
 _DESCRIPTOR = re.compile(r"tensordesc<([^[>]*)\[([^\]]*)\]")
+_MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64
 _SCALARS = {"f32": "fp32", **{kind: kind for kind in KIND_BYTES if kind[0] in "iu" or kind[:2] in {"fp", "bf"}}}
 
 
@@ -52,11 +53,25 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
         CannotLaunchStatically: something that the launch needs is not known, or the binary contradicts the record.
         FormatError: the binary cannot be read.
     """
-    spec, backend = kernel.launch, kernel.target.backend
-    refuse = _Refusal(spec.entry, kernel.key)
-    _check_target(kernel.target, refuse)
+    spec, target = kernel.launch, kernel.target
+    if target.backend not in BACKENDS:
+        _check_target(target, _Refusal(spec.entry, kernel.key))
     # The binary has the last word on where parameters lie: what Triton recorded says their types and order alone.
     layout = read_layout(image, spec.entry)
+    signature = None if spec.facts is None else spec.facts.signature
+    # Kernels that differ in their constants alone have all of this in common, and so their plans.
+    common = signature, layout, target
+    alike = _plans.get(kernel.spec, _no_plans)
+    found = alike.get((id(signature), id(layout), id(target)))
+    if found is None:
+        if len(alike) >= _MAX_VARIANTS:
+            alike.clear()
+        found = alike[id(signature), id(layout), id(target)] = common, _new_plan(kernel, spec, layout)
+    return LaunchPlan.of(**{**vars(found[1]), "kernel": kernel.name, "key": kernel.key})
+
+
+def _new_plan(kernel: Kernel, spec: LaunchSpec, layout: Layout) -> LaunchPlan:
+    refuse, backend = _Refusal(spec.entry, kernel.key), kernel.target.backend
     _check_numbers(spec, refuse)
     _check_threads(spec, layout, refuse)
     parameters, pieces, maps = _parameters(spec, backend, layout, refuse)
@@ -193,12 +208,20 @@ def _descriptor_pieces(
 
 
 _Shape = tuple[tuple[Parameter, ...], tuple[Piece, ...], tuple[TensorMap, ...]]
-_MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64
 
 
 @functools.lru_cache(maxsize=_MAX_SIGNATURES)
 def _variants(_signature: Named) -> dict[tuple[Any, ...], _Shape]:
     """Return where the shapes of kernels with this signature are kept, by what else they follow from."""
+    return {}
+
+
+# By a launch spec: plans by what else they follow from, which is kept beside them so that nothing else gets its number.
+_Plans = dict[tuple[int, int, int], tuple[tuple[Named | None, Layout, Target], LaunchPlan]]
+_plans: SharedParts[LaunchSpec, _Plans] = SharedParts(_MAX_SIGNATURES)
+
+
+def _no_plans(_spec: LaunchSpec) -> _Plans:
     return {}
 
 

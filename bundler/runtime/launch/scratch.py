@@ -6,9 +6,9 @@ It comes from torch where torch uses the GPU, else from the driver.  The drivers
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from bundler.runtime.launch.launchers import Leave, Scratch
@@ -32,12 +32,20 @@ class TorchPool:
     """torch's caching allocator: shares its memory with torch, and follows it into the capture of a graph."""
 
     def __init__(self, device: int) -> None:
+        torch: Any = sys.modules["torch"]
         self._device = device
-        self._cuda: Any = sys.modules["torch"].cuda
+        self._cuda: Any = torch.cuda
+        # What torch's own function calls once it has made the device the current one, which takes longer than all the rest.
+        self._raw = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)  # noqa: SLF001
+        self._current = torch._C._cuda_getDevice  # noqa: SLF001
 
     def allocate(self, size_bytes: int, stream: int) -> int:
         """Return the address of new memory; torch raises its own out-of-memory error."""
-        address: int = self._cuda.caching_allocator_alloc(size_bytes, self._device, stream)
+        address: int
+        if self._raw is not None and self._current() == self._device:
+            address = self._raw(size_bytes, stream)
+        else:
+            address = self._cuda.caching_allocator_alloc(size_bytes, self._device, stream)
         return address
 
     def free(self, address: int, stream: int) -> None:
@@ -54,31 +62,35 @@ def scratch_for(plan: LaunchPlan, pool: Callable[[], ScratchPool]) -> Scratch | 
     """
     if not (plan.global_scratch_bytes or plan.profile_scratch_bytes):
         return None
-    wanted = (
+    sizes = (
         (GLOBAL_SCRATCH, plan.global_scratch_bytes, plan.global_scratch_align),
         (PROFILE_SCRATCH, plan.profile_scratch_bytes, plan.profile_scratch_align),
     )
+    wanted = [
+        (place, kind, align, align if align > _ALIGNED_BYTES else 0) for place, (kind, size, align) in enumerate(sizes) if size
+    ]  # fmt: skip
 
     def allocate(grid_x: int, grid_y: int, grid_z: int, stream: int) -> tuple[int, int, Leave]:
-        source, held = pool(), ExitStack()
-        with ExitStack() as stack:
-            addresses = [
-                stack.enter_context(_lent(source, plan.scratch_bytes(grid_x * grid_y * grid_z, kind), align, stream))
-                if size
-                else 0
-                for kind, size, align in wanted
-            ]
-            held = stack.pop_all()
-        return addresses[0], addresses[1], held.close
+        source, programs, addresses = pool(), grid_x * grid_y * grid_z, [0, 0]
+        taken: list[int] = []
+        try:
+            for place, kind, align, spare in wanted:
+                address = source.allocate(plan.scratch_bytes(programs, kind) + spare, stream)
+                taken.append(address)
+                addresses[place] = address + (-address % align if spare else 0)
+        except BaseException:
+            _give_back(source, taken, stream)
+            raise
+        return addresses[0], addresses[1], functools.partial(_give_back, source, taken, stream)
 
     return allocate
 
 
-@contextmanager
-def _lent(source: ScratchPool, size_bytes: int, align: int, stream: int) -> Iterator[int]:
-    spare = align if align > _ALIGNED_BYTES else 0
-    address = source.allocate(size_bytes + spare, stream)
+def _give_back(source: ScratchPool, taken: list[int], stream: int) -> None:
+    """Give back all that was taken, the last first, also where one of them raises."""
     try:
-        yield address + (-address % align if spare else 0)
+        if taken:
+            source.free(taken.pop(), stream)
     finally:
-        source.free(address, stream)
+        if taken:
+            _give_back(source, taken, stream)

@@ -69,6 +69,16 @@ class Group:
         """Return all that have these marks."""
         return self._by_marks.get(tuple(marks), ())
 
+    def by_marks_at(self, open_at: Sequence[int], others: list[Mark]) -> dict[tuple[Mark, ...], Specialization]:
+        """Return the specializations by their marks at these places; those alone that have these marks elsewhere, and no double."""
+        closed = [index for index in range(len(others)) if index not in set(open_at)]
+        wanted = [others[index] for index in closed]
+        return {
+            tuple([marks[index] for index in open_at]): members[0]
+            for marks, members in self._by_marks.items()
+            if len(members) == 1 and [marks[index] for index in closed] == wanted
+        }
+
     @property
     def takes_names(self) -> bool:
         """Whether a string of a call may stand for a constant that is recorded as something else."""
@@ -102,6 +112,8 @@ class CallShape:
             self._marks[index] = _OPEN
         # Whether everything but the open constants fits, by what specializations share.
         self._fits: dict[tuple[int, ...], bool] = {}
+        # By their constants: those that a call of this shape finds without a further look; made when a second call comes.
+        self._by_constants: dict[tuple[Mark, ...], Specialization] | None = None
 
     def find(self, constants: Iterable[Any]) -> Specialization | None:
         """Return the specialization for a call, None when only a full comparison can tell.
@@ -109,12 +121,22 @@ class CallShape:
         Args:
             constants: the entries that `Reader` made for the open parameters, in their order.
         """
+        entries = tuple(constants)
+        known = self._index() if self._by_constants is None else self._by_constants
+        found = known.get(entries)
+        if found is not None and self._fits_otherwise(found):
+            return found
         marks = self._marks.copy()
-        for index, entry in zip(self._open_at, constants, strict=True):
+        for index, entry in zip(self._open_at, entries, strict=True):
             marks[index] = self._entry_mark(entry)
         # A mark of None is equal to none that is recorded.
         fitting = [found for found in self._group.marked(marks) if self._fits_otherwise(found)]
         return fitting[0] if len(fitting) == 1 else None
+
+    def _index(self) -> dict[tuple[Mark, ...], Specialization]:
+        # A string may stand for a constant that is recorded as something else: such calls are compared in full.
+        self._by_constants = {} if self._group.takes_names else self._group.by_marks_at(self._open_at, self._marks)
+        return self._by_constants
 
     def _entry_mark(self, entry: Any) -> Mark:
         kind = entry[0] if entry else None

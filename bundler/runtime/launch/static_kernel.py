@@ -120,12 +120,25 @@ class StaticKernel(Gridded):
                 return self._handle(specialization, self._driver.device())
         raise NotFound(f"{self.name}: no specialization has the key {key!r}", kernel=self.name, key=key)
 
+    def bound(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> BoundCall | None:
+        """Return how calls like this one are launched, for who launches them again; None where each has to be looked at in full.
+
+        Raises:
+            as a call.
+        """
+        device, key, values = self._driver.device(), list[Any](), list[Any]()
+        self._reader.read(args, self._positions, device, key, values)
+        if UNCACHEABLE in key or len(args) > len(self._positions):
+            return None
+        return self._bind(self._choose(device, args, keywords), device, args, keywords)
+
     def add(self, specializations: Sequence[Specialization]) -> None:
         """Let further specializations be chosen."""
         known = {s.key: s for s in (*self._specializations, *specializations)}
         self._specializations = tuple(known[key] for key in sorted(known))
         self._choices = Choices(self.name, self._specializations)
-        groups = [s.arguments for s in self._specializations]
+        # Most share the tuple of their arguments.
+        groups = list({id(s.arguments): s.arguments for s in self._specializations}.values())
         # Two functions of one name may differ in what is constant; what is so in one is looked at by value in all.
         flags: dict[str, bool] = {}
         for argument in (argument for group in groups for argument in group):

@@ -8,18 +8,17 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bundler.compile.compile_job import SourceRef
 from bundler.errors import ConfigError, NotFound, ToolchainMismatch
-from bundler.format.bundle import Bundle
+from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.lifecycle.tuning_directory import Miss
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.argument_types import is_tensor
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
@@ -34,15 +33,17 @@ from bundler.runtime.tuning.candidate_compiler import (
     make,
 )
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning, keywords_on
-from bundler.runtime.tuning.kernel_export import Exported, export_kernel
+from bundler.runtime.tuning.kernel_export import Exported, ExportNotes, export_kernel, grid_notes
 from bundler.runtime.tuning.launch_state import LaunchState
+from bundler.runtime.tuning.launch_watch import LaunchWatch
 from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion
 from bundler.runtime.tuning.trial import ArgumentEffects, Trial
+from bundler.runtime.tuning.tuned_calls import TunedCalls
 from bundler.runtime.tuning.tuner_options import TunerOptions
-from bundler.runtime.tuning.tuner_reports import moved_bytes
+from bundler.runtime.tuning.tuner_plugins import Plugins
 from bundler.toolchain import tuner_toolchain as toolchain
 
-_BYTES_OF_GB, _NS_OF_MS = 1e9, 1e6
+_NS_OF_MS = 1e6
 _LOG = logging.getLogger("bundler.runtime")
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -64,6 +65,7 @@ class AutotunedKernel:
         fn: the kernel as it was, with its heuristics.
         best_config: the config of the last call, None before the first.
         misses: (tuning key, why there was no record) of each search.
+        metadata: of the generator that wrote the kernel, for exports and profiles; empty for a kernel of a person.
     """
 
     def __init__(
@@ -99,9 +101,14 @@ class AutotunedKernel:
         self._effects = effects
         self._interpreted, self._wrapped = toolchain.interpreted(function), function is not self.base
         self._places = [self.arg_names.index(name) for name in key]  # once, since `_memo` runs at every call
+        self.metadata: Mapping[str, Any] = {}
+        self._plugins = Plugins(self.__name__, options.plugins)
+        self._watch = LaunchWatch(self.__name__, self.base, options, self._plugins)
+        self._calls = TunedCalls(self.__name__, function, key, listed)
         self._state: LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
+        self.again: Any = None  # what launches a kernel's later calls of one form; None until it was tried
 
     def __repr__(self) -> str:
         return f"<autotuned kernel {self.__name__!r}, {count(len(self.configs), 'config')}, {count(len(self._choices), 'key')} chosen>"
@@ -138,7 +145,7 @@ class AutotunedKernel:
     def forget(self) -> None:
         """Drop what was chosen and loaded; records on disk stay."""
         with self._lock:
-            state, self._state, self._choices = self._state, None, {}
+            state, self._state, self._choices, self.again = self._state, None, {}, None
             if state is not None:
                 state.close(bundle_stays=isinstance(self.options.bundle, Bundle))
 
@@ -152,12 +159,12 @@ class AutotunedKernel:
         choice = self._known(state, args, keywords)
         if choice is None:
             # An empty problem must not be tuned: measurements of nothing would decide for every size of this key.
-            if self._launches_nothing(grid, args, keywords):
+            if self._calls.launches_nothing(grid, args, keywords):
                 return
             choice = self._choose(state, grid, args, keywords)
         # Only conflicts are looked for here; a call's other faults were reported when its config was chosen.
         if keywords and not keywords.keys().isdisjoint(choice.keywords):
-            self._check_call(args, keywords)
+            self._calls.check(args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         self.launch(choice, grid, args, keywords)
@@ -183,13 +190,13 @@ class AutotunedKernel:
         """Launch a choice that was made for a call like this one; what the choice adds is no part of `keywords`."""
         state = self._state or self.ready()
         self.best_config = choice.config  # for programs that read it after a call, as Triton's tuner has it
-        if self.options.dump is not None:
-            self.options.dump.add(self.__name__, args, keywords, choice.config.all_kwargs(), grid)
-        if profiler_ranges.active():  # a range takes microseconds, so it is opened for a profiler only
-            with profiler_ranges.launch_range(self.__name__, args, choice.config):
-                self._launch(state, choice, grid, args, keywords)
+        # To show a launch takes longer than to launch.
+        if not (self._watch.always or profiler_ranges.active()):
+            self._launch(state, choice, grid, args, keywords)
             return
-        self._launch(state, choice, grid, args, keywords)
+        call, handle = self._calls.named(args, keywords), functools.partial(self._handle, state, choice, args, keywords)
+        start = functools.partial(self._launch, state, choice, grid, args, keywords)
+        self._watch.launch(state, choice, grid, call, len(args), handle, self.metadata, start)
 
     def _launch(self, state: LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
         try:
@@ -214,6 +221,9 @@ class AutotunedKernel:
         choice = self._choice(state, grid, args, keywords)
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
+        return self._handle(state, choice, args, keywords)
+
+    def _handle(self, state: LaunchState, choice: Choice, args: Args, keywords: Keywords) -> Handle:
         try:
             return state.static.handle(*args, **keywords, **choice.keywords)
         except (NotFound, ToolchainMismatch):
@@ -237,11 +247,26 @@ class AutotunedKernel:
     def export(
         self, directory: str | os.PathLike[str], *args: Any, grid: grids.Grid | None = None, **keywords: Any
     ) -> Exported:
-        """Write the chosen kernel's binary and how to launch it, for programs in other languages; see `export_kernel`."""
+        """Write the chosen kernel's binary and how to launch it, for programs in other languages; see `export_kernel`.
+
+        Args:
+            directory: made when it is not there.
+            args, keywords: as for a call.
+            grid: a `TextGrid` is written as expressions and as C++; another says nothing of other sizes.
+        """
         state = self.ready()
-        choice = self._choice(state, grid, args, keywords)
-        made = self._compile(state, choice.config, args, keywords)
-        return export_kernel(made.kernel, made.image, made.bundle, choice.config, directory)
+        return self._export(state, self._choice(state, grid, args, keywords), directory, grid, args, keywords)
+
+    def _export(
+        self, state: LaunchState, choice: Choice, directory: str | os.PathLike[str], grid: grids.Grid | None, args: Args,
+        keywords: Keywords,
+    ) -> Exported:  # fmt: skip
+        if self._wrapped:
+            keywords = self._with_heuristics(args, keywords, choice)
+        made = self._compile(state, choice.config, args, keywords, keep="all")
+        expressions, why = grid_notes(grid, {**self._calls.constants(args, keywords), **choice.keywords})
+        notes = ExportNotes(choice.config, expressions, why, self.metadata)
+        return export_kernel(made.kernel, made.image, made.bundle, notes, directory)
 
     def _interpret(self, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
         config = self._pruned(args, keywords).configs[0]
@@ -249,7 +274,7 @@ class AutotunedKernel:
         self.fn.run(*args, grid=grid, warmup=False, **keywords, **config.kwargs)
 
     def _with_heuristics(self, args: Args, keywords: Keywords, choice: Choice) -> dict[str, Any]:
-        call = {**dict(zip(self.arg_names, args, strict=False)), **keywords, **choice.keywords}
+        call = {**self._calls.named(args, keywords), **choice.keywords}
         added = expand(self.fn, call)
         return {**keywords, **{name: added[name] for name in added.keys() - call.keys()}}
 
@@ -259,7 +284,7 @@ class AutotunedKernel:
         """Return device and tuning key: the values of the key's arguments, then the element types of all tensors."""
         # Element types are part of the key, as in Triton: equal sizes in another precision are another problem.
         if keywords:
-            named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
+            named = self._calls.named(args, keywords)
             values = [named[name] for name in self.keys if name in named]
             types = [named[name].dtype for name in self.arg_names if hasattr(named.get(name), "dtype")]
         else:
@@ -288,16 +313,8 @@ class AutotunedKernel:
     def _choice(self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
         return self._known(state, args, keywords) or self._choose(state, grid, args, keywords)
 
-    def _launches_nothing(self, grid: grids.Grid, args: Args, keywords: Keywords) -> bool:
-        """Whether the grid of a call has no program, so that there is nothing to measure or launch."""
-        sizes: Any = grid
-        if callable(grid):
-            named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
-            sizes = grid(expand(self.fn, {**named, **self._listed.configs[0].all_kwargs()}))
-        return 0 in (sizes if isinstance(sizes, tuple | list) else (sizes,))
-
     def _choose(self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
-        self._check_call(args, keywords)
+        self._calls.check(args, keywords)
         memo = self._memo(state, args, keywords)
         # Under the lock, so that of several first calls one tunes and the others get its choice.
         with self._lock:
@@ -308,8 +325,7 @@ class AutotunedKernel:
             found = state.lookup.find(question)
             if isinstance(found, Miss):
                 self.misses.append((question.key, found.reason))
-                _LOG.info("%s is tuned: %s", self.__name__, found.reason)
-                found = self._tune(state, question, grid, args, keywords)
+                found = self._decided(found, question) or self._tune(state, question, grid, args, keywords)
             else:
                 state.adopt_from_bundle(found)
             if found.ignored:
@@ -319,25 +335,19 @@ class AutotunedKernel:
                 )
             self._report(state, found, grid, args, keywords)
             if self.options.export is not None:
-                made = self._compile(state, found.config, args, keywords)
-                export_kernel(made.kernel, made.image, made.bundle, found.config, self.options.export)
+                self._export(state, found, self.options.export, grid, args, keywords)
             self._choices[memo] = found
             return found
 
-    def _check_call(self, args: Args, keywords: Keywords) -> None:
-        if len(args) > len(self.arg_names):
-            expected = count(len(self.arg_names), "argument")
-            raise ConfigError(f"{self.__name__}: takes {expected}, got {len(args)}", kernel=self.__name__)
-        self._listed.check_given(self.__name__, {*self.arg_names[: len(args)], *keywords})
-        for name, place in zip(self.keys, self._places, strict=True):
-            if is_tensor(args[place] if place < len(args) else keywords.get(name)):
-                raise ConfigError(
-                    f"{self.__name__}: the key names {name!r}, which is a tensor; name the numbers that decide, such as its size",
-                    kernel=self.__name__, name=name,
-                )  # fmt: skip
-
     def _pruned(self, args: Args, keywords: Keywords) -> ListedConfigs:
-        return self._pruning.apply(self._listed, dict(zip(self.arg_names, args, strict=False)), keywords)
+        named = dict(zip(self.arg_names, args, strict=False))
+        return self._plugins.listed(self._pruning.apply(self._listed, named, keywords))
+
+    def _decided(self, miss: Miss, question: LookupQuestion) -> Choice | None:
+        """Return a plug-in's choice where no record has one."""
+        config = self._plugins.config(question.listed.configs, question.parts)
+        _LOG.info("%s is %s: %s", self.__name__, "tuned" if config is None else "chosen by a plug-in", miss.reason)
+        return None if config is None else Choice.of(config, "plugin", question.target)
 
     # Tuning ----------------------------------------------------------------------------------------------------------
 
@@ -362,34 +372,29 @@ class AutotunedKernel:
 
     def _compiler(self, state: LaunchState, grid: grids.Grid, args: Args, keywords: Keywords) -> CandidateCompiler:
         return CandidateCompiler(
-            self.fn, {**dict(zip(self.arg_names, args, strict=False)), **keywords},
+            self.fn, self._calls.named(args, keywords),
             TuningDevice.of(state.driver, state.driver.device()), grid, state.hooks,
-            workers=self.options.workers, service=self.options.service, source=self._source,
+            workers=self.options.workers, service=self.options.service, source=self._source, told=self._plugins.compiled,
         )  # fmt: skip
 
     def _trial(self, compiler: CandidateCompiler) -> Trial:
         return Trial(self.__name__, compiler, self._effects, self._make_clock, self.options)
 
-    def _compile(self, state: LaunchState, config: Config, args: Args, keywords: Keywords) -> CompiledConfig:
+    def _compile(
+        self, state: LaunchState, config: Config, args: Args, keywords: Keywords, *, keep: Keep = "launch"
+    ) -> CompiledConfig:
         compiler = self._compiler(state, (1,), args, keywords)  # a grid is no part of what is compiled
-        return make(self.base, compiler.keywords(config), compiler.place.target)
+        made = make(self.base, compiler.keywords(config), compiler.place.target, keep=keep)
+        self._plugins.compiled(config, made)
+        return made
 
     def _report(
-        self,
-        state: LaunchState,
-        choice: Choice,
-        grid: grids.Grid | None,
-        args: Args,
-        keywords: Keywords,
+        self, state: LaunchState, choice: Choice, grid: grids.Grid | None, args: Args, keywords: Keywords
     ) -> None:
-        """Add the kernel to the bandwidth report, if there is one; a config that was not tuned just now is measured for it."""
+        """Add the kernel to the bandwidth report, if there is one."""
         report = self.options.bandwidth
-        if report is None or grid is None or not report.wants(self.__name__):
-            return
-        compiler = self._compiler(state, grid, args, keywords)
-        time_ms = choice.time_ms
-        if time_ms is None:
-            time_ms = self._trial(compiler).time_one(choice.config)
-        if time_ms is not None:
-            known = self.options.gigabytes
-            report.add(self.__name__, time_ms, moved_bytes(compiler.call) / _BYTES_OF_GB if known is None else known)
+        if report is not None and grid is not None and report.wants(self.__name__):
+            compiler = self._compiler(state, grid, args, keywords)
+            Trial(self.__name__, compiler, self._effects, report.clock or self._make_clock, self.options).add_to(
+                report, choice.config, choice.time_ms
+            )

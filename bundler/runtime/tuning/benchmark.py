@@ -17,14 +17,13 @@ from typing import Any, Protocol
 
 from bundler.errors import ConfigError
 from bundler.runtime.launch.argument_types import is_tensor
+from bundler.toolchain.tuner_toolchain import FLUSH_BYTES
 
 QUANTILES = (0.5, 0.2, 0.8)
 WARMUP_MS, REP_MS = 25.0, 100.0
 _ESTIMATES = 5
 _MOST_RUNS = 10_000
 _LEAST_RUNS = 3
-# Larger than the second-level cache of any GPU, so that zeroing it leaves nothing of the kernel's data there.
-_FLUSH_BYTES = 256 << 20
 
 Launch = Callable[[], None]
 
@@ -77,12 +76,13 @@ class CudaClock:
         for _ in range(_runs(self._warmup_ms, round_ms)):
             reset()
             launch()
-        return _summary(self._timed(launch, reset, _runs(self._rep_ms, round_ms))[0])
+        return summary(self._timed(launch, reset, _runs(self._rep_ms, round_ms))[0])
 
     def _timed(self, launch: Launch, reset: Launch, runs: int) -> tuple[list[float], float]:
         """Return the time of each launch, and the mean time of a whole round, in milliseconds."""
         if self._buffer is None:
-            self._buffer = self._torch.empty(_FLUSH_BYTES, dtype=self._torch.int8, device="cuda")
+            # So that zeroing it leaves nothing of the kernel's data there.
+            self._buffer = self._torch.empty(FLUSH_BYTES, dtype=self._torch.int8, device="cuda")
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(runs)]
         # All rounds are queued before the one wait at the end: a wait after each would measure the idle GPU's wake-up, too.
@@ -131,7 +131,8 @@ def _runs(span_ms: float, estimate_ms: float) -> int:
     return max(_LEAST_RUNS, min(int(span_ms / estimate_ms), _MOST_RUNS))
 
 
-def _summary(times: Sequence[float]) -> Sample:
+def summary(times: Sequence[float]) -> Sample:
+    """Return the median and both percentiles of some times in milliseconds."""
     ordered = sorted(times)
 
     def at(quantile: float) -> float:

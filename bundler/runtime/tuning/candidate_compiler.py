@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,7 @@ from bundler.errors import (
     FormatError,
     NotFound,
 )
-from bundler.format.bundle import Bundle
+from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Kernel, Target
 from bundler.format.manifest import Observation
 from bundler.lifecycle.bundle_builder import Builder, join
@@ -42,6 +44,9 @@ from bundler.runtime.tuning.occupancy import Usage, usage_of
 from bundler.runtime.tuning.tuner import Candidate, Refused
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.toolchain.events import CompileEvent
+
+_LOG = logging.getLogger("bundler.runtime")
 
 # Fewer configs are compiled in this process before worker processes have started; those of a service that was given stand ready.
 LEAST_PARALLEL, LEAST_FOR_SERVICE = 4, 2
@@ -83,28 +88,41 @@ def expand(kernel: Any, call: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def make(function: Any, call: Mapping[str, Any], target: Target) -> CompiledConfig:
+def make(function: Any, call: Mapping[str, Any], target: Target, *, keep: Keep = "launch") -> CompiledConfig:
     """Compile a call's kernel, or find it in Triton's cache.
 
     Args:
         function: a JIT function.
         call: every argument by name, and options.
         target: what for.
+        keep: `all` for the stages of the compile, too.
 
     Raises:
         CompileFailed: it does not compile, or Triton left no complete kernel.
     """
-    event = toolchain.compile_call(function, call, target)
+    found = _compiled(toolchain.compile_call(function, call, target), keep)
+    if isinstance(found, CompiledConfig):
+        return found
+    # Processes that compile one key at the same time may leave files of both in its directory, for as long as the cache lives.
+    _LOG.info("%s is compiled anew: %s", function.__name__, found)
+    with tempfile.TemporaryDirectory(prefix="bundler-", ignore_cleanup_errors=True) as folder:
+        event = toolchain.compile_call(function, call, target, folder)
+        found = _compiled(event, keep)
+    if isinstance(found, CompiledConfig):
+        return found
+    raise CompileFailed(f"{function.__name__}: {found}", name=function.__name__, reason="incomplete", key=event.key)
+
+
+def _compiled(event: CompileEvent, keep: Keep) -> CompiledConfig | str:
+    """Return the kernel of a compile, with its files in memory; or why it cannot be taken from its directory."""
     problems: list[tuple[str, str]] = []
     root, key = os.path.split(event.directory)
-    # A bundle in memory, of the launch set alone: kernels of bundles and of this process are then loaded in one way.
-    builder = Builder(root, "launch")
+    # A bundle in memory: kernels of bundles and of this process are then loaded in one way.
+    builder = Builder(root, keep)
     # A hit has the times of the compile that made it, which is not this one.
     times = () if event.cache_hit else tuple(event.stage_times_us)
     if not builder.add_directory(key, Observation(layouts=("triton",), times_us=times), known_facts(event, problems)):
-        raise CompileFailed(
-            f"{function.__name__}: {dict(builder.left_out)[key]}", name=function.__name__, reason="incomplete", key=key
-        )
+        return dict(builder.left_out)[key]
     bundle = join([builder], identity.environment())
     kernel = bundle.kernels[0]
     image = bundle.read(kernel.binary)
@@ -123,6 +141,7 @@ class CandidateCompiler:
         workers: processes that compile; None for one a core, 1 for none.
         service: a compile service to use; None makes one for the call.
         source: where a worker finds the function; None where it can be imported by its name.
+        told: hears of each config that was compiled.
     """
 
     def __init__(
@@ -136,7 +155,9 @@ class CandidateCompiler:
         workers: int | None = None,
         service: CompileService | None = None,
         source: SourceRef | None = None,
+        told: Callable[[Config, CompiledConfig], None] | None = None,
     ) -> None:
+        self._told = told
         self.kernel, self.call, self.place, self.grid, self.hooks = kernel, dict(call), place, grid, hooks
         self._function = toolchain.innermost(kernel)
         self._workers, self._service, self._source = workers, service, source
@@ -174,6 +195,8 @@ class CandidateCompiler:
                 error.facts["config"] = str(config)
                 raise
             return Refused(config, str(error.facts.get("reason") or error.message))
+        if self._told is not None:
+            self._told(config, made)
         if made.reason is None:
             # Loaded at once: too much shared memory shows here, before the config takes a turn on the clock.
             static = StaticCandidate(config, made, self)

@@ -6,6 +6,7 @@ The decorators of `heuristic_decorators` and Inductor's generated modules make o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,14 +21,17 @@ from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import max_block
 from bundler.runtime.heuristics.combo_rules import ComboPlan
 from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
+from bundler.runtime.heuristics.grid_expressions import GridExpressions, expressions_of
 from bundler.runtime.heuristics.launch_grids import Grid, LaunchGrid, launch_grid
 from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
 from bundler.runtime.tuning.benchmark import Clock
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
 from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
+from bundler.runtime.tuning.kernel_export import Exported
 from bundler.runtime.tuning.known_grids import KnownGrids
 from bundler.runtime.tuning.occupancy import DeviceLimits
 from bundler.runtime.tuning.precompiled_kernels import compile_candidates
+from bundler.runtime.tuning.repeated_launches import repeated_launches
 from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
@@ -51,6 +55,22 @@ class Candidates:
     setting: Setting
     hints: SizeHints = field(default_factory=dict)
     combo: ComboPlan | None = None
+
+
+@dataclass(frozen=True)
+class _CallGrid:
+    """The grid of one call: a function of its arguments, with what only the grid needs."""
+
+    grid: Grid
+    work: Callable[[Mapping[str, Any], Mapping[str, Any]], LaunchGrid]
+    extra: Mapping[str, Any]
+
+    def __call__(self, meta: Mapping[str, Any]) -> LaunchGrid:
+        return self.work(meta, {**meta, **self.extra})
+
+    def expressions(self, blocks: Mapping[str, Any]) -> GridExpressions:
+        """Return the grid of any call; raises as `expressions_of`."""
+        return expressions_of(self.grid, blocks)
 
 
 class HeuristicKernel:
@@ -172,12 +192,15 @@ class HeuristicKernel:
             NoValidConfig: no candidate can be used.
         """
         tuned = self.tuned
-        # A call like an earlier one, as generated wrappers make them: arguments by position, on the current stream.
+        # Calls as generated wrappers make them: arguments by position, on the current stream.
         if self._in_order and not kwargs and len(args) == len(self.arguments):
-            given = args[: self._count] if self.extra_arguments else args
-            choice = tuned.known(given, stream)
-            if choice is not None:
-                tuned.launch(choice, self._grids.of(choice, args), given, self._fixed)
+            again = tuned.again
+            if again and (stream is None or stream == again.stream(again.device())):
+                again.launch(args[again.start :], *(args[: self._count] if self.extra_arguments else args))
+                return
+            if self._launch_known(args, stream):
+                if again is None:
+                    self._launch_quickly_from_now_on(args)
                 return
         bound = self.bind(*args, **kwargs)
         if toolchain.interpreted(self.fn):
@@ -187,6 +210,30 @@ class HeuristicKernel:
         else:
             with tuned.on_stream(stream):
                 self._first_run(bound)
+
+    def _launch_known(self, args: tuple[Any, ...], stream: int | None) -> bool:
+        """Launch a call whose config is known; False where it is not, or the stream is not the current one."""
+        given = args[: self._count] if self.extra_arguments else args
+        choice = self.tuned.known(given, stream)
+        if choice is None:
+            return False
+        self.tuned.launch(choice, self._grids.of(choice, args), given, self._fixed)
+        return True
+
+    def _launch_quickly_from_now_on(self, args: tuple[Any, ...]) -> None:
+        """Make what launches calls like this one, which was launched, with less of Python."""
+
+        # What launches slowly must not come back here, so it is not `run`.
+        def slow(args: tuple[Any, ...]) -> None:
+            if not self._launch_known(args, None):
+                self._first_run(self.bind(*args))
+
+        made = (
+            repeated_launches(self.tuned, args, self._count, slow, self._grids.of, self._fixed)
+            if self._grids.pure
+            else None
+        )
+        self.tuned.again = made or False
 
     def _interpret(self, bound: dict[str, Any]) -> None:
         grid = self.grid_of(self.configs[0], bound)
@@ -198,12 +245,26 @@ class HeuristicKernel:
     def _first_run(self, bound: dict[str, Any]) -> None:
         if self.tuned.best_config is None and 0 in self.grid_of(self.configs[0], bound):
             return  # an empty problem is neither tuned nor launched
+        self.tuned[self._call_grid(bound)](**bound, **self._fixed)
+
+    def _call_grid(self, bound: dict[str, Any]) -> _CallGrid:
+        """Return the grid of a call as the tuner takes it, and take what only the grid needs out of the arguments."""
         extra = {name: bound.pop(name) for name in self.extra_arguments}  # the kernel has no such parameters
+        return _CallGrid(self.grid, self._grid, extra)
 
-        def grid_of(meta: Mapping[str, Any]) -> LaunchGrid:
-            return self._grid(meta, {**meta, **extra})
+    def export(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Exported:
+        """Write the kernel that a call with these arguments launches: binary, stages, grid and metadata; see `AutotunedKernel.export`.
 
-        self.tuned[grid_of](**bound, **self._fixed)
+        Args:
+            directory: made when it is not there.
+            args, kwargs: as for `run`.
+
+        Raises:
+            as `run`, and as `AutotunedKernel.export`.
+        """
+        bound = self.bind(*args, **kwargs)
+        grid = self._call_grid(bound)
+        return self.tuned.export(directory, grid=grid, **bound, **self._fixed)
 
     def compile_in(
         self, service: CompileService, arguments: Mapping[str, Spec], target: Target

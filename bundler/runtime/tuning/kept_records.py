@@ -11,6 +11,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.candidate_timings import Parts, Tuning, id_of, record_id
 from bundler.format.launch_spec import TuningRecord
 from bundler.lifecycle.tuning_directory import Hit, Miss, TuningFolder, explain, tuning_listeners, tunings_of
+from bundler.lifecycle.tuning_savings import METER
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain.directories import triton_cache_dir
 from bundler.user_warnings import warn
@@ -50,10 +51,11 @@ def _in_bundle(name: str, parts: Parts, bundle: Bundle | None) -> Hit | Miss:
 
 
 def keep_record(record: TuningRecord, measured: Tuning, options: TunerOptions) -> bool:
-    """Tell recordings of a winner, and write it where the next process looks; returns whether it was written.
+    """Count a winner, tell recordings of it, and write it where the next process looks; returns whether it was written.
 
     A failure to write is a warning: the winner is known here.
     """
+    METER.tuned(measured)
     if options.record or options.reuse != "none":
         tuning_listeners.tell(record, measured)
     if not options.record:  # recordings were told above: the option is about files alone

@@ -1,45 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`export_kernel`: a tuned kernel as files for programs in other languages: the device binary, and how to launch it as JSON.
+"""`export_kernel`: a tuned kernel as files for programs in other languages: binary, stages of its compile, how to launch it as JSON and header.
 
-`AutotunedKernel.export` calls it.
+`AutotunedKernel.export` calls it.  docs/export.md describes the files.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bundler.errors import ConfigError
+from bundler.format import names
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, replace_content
 from bundler.format.entries import Kernel
 from bundler.runtime.configs import Config
+from bundler.runtime.heuristics.grid_expressions import GridExpressions
+from bundler.runtime.heuristics.grid_sources import expression_text, identifiers
+from bundler.runtime.launch.plan import LaunchPlan
 from bundler.runtime.launch.plan_builder import build_plan
+from bundler.runtime.tuning.kernel_header import header_text
+
+SCHEMA = 1
+_DIVISIBLE = "tt.divisibility"
+_NOT_STAGES = names.LAUNCH_KINDS | {"other", "so"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The files of one exported kernel."""
+    """The files of one exported kernel.
+
+    Attributes:
+        binary: for the device.
+        parameters: how to launch it, as JSON.
+        header: the same for C++ and C.
+        stages: the stages of its compile as text, by kind: `ptx`, `llir`, `ttgir`, `ttir`, …
+    """
 
     binary: Path
     parameters: Path
+    header: Path
+    stages: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExportNotes:
+    """What is written beside a kernel's own facts.
+
+    Attributes:
+        config: that it was compiled from.
+        grid: what a program works its grid out with; None where nobody knows it as text.
+        why_no_grid: why it is None.
+        metadata: of the generator that wrote the kernel.
+    """
+
+    config: Config
+    grid: GridExpressions | None = None
+    why_no_grid: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def grid_notes(grid: Any, values: Mapping[str, Any]) -> tuple[GridExpressions | None, str]:
+    """Return a call's grid as expressions over its sizes, or None and why there are none.
+
+    Args:
+        grid: as the caller gave it.
+        values: of the config, and constants.
+    """
+    tell = getattr(grid, "expressions", None)
+    if tell is None:
+        what = (
+            "nobody gave a grid"
+            if grid is None
+            else "the call's grid is a function or a number, which says nothing of other sizes"
+        )
+        return None, f"{what}; give one as text, such as TextGrid('-(-n // BLOCK)')"
+    try:
+        return tell(values), ""
+    except ConfigError as error:
+        return None, error.message
 
 
 def export_kernel(
-    kernel: Kernel, image: bytes, bundle: Bundle, config: Config, directory: str | os.PathLike[str]
+    kernel: Kernel, image: bytes, bundle: Bundle, notes: ExportNotes, directory: str | os.PathLike[str]
 ) -> Exported:
-    """Write a kernel's binary and launch parameters.
+    """Write a kernel's binary, its stages, and how to launch it.
 
-    Files are `<kernel>-<digest>.cubin` (or `.hsaco`) and the same with `.json`: entry, target, threads and cluster of a block, shared
-    memory, scratch, config, and for each parameter its kind, offset and size in bytes in the parameter buffer.
+    Files are `<kernel>-<digest>.cubin` (or `.hsaco`) and the same with `.json`, `.h`, `.ptx` and so on.
 
     Args:
         kernel: the kernel.
         image: its binary, verified.
-        bundle: where it is from.
-        config: what it was compiled from.
+        bundle: where it is from; its stages are written, as far as the bundle has them.
+        notes: config, grid, metadata.
         directory: made when it is not there.
 
     Raises:
@@ -47,20 +105,99 @@ def export_kernel(
         AccessDenied, StoreFull, NotFound: the files cannot be written.
     """
     plan = build_plan(kernel, image)
-    name = f"{kernel.name}-{kernel.binary.digest.partition(':')[2][:16]}"
-    folder = Path(directory)
+    divisors = _divisors(kernel, plan)
+    # Called after the binary's file, whose name was checked when the bundle was read: a kernel may be called anything.
+    called = kernel.binary.filename.rpartition(".")[0]
+    folder, stem = Path(directory), f"{called}-{kernel.binary.digest.partition(':')[2][:16]}"
     with os_errors(os.fspath(folder), "write"):
         folder.mkdir(parents=True, exist_ok=True)
-    binary, parameters = folder / f"{name}.{kernel.binary.kind}", folder / f"{name}.json"
-    facts: dict[str, Any] = {
-        "kernel": kernel.name, "entry": plan.entry, "key": kernel.key, "target": str(kernel.target),
-        "binary": binary.name, "digest": kernel.binary.digest, "bundle": bundle.digest,
-        "config": config.to_dict(), "block_threads": plan.block_threads, "cluster": plan.cluster,
-        "shared_bytes": plan.shared_bytes, "cooperative": plan.cooperative, "pdl": plan.pdl,
-        "global_scratch_bytes": plan.global_scratch_bytes, "profile_scratch_bytes": plan.profile_scratch_bytes,
-        "buffer_bytes": plan.buffer_bytes,
-        "parameters": [{"name": p.name, "kind": p.kind, "offset": p.offset, "size": p.size} for p in plan.parameters],
+
+    def place(kind: str) -> Path:
+        return folder / f"{stem}.{kind}"
+
+    stages = {
+        kind: artifact
+        for artifact in kernel.artifacts
+        if (kind := names.artifact_kind(artifact.filename)) not in _NOT_STAGES
+    }
+    exported = Exported(place(kernel.binary.kind), place("json"), place("h"), {kind: place(kind) for kind in stages})
+    header = header_text(plan, exported.binary.name, kernel.binary.digest, divisors, notes.grid, notes.why_no_grid)
+    facts = {
+        **_facts(plan, divisors), "compiled_in": compiled_in(kernel), "binary": exported.binary.name, "digest": kernel.binary.digest, "bundle": bundle.digest,
+        "header": exported.header.name, "stages": {kind: path.name for kind, path in exported.stages.items()},
+        "config": plain(notes.config.to_dict()), "grid": _grid(notes), "metadata": plain(notes.metadata),
     }  # fmt: skip
-    for path, data in ((binary, image), (parameters, json.dumps(facts, indent=1, default=str).encode())):
-        replace_content(path, data)
-    return Exported(binary, parameters)
+    for kind, artifact in stages.items():
+        replace_content(exported.stages[kind], bundle.read(artifact))
+    # How to launch it comes last: whoever finds that finds the rest.
+    replace_content(exported.binary, image)
+    replace_content(exported.header, header.encode())
+    replace_content(exported.parameters, json.dumps(facts, indent=1).encode())
+    return exported
+
+
+def _divisors(kernel: Kernel, plan: LaunchPlan) -> dict[str, int]:
+    """Return what the values of parameters have to be divisible by: the compiler took that for granted, and the binary relies on it."""
+    known = {path: dict(value.plain()) for path, value in kernel.launch.require_facts().attributes}
+    found = {}
+    for parameter in plan.arguments:
+        assert parameter.argument is not None
+        divisor = known.get(plan.pieces[parameter.argument].path, {}).get(_DIVISIBLE)
+        if divisor is not None:
+            found[parameter.name] = int(divisor)
+    return found
+
+
+def compiled_in(kernel: Kernel) -> dict[str, Any]:
+    """Return the values of arguments that are part of the binary; other values need another binary."""
+    facts = kernel.launch.require_facts()
+    names_of = [name for name, _ in facts.signature]
+    return {names_of[path[0]]: plain(value.plain()) for path, value in facts.constants if len(path) == 1}
+
+
+def _facts(plan: LaunchPlan, divisors: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a launch needs."""
+    return {
+        "schema": SCHEMA, "kernel": plan.kernel, "entry": plan.entry, "key": plan.key, "target": str(plan.target),
+        "block_threads": plan.block_threads, "cluster": plan.cluster, "shared_bytes": plan.shared_bytes,
+        "cooperative": plan.cooperative, "pdl": plan.pdl,
+        "global_scratch_bytes": plan.global_scratch_bytes, "global_scratch_align": plan.global_scratch_align,
+        "profile_scratch_bytes": plan.profile_scratch_bytes, "profile_scratch_align": plan.profile_scratch_align,
+        "buffer_bytes": plan.buffer_bytes,
+        "parameters": [
+            {"name": p.name, "kind": p.kind, "offset": p.offset, "size": p.size, "hidden": p.argument is None,
+             "divisible_by": divisors.get(p.name, 1)}
+            for p in plan.parameters
+        ],
+        "tensor_maps": [asdict(tensor_map) for tensor_map in plan.tensor_maps],
+    }  # fmt: skip
+
+
+def _grid(notes: ExportNotes) -> dict[str, Any]:
+    grid = notes.grid
+    if grid is None:
+        return {"sizes": [], "expressions": None, "cpp": None, "why": notes.why_no_grid}
+    names_in_c = identifiers(("grid", *grid.sizes))
+    return {
+        "sizes": list(grid.sizes),
+        "expressions": list(grid.axes),
+        "cpp": [expression_text(axis, names_in_c) for axis in grid.axes],
+        "positive": grid.positive,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a generator's metadata as JSON knows it: tuples with names as objects, sets in order, what is unknown as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no number for it
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(getattr(value, "name", value))

@@ -33,11 +33,14 @@ class KnownGrids:
         work: works a grid out from blocks and sizes, and checks it.
         arguments: names of what a call gives, in order.
         fixed: constants and options that every call has.
+
+    Attributes:
+        pure: whether a grid follows from whole numbers alone.
     """
 
     def __init__(self, grid: Grid, work: Work, arguments: Sequence[str], fixed: Mapping[str, Any]) -> None:
         # The kinds of grids here look at whole numbers alone; a function of the user's may look at anything.
-        self._pure = getattr(grid, "__module__", None) == launch_grids.__name__
+        self.pure = getattr(grid, "__module__", None) == launch_grids.__name__
         self._work, self._arguments, self._fixed = work, tuple(arguments), fixed
         self._choices: dict[int, _OfChoice] = {}
 
@@ -49,7 +52,7 @@ class KnownGrids:
             return self._first(choice, args)
         sizes = tuple([args[place] for place in mine.places])
         # True and 1.0 are equal to 1, and no sizes.
-        if not self._pure or not all([type(size) is int for size in sizes]):  # noqa: C419  # a generator takes twice as long
+        if not self.pure or not all([type(size) is int for size in sizes]):  # noqa: C419  # a generator takes twice as long
             return self._worked_out(mine, args)
         grid = mine.known.get(sizes)
         if grid is None:

@@ -107,6 +107,11 @@ class LaunchState:
         finally:
             self.streams.stream = None
 
+    def stream(self) -> int:
+        """Return the stream that this thread's launches go to."""
+        named: int | None = getattr(self.streams, "stream", None)
+        return self.driver.stream(self.driver.device()) if named is None else named
+
     def _start_on(
         self, stream: int, fn: Any, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> None:

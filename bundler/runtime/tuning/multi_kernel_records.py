@@ -17,6 +17,7 @@ from bundler.format.digest import sha256
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, TuningRecord
 from bundler.lifecycle.tuning_directory import Miss, tuning_listeners
+from bundler.lifecycle.tuning_savings import METER
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning import tuning_winners
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
@@ -84,6 +85,7 @@ class MultiKernelRecords:
         if set(config.kwargs) != {_KERNEL} or chosen not in self._kernels:
             return Miss(f"{found.source}: its choice {chosen!r} is none of {', '.join(self._kernels)}")
         tuning_listeners.tell(found.record, found.tuning)
+        METER.found(found.tuning)
         return str(chosen), "record"
 
     def keep(self, choice: str, times_ms: Mapping[str, float], reasons: Mapping[str, str], spent_s: float) -> None:

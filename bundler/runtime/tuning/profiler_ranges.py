@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from bundler.runtime.configs import Config
 from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.tuning.tuner_plugins import TunedLaunch
+
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 def active() -> bool:
@@ -21,26 +24,39 @@ def active() -> bool:
     return profiler is not None and bool(getattr(profiler, "_is_profiler_enabled", False))
 
 
-def facts_of(kernel: str, config: Config) -> dict[str, Any]:
-    """Return what a range tells of a launch; names as Inductor's."""
+def facts_of(launch: TunedLaunch, known: Mapping[str, float]) -> dict[str, Any]:
+    """Return what a range tells of a launch; names as Inductor's, and `grid`.
+
+    Args:
+        launch: the launch.
+        known: further facts, such as `kernel_num_gb`.
+    """
+    config = launch.config
     return {
-        "kernel_name": kernel,
+        "kernel_name": launch.kernel,
         "kernel_backend": "triton",
+        "kernel_file": launch.file,
+        "kernel_hash": launch.key,
+        "grid": f"grid{launch.grid}",
+        "stream": launch.stream,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
         "kernel_kwargs": ",".join(f"{name}={value}" for name, value in config.kwargs.items()),
+        # torch 2.13 writes a whole float as `4.` into its trace, which no reader of JSON takes.
+        **{name: int(value) if float(value).is_integer() else value for name, value in known.items()},
     }
 
 
 @contextlib.contextmanager
-def launch_range(kernel: str, args: Sequence[Any], config: Config) -> Iterator[None]:
-    """Mark what happens inside as one launch of a kernel."""
+def launch_range(launch: TunedLaunch, known: Mapping[str, float] = _NOTHING) -> Iterator[None]:
+    """Mark what happens inside as one launch of a kernel; arguments as for `facts_of`."""
     fast: Any = getattr(getattr(sys.modules["torch"], "_C", None), "_profiler", None)
     make = getattr(fast, "_RecordFunctionFast", None)
-    name = kernel or "triton kernel"
+    name = launch.kernel or "triton kernel"
     if make is None:
         with sys.modules["torch.autograd.profiler"].record_function(name):
             yield
         return
-    with make(name, [value for value in args if is_tensor(value)], facts_of(kernel, config)):
+    tensors = [value for value in launch.arguments.values() if is_tensor(value)]
+    with make(name, tensors, facts_of(launch, known)):
         yield

@@ -18,6 +18,7 @@ from bundler.format.entries import Target
 from bundler.format.launch_spec import TuningRecord
 from bundler.lifecycle.triton_results import results_text, results_timings
 from bundler.lifecycle.tuning_directory import Hit, Miss, tuning_listeners
+from bundler.lifecycle.tuning_savings import METER
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.specialization_match import Specialization
@@ -40,8 +41,8 @@ class Choice:
 
     Attributes:
         config: the config.
-        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `autotune`, `steps` or
-            `coordinate_descent` (measured just now).
+        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `plugin`, or `autotune`,
+            `steps` or `coordinate_descent` (measured just now).
         keywords: what it adds to a call.
         ignored: its options that this device's compiler does not have, such as `waves_per_eu` on CUDA; nothing was done with them.
         time_ms: a launch's measured time; None where it was not measured here.
@@ -142,6 +143,7 @@ class ResultLookup:
             return Miss(f"{found.source}: its config {config} {why}")
         # A recording that runs now gets this record too, so that its bundle serves the next process.
         tuning_listeners.tell(found.record, found.tuning)
+        METER.found(found.tuning)
         # The user's own object, where the config is one of the list: it may have attributes that a record does not hold.
         config = next((known for known in question.listed.configs if known == config), config)
         return Choice.of(config, "record", question.target, found=self._kernels_of(found))

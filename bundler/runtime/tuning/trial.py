@@ -17,9 +17,11 @@ from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, StaticC
 from bundler.runtime.tuning.occupancy import DeviceLimits, Occupancy
 from bundler.runtime.tuning.tuner import Candidate, Refused, Search, Traits, TuningOutcome
 from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.runtime.tuning.tuner_reports import BandwidthReport, moved_bytes
 from bundler.toolchain import tuner_toolchain as toolchain
 
 Hook = Callable[..., Any]
+_BYTES_OF_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,25 @@ class Trial:
                 self._effects.before(self._compiler.keywords(outcome.winner.config), reset_only=True)
         return outcome
 
-    def time_one(self, config: Config) -> float | None:
-        """Return how long one config takes, in milliseconds; None when it cannot be launched."""
-        # For the bandwidth report alone: the config was chosen already, here or elsewhere.
-        candidate = self._compiler.build([config])[0]
-        if isinstance(candidate, Refused):
-            return None
-        try:
-            with self._sandbox.open():
-                return self.sample(candidate).median_ms
-        finally:
-            candidate.close()
+    def add_to(self, report: BandwidthReport, config: Config, time_ms: float | None) -> None:
+        """Add the kernel with a config to a report; one that cannot be launched is not added.
+
+        Args:
+            report: with a clock of its own, it is measured by that.
+            config: was chosen already, here or elsewhere.
+            time_ms: what a tuning measured just now; None to measure it.
+        """
+        if time_ms is None or report.clock is not None:
+            candidate = self._compiler.build([config])[0]
+            if isinstance(candidate, Refused):
+                return
+            try:
+                with self._sandbox.open():
+                    time_ms = self.sample(candidate).median_ms
+            finally:
+                candidate.close()
+        known = self._options.gigabytes
+        report.add(self._name, time_ms, moved_bytes(self._compiler.call) / _BYTES_OF_GB if known is None else known)
 
     def _traits(self) -> Traits:
         options, place = self._options, self._compiler.place

@@ -17,8 +17,10 @@ from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.tuning.descent import UNMEASURED_DETERMINISTIC, Descent, Space
+from bundler.runtime.tuning.launch_dump import LaunchDump
 from bundler.runtime.tuning.occupancy import DeviceLimits
-from bundler.runtime.tuning.tuner_reports import BandwidthReport, LaunchDump
+from bundler.runtime.tuning.tuner_plugins import TunerPlugin
+from bundler.runtime.tuning.tuner_reports import BandwidthReport
 from bundler.runtime.tuning.tuning_winners import LookupTable
 
 Reuse = Literal["all", "bundle", "none"]
@@ -52,6 +54,7 @@ class TunerOptions:
         gigabytes: that a launch reads and writes, for the figures; None to count the tensors.
         limits: registers and threads of a multiprocessor, where the driver of this process does not tell them.
         export: a directory; each chosen kernel is exported there, as `AutotunedKernel.export` does it.
+        plugins: asked before configs are compiled, searched and launched, and told of what was compiled.
 
     Raises:
         ConfigError: a value that cannot be used.
@@ -78,6 +81,7 @@ class TunerOptions:
     gigabytes: float | None = None
     limits: DeviceLimits = field(default_factory=DeviceLimits)
     export: str | os.PathLike[str] | None = None
+    plugins: tuple[TunerPlugin, ...] = ()
 
     def __post_init__(self) -> None:
         if self.workers is not None and (type(self.workers) is not int or self.workers < 1):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BandwidthReport`, `LaunchDump`: what `AutotunedKernel` writes down for people, where `TunerOptions` hold one of them.
+"""`BandwidthReport`: how near to the memory's speed kernels come, where `TunerOptions` hold one.
 
-A `BandwidthReport` says how near to the memory's speed kernels come, a `LaunchDump` what they are launched with.
+`AutotunedKernel` adds each kernel that it chose a config for.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors
 from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.tuning.benchmark import Clock
 
 # Inductor's figures for marking a kernel as slow.
 SLOW_GB_S, SLOW_FROM_MS = 650.0, 0.012
@@ -69,14 +70,21 @@ class BandwidthReport:
         path: a file that `write` appends to.
         pattern: a regular expression; only kernels whose name begins with a match are measured.
         lines: append each kernel's line to the file when it was measured, and log it, without waiting for `write`.
+        clock: makes what measures the kernels, such as `ProfilerClock`; None takes what the tuner measured, or its clock.
 
     Raises:
         ConfigError: the pattern is no regular expression.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, pattern: str | None = None, lines: bool = False
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        pattern: str | None = None,
+        lines: bool = False,
+        clock: Callable[[], Clock] | None = None,
     ) -> None:
+        self.clock = clock
         self._path, self._lock, self._lines = path, threading.Lock(), lines
         self._rows: list[Bandwidth] = []
         try:
@@ -132,35 +140,3 @@ class BandwidthReport:
             return
         with os_errors(os.fspath(self._path), "write"), open(self._path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
-
-
-class LaunchDump:
-    """Appends a line to a file for each launch: kernel, arguments, config, grid.
-
-    Numbers and bools are written, everything else is `T`.  Any thread may launch.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path, self._lock = os.fspath(path), threading.Lock()
-
-    def add(
-        self, kernel: str, args: Iterable[Any], keywords: Mapping[str, Any], config: Mapping[str, Any], grid: Any
-    ) -> None:
-        """Write down one launch.
-
-        Raises:
-            AccessDenied, StoreFull, NotFound: the file cannot be written.
-        """
-        words = [_word(value) for value in args]
-        words += [f"{name}={_word(value)}" for name, value in keywords.items()]
-        words += [f"{name}={value}" for name, value in config.items()]
-        line = f"{kernel} | {' '.join(words)} | {grid}\n"
-        with self._lock, os_errors(self._path, "write"), open(self._path, "a", encoding="utf-8") as file:
-            file.write(line)
-
-
-def _word(value: Any) -> str:
-    return str(value) if isinstance(value, int | bool) else "T"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices, contexts, modules, forks and torch: what a driver does around its launches."""
 
+import ctypes
 import struct
 import sys
 import threading
@@ -105,6 +106,30 @@ def test_torch_lends_scratch(open_driver, torch, plan):
     assert module.freed == [address]
 
 
+def test_torch_is_asked_directly_where_the_device_is_the_current_one(torch, plan):
+    """Another device has to be made current first, which torch's own function does; what was taken is given back when more is refused."""
+    module = torch()
+    asked = []
+    module._C._cuda_cudaCachingAllocator_raw_alloc = lambda size, stream: asked.append((size, stream)) or 0x1080
+    one = plan("i32", global_scratch_bytes=64, global_scratch_align=512)
+    assert scratch_for(one, lambda: TorchPool(1))(2, 3, 1, 9)[:2] == (0x1200, 0)
+    assert scratch_for(one, lambda: TorchPool(0))(1, 1, 1, 9)[0] == 0xA00
+    assert asked == [(64 * 6 + 512, 9)]
+    both = plan("i32", global_scratch_bytes=64, profile_scratch_bytes=32)
+    answers = iter([0x2000, MemoryError("full")])
+
+    def allocate(size, stream):
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    module._C._cuda_cudaCachingAllocator_raw_alloc = allocate
+    with pytest.raises(MemoryError, match="full"):
+        scratch_for(both, lambda: TorchPool(1))(1, 1, 1, 9)
+    assert module.freed == [0x2000]
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("address", "device"), [(0xD00010, 0), (0xE00010, 1), (0xF00010, 0), (0x10, None), (0xC00010, None)]
@@ -142,6 +167,41 @@ def test_a_kernel_that_does_not_fit_the_device(open_driver, fake, plan, backend,
     with pytest.raises(kind, match="kernel: " + words):
         driver.load(plan("i32", backend=backend, **fields), b"image", 0)
     assert fake.number("fake_loaded").value == 0
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_binary_is_loaded_where_its_context_is_current(open_driver, fake, plan, quick):
+    """In one call of the extension where there is one: the same calls, the same kernel, and the same errors as elsewhere."""
+    driver = open_driver("cuda")
+    fake.library.cuCtxSetCurrent(ctypes.c_void_p(0xC1))
+    if not quick:
+        driver.load_image = None
+    elif driver.launch_path == "compiled" and driver.load_image is None:
+        pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
+    fake.forget()
+    module = driver.load(plan("i32", shared_bytes=60000), b"im\0age", 1)
+    assert fake.calls == [
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuFuncSetCacheConfig",
+        "cuFuncSetAttribute 8 60000",
+    ]
+    assert (module.place, module.function) == (0xC1, module.handle + 1)
+    driver.load(plan("i32"), b"image", 0)  # elsewhere
+    assert fake.calls[4:] == [
+        "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuModuleLoadData", "cuModuleGetFunction", "cuCtxPopCurrent",
+    ]  # fmt: skip
+    for image, fields, kind, words in (
+        (b"BAD", {}, DriverError, "loading the binary failed"),
+        (b"OTHER", {}, ToolchainMismatch, "holds no code for device 1"),
+        (b"image", {"entry": "missing"}, DriverError, "looking for the entry 'missing' failed"),
+    ):
+        with pytest.raises(kind, match=words):
+            driver.load(plan("i32", **fields), image, 1)
+    fake.number("fake_max_threads").value = 64
+    with pytest.raises(DriverError, match="needs 128 threads a block, and with its registers device 1 runs at most 64"):
+        driver.load(plan("i32"), b"image", 1)
+    assert (fake.number("fake_loaded").value, fake.number("fake_unloaded").value) == (4, 2)
 
 
 @BOTH

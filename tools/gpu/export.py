@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports a tuned kernel, launches it from a program in C++, and looks at it with torch's profiler.
+
+    python -m tools.gpu export [--results DIR] [--programs DIR]
+    python -m tools.gpu export --prepare DIR [--arch 90]
+    python -m tools.gpu export --driver LIBRARY --programs DIR [--results DIR]
+
+The first form needs torch, Triton, a GPU and g++.  Where the GPU's machine has no g++, `--prepare` writes exports and programs on another
+machine, for an architecture, without a GPU, and `--programs` runs those.  `--driver` runs the programs over another library in libcuda's place,
+without a GPU, and leaves the rows of the profiler out.  Exit status 1 when any row is wrong; the result goes to
+docs/results/gpu-export.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tools.shared import measurement
+from tools.shared.processes import ROOT
+
+EXAMPLE = ROOT / "examples" / "exported_kernel.cpp"
+# Elements; all divisible by 16, as the exported binary takes for granted.  The first is less than a block.
+SIZES = (16, 1008, 100_000, 1 << 20, 1 << 25)
+BLOCK = 1024
+# One of a plain launch, one that needs launch attributes.
+CASES: dict[str, dict[str, Any]] = {"plain": {}, "cluster of 2": {"num_ctas": 2}}
+FACTS = ("kernel_file", "kernel_hash", "grid", "stream", "num_warps", "num_stages", "kernel_kwargs", "kernel_num_gb")
+_TIMEOUT_S = 120
+
+
+def main() -> int:
+    """Run every row, print the table, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-export.json goes")
+    parser.add_argument("--prepare", type=Path, metavar="DIR", help="write exports and programs there, and end")
+    parser.add_argument("--programs", type=Path, metavar="DIR", help="what --prepare wrote; else it is made now")
+    parser.add_argument("--driver", metavar="LIBRARY", help="in place of libcuda.so.1")
+    parser.add_argument("--arch", default="90", help="that --prepare compiles for")
+    options = parser.parse_args()
+    if options.prepare is not None:
+        prepare(options.prepare, options.arch)
+        print(f"written to {options.prepare}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="gpu-export.") as folder:
+        programs = options.programs
+        if programs is None:
+            programs = Path(folder)
+            prepare(programs, None)
+        rows = program_rows(programs, options.driver)
+        if options.driver is None:
+            rows += profiler_rows(Path(folder))
+    for row in rows:
+        words = [measurement.shown(row["figure"], row["unit"]), measurement.target(row), row["peer"]]
+        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['work']:<60}  {'; '.join(w for w in words if w)}")
+    print(f"\nwritten to {measurement.save('gpu-export', {'rows': rows}, options.results)}")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+# Programs ---------------------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, arch: str | None) -> None:
+    """Export each case, and compile the program for it; `arch` None takes the GPU of this machine."""
+    import torch
+
+    from bundler import autotune
+    from bundler.runtime import Config, DeviceProperties, DryDriver, TextGrid, TunerOptions
+    from tools.gpu.tuned_kernels import add
+
+    compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if compiler is None:
+        raise SystemExit("there is no compiler of C++ here; run with --prepare elsewhere, and give --programs")
+    driver = (
+        None if arch is None else DryDriver(properties=DeviceProperties(arch, 1024, 232448, 32, 132, cooperative=True))
+    )
+    x = torch.empty(BLOCK)
+    for name, more in CASES.items():
+        options = TunerOptions(driver=driver, workers=1, record=False)
+        kernel = autotune([Config({"BLOCK": BLOCK}, **more)], ["n"], options=options)(add)
+        place = folder / name.replace(" ", "-")
+        exported = kernel.export(place, x, x, x, BLOCK, grid=TextGrid("-(-n // BLOCK)"))
+        command: list[str | Path] = [
+            compiler,
+            "-std=c++17",
+            "-O2",
+            "-static-libstdc++",
+            "-static-libgcc",
+            "-include",
+            exported.header,
+            EXAMPLE,
+        ]
+        subprocess.run([*command, "-ldl", "-o", place / "program"], check=True, timeout=_TIMEOUT_S)
+
+
+def program_rows(programs: Path, driver: str | None) -> list[dict[str, Any]]:
+    """Run each program with each size."""
+    rows = []
+    for name in CASES:
+        place = programs / name.replace(" ", "-")
+        for size in SIZES:
+            words: list[str | Path] = [place / "program", place, str(size), *([driver] if driver else [])]
+            done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            said = done.stdout.splitlines()
+            right = done.returncode == 0 and said[:2] == [f"grid {-(-size // BLOCK)} 1 1", f"0 of {size} wrong"]
+            rows.append(measurement.row(
+                f"C++, {name}: {size:,} sums and the grid right", int(right), "", least=1,
+                peer=said[2] if right else f"{done.stdout} {done.stderr}".strip(),
+            ))  # fmt: skip
+    return rows
+
+
+# The profiler -----------------------------------------------------------------------------------------------------------
+
+
+def profiler_rows(folder: Path) -> list[dict[str, Any]]:
+    """Time one kernel by events and by the profiler; look at what a trace tells of its launches; keep its tensors."""
+    import torch
+
+    from bundler import autotune
+    from bundler.runtime import BandwidthReport, Config, LaunchDump, ProfilerClock, TextGrid, TunerOptions
+    from bundler.runtime.tuning.benchmark import CudaClock
+    from tools.gpu.tuned_kernels import add
+
+    size, grid = SIZES[-1], TextGrid("-(-n // BLOCK)")
+    x, y, out = (torch.full((size,), float(value), device="cuda") for value in (1, 2, 0))
+    report = BandwidthReport(clock=ProfilerClock)
+    dump = LaunchDump(folder / "launches", tensors=folder / "tensors")
+    options = TunerOptions(workers=1, record=False, bandwidth=report, dump=dump, gigabytes=size * 12 / 1e9)
+    kernel = autotune([Config({"BLOCK": BLOCK})], ["n"], options=options)(add)
+    kernel[grid](x, y, out, size)
+    handle = kernel.handle(x, y, out, size)
+    stream, programs = torch.cuda.current_stream().cuda_stream, -(-size // BLOCK)
+    events_ms = (
+        CudaClock().sample(lambda: handle.launch(programs, 1, 1, stream, x, y, out, size), lambda: None).median_ms
+    )
+    (seen,) = report.rows
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        kernel[grid](x, y, out, size)
+        torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    told = [event["args"] for event in events if event.get("name") == "add" and "kernel_hash" in event.get("args", {})]
+    known = sum(name in told[0] for name in FACTS) if told else 0
+    (kept,) = (folder / "tensors").glob("*/tensor_2.pt")
+    saved = torch.load(kept, weights_only=True)
+    return [
+        measurement.row("a kernel by the profiler against events", seen.milliseconds / events_ms, "x", least=0.7, most=1.05,
+                        peer=f"{seen.milliseconds * 1e3:.1f} us, {seen.gb_per_s:,.0f} GB/s; events {events_ms * 1e3:.1f} us"),
+        measurement.row("facts in a range of the trace", known, f"of {len(FACTS)}", least=len(FACTS), peer=f"{told[:1]}"),
+        measurement.row("ranges of one launch", len(told), "", least=1, most=1),
+        measurement.row("a tensor as it was before the last launch", int(bool((saved == 3).all())), "", least=1),
+    ]  # fmt: skip

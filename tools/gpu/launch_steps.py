@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the steps of a launch by handle and by dispatcher cost, each alone in a loop, in nanoseconds: no launch takes less than their sum.
+
+`launch_cost.py` calls `steps`, whose figures `python -m tools.bench page` puts beside what whole launches take.  What is left between the
+two is packing, comparing, and that in a launch the driver's code has taken the caches which a loop of one step has to itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sysconfig
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CALLS, SAMPLES = 100_000, 7
+# A handle takes as many values as the kernel of launch_cost.py; three of them are tensors.
+TENSORS = 3
+CODE = r"""
+#include <Python.h>
+#include <stdint.h>
+#include <time.h>
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1e9 + time.tv_nsec;
+}
+double place(int (*ask)(void **), long count) {
+  void *found;
+  double started = now();
+  for (long i = 0; i < count; i++)
+    ask(&found);
+  return (now() - started) / count;
+}
+double lock(long count) {
+  double started = now();
+  for (long i = 0; i < count; i++) {
+    PyThreadState *state = PyEval_SaveThread();
+    PyEval_RestoreThread(state);
+  }
+  return (now() - started) / count;
+}
+double tensor(int (*read)(void *, void *), PyObject *object, long count) {
+  uint64_t found[16];
+  double started = now();
+  for (long i = 0; i < count; i++)
+    read(object, found);
+  return (now() - started) / count;
+}
+double address(PyObject *tensor, long count) {
+  PyObject *found = PyObject_GetAttrString((PyObject *)Py_TYPE(tensor), "data_ptr");
+  PyCFunction ask = ((PyMethodDescrObject *)found)->d_method->ml_meth;
+  double started = now();
+  for (long i = 0; i < count; i++) {
+    PyObject *number = ask(tensor, NULL);
+    PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+  }
+  Py_DECREF(found);
+  return (now() - started) / count;
+}
+double stream(int (*ask)(int32_t, int32_t, void **), long count) {
+  void *found;
+  double started = now();
+  for (long i = 0; i < count; i++)
+    ask(2, 0, &found);
+  return (now() - started) / count;
+}
+static PyObject *take(PyObject *self, PyObject *const *values, Py_ssize_t count, PyObject *names) { Py_RETURN_NONE; }
+static PyMethodDef definition = {"nothing", (PyCFunction)(void (*)(void))take, METH_FASTCALL | METH_KEYWORDS, ""};
+PyObject *nothing(void) { return PyCFunction_New(&definition, NULL); }
+"""
+
+
+def steps(
+    folder: Path, tensors: list[list[Any]], kernel: Any, grid: tuple[int, ...], size: int, block: int
+) -> dict[str, Any]:
+    """Return nanoseconds by step, of a launch by handle and by dispatcher.
+
+    Args:
+        folder: where C is compiled.
+        tensors: three of them for each launch.
+        kernel: ours, compiled.
+        grid, size, block: of the launch.
+    """
+    library = _compiled(folder)
+    nothing = library.nothing()
+    read, stream = _table()
+    current = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent, ctypes.c_void_p)
+    x = tensors[0][0]
+
+    def by_handle() -> None:
+        for one, two, three in tensors:
+            nothing(16, 1, 1, 0, one, two, three, size)
+
+    def by_name() -> None:
+        for one, two, three in tensors:
+            nothing(one, two, three, size, BLOCK=block)
+
+    addresses = {
+        f"address, device and type of {TENSORS} tensors, by torch's table": TENSORS * library.tensor(read, x, CALLS)
+    }
+    common = {
+        "cuCtxGetCurrent: whether the thread is where the kernel is": library.place(current, CALLS),
+        "the interpreter's lock, given back and taken": library.lock(CALLS),
+    }
+    return {
+        "handle": {
+            "Python's loop and a call of nothing": _each(by_handle, len(tensors)),
+            f"addresses of {TENSORS} tensors, by torch's data_ptr()": TENSORS * library.address(x, CALLS),
+            **common,
+        },
+        "dispatcher": {
+            "Python's loop and a call of nothing": _each(by_name, len(tensors)),
+            "kernel[grid]": _each(lambda: kernel[grid], 1),
+            **addresses,
+            "whether profilers added hooks to Triton": _each(_hooks(), 1),
+            "torch's stream, by torch's table": library.stream(stream, CALLS),
+            **common,
+        },
+        "before": {"address, device and type of a tensor, by three calls of Python": _each(lambda: (x.data_ptr(), x.get_device(), x.dtype), 1)},
+    }  # fmt: skip
+
+
+def _hooks() -> Callable[[], bool]:
+    from bundler.toolchain.profiler_hooks import are_present
+
+    return are_present
+
+
+def _each(work: Callable[[], Any], count: int) -> float:
+    number = max(CALLS // (10 * count), 1)
+    return min(timeit.repeat(work, number=number, repeat=SAMPLES)) / (number * count) * 1e9
+
+
+def _compiled(folder: Path) -> Any:
+    source, path = folder / "steps.c", folder / "libsteps.so"
+    source.write_text(CODE)
+    include = sysconfig.get_paths()["include"]
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(path)], check=True)
+    library = ctypes.PyDLL(str(path))
+    for name, kinds in (
+        ("place", [ctypes.c_void_p, ctypes.c_long]), ("lock", [ctypes.c_long]),
+        ("address", [ctypes.py_object, ctypes.c_long]), ("tensor", [ctypes.c_void_p, ctypes.py_object, ctypes.c_long]), ("stream", [ctypes.c_void_p, ctypes.c_long]),
+    ):  # fmt: skip
+        function = getattr(library, name)
+        function.argtypes, function.restype = kinds, ctypes.c_double
+    library.nothing.restype = ctypes.py_object
+    return library
+
+
+def _table() -> tuple[int, int]:
+    """Return the addresses of the functions in torch's table that tell of a tensor and of the current stream."""
+    import torch
+
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    table: Any = torch.Tensor
+    address = pointer(table.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    # Behind a version, an older table and three functions.
+    read, stream = (ctypes.c_void_p * 2).from_address(address + 40)
+    return int(read or 0), int(stream or 0)
