@@ -24,7 +24,7 @@ from bundler.trust import minisign
 from bundler.trust.file_signatures import judge_file, trust_public_file
 from bundler.trust.signing import sign as sign_file
 from bundler.trust.signing_keys import SigningKey
-from bundler.trust.trusted_keys import Scope, TrustedKey, TrustedKeys, revoke_key
+from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, revoke_key
 
 COLUMNS = (
     Column("name", shrinks=True),
@@ -151,7 +151,7 @@ def trust(
     folder: str | None,
 ) -> int:
     """Trust the public key in FILE, of `key new` or of minisign, within a scope; a key of that name is replaced."""
-    scope = Scope(tags=tags or ("*",), targets=targets or ("*",), families=families, trust=levels or ("kernels",))
+    scope = KeyScope(tags=tags or ("*",), targets=targets or ("*",), families=families, trust=levels or ("kernels",))
     expires = 0 if expires_s is None else int(time.time()) + expires_s
     place = _folder(folder)
     one = trust_public_file(place, name, file, scope, expires=expires, comment=comment)

@@ -27,7 +27,7 @@ from bundler.store.file_records import FILES
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
 from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
 from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
-from bundler.store.store_signatures import check_envelope, prefix_of
+from bundler.store.store_signatures import check_envelope, envelopes_by_manifest
 
 # Objects read in one call: the larger, the more memory; the smaller, the more round trips.
 READ_AT_ONCE = 64
@@ -136,7 +136,7 @@ class Maintenance:
             now_s = self._backend.now_s()
             everything = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
         reached, unfollowed = self._reached()
-        signed = _envelopes_by_manifest([stat.key for stat in everything])
+        signed = envelopes_by_manifest([stat.key for stat in everything])
         reached.update(*(signed[key] for key in reached & signed.keys()))
         compressed_with = self._dictionaries_needed(everything)
         reached |= {compressed_with[key] for key in reached if key in compressed_with}
@@ -344,16 +344,6 @@ def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, f
 
 def _is_record(key: str) -> bool:
     return key.startswith(f"{RECORDS}/")
-
-
-def _envelopes_by_manifest(keys: Collection[str]) -> dict[str, list[str]]:
-    """Return what is signed of the bundle of each manifest, for those of which anything is."""
-    by_prefix: dict[str, list[str]] = {}
-    for key in keys:
-        if key.startswith(f"{store_layout.ENVELOPES}/"):
-            by_prefix.setdefault(key.rpartition("/")[0], []).append(key)
-    named = [key for key in keys if store_layout.is_manifest(key)] if by_prefix else []
-    return {key: by_prefix[prefix_of(key)] for key in named if prefix_of(key) in by_prefix}
 
 
 def _names_units(key: str) -> bool:

@@ -12,9 +12,8 @@
     value   TBV1, digest of the rest, one zstd frame
             TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it
 
-Keys begin with the major version of this layout, so that two versions of the library share a store without reading each
-other's objects.  Units are named by the digests of what is in them, however they are compressed: bundles that share kernels
-share units.
+Keys begin with the major version of this layout, so that two versions of the library share a store without reading each other's objects.
+Units are named by the digests of what is in them, however they are compressed: bundles that share kernels share units.
 
 Every module of this room reads and writes objects and refs through it.
 """
@@ -41,8 +40,7 @@ from bundler.format.manifest import Content
 from bundler.format.summary import count
 
 MAJOR = "v1"
-UNITS, MANIFESTS, TAGS, DICTIONARIES = f"{MAJOR}/u", f"{MAJOR}/m", f"{MAJOR}/t", f"{MAJOR}/d"
-ENVELOPES = f"{MAJOR}/e"
+UNITS, MANIFESTS, TAGS, DICTIONARIES, ENVELOPES = (f"{MAJOR}/{kind}" for kind in "umtde")
 ZSTD_LEVEL = 6
 # What one call to a byte store may carry; larger ones are split.
 BATCH_BYTES = 16 * MIB
@@ -312,11 +310,6 @@ def manifests_of(digest: str) -> str:
 def manifest_key(digest: str, observed_bytes: bytes) -> str:
     """Return the key of a manifest: one bundle may have been observed in several ways."""
     return f"{manifests_of(digest)}/{sha256(observed_bytes).hex()[:16]}"
-
-
-def is_manifest(key: str) -> bool:
-    """Whether a key is one of a manifest."""
-    return _MANIFEST.fullmatch(key) is not None
 
 
 def digest_of_manifest(key: str) -> str:

@@ -13,7 +13,8 @@ Where nobody asks for signatures nothing of `bundler/trust` is imported but `adm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,21 @@ def envelopes_in(value: bytes | None) -> tuple[bytes, ...]:
 def envelope_keys(backend: Backend, manifest: str) -> list[str]:
     """Return the keys of the envelopes about the bundle of a manifest."""
     return sorted(stat.key for stat in backend.list(prefix_of(manifest)))[:MAX_ENVELOPES]
+
+
+def envelopes_by_manifest(keys: Collection[str]) -> dict[str, list[str]]:
+    """Return what is signed of the bundle of each manifest among the keys of a store, for those of which anything is."""
+    by_prefix: dict[str, list[str]] = {}
+    for key in keys:
+        if key.startswith(f"{ENVELOPES}/"):
+            by_prefix.setdefault(key.rpartition("/")[0], []).append(key)
+    found = {}
+    for key in keys if by_prefix else ():
+        if key.startswith(f"{store_layout.MANIFESTS}/"):
+            with contextlib.suppress(FormatError):  # a key that only begins like one
+                if prefix_of(key) in by_prefix:
+                    found[key] = by_prefix[prefix_of(key)]
+    return found
 
 
 class StoreSignatures(SignatureSource):

@@ -21,7 +21,7 @@ from bundler.trust.signature_policy import Judgement, SignaturePolicy
 from bundler.trust.signing import MINISIGN_SUFFIX, file_chunks
 from bundler.trust.statements import BundleStatement, TrustLevel
 from bundler.trust.subjects import subject_of
-from bundler.trust.trusted_keys import Scope, TrustedKey, TrustedKeys, write_key
+from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, write_key
 
 
 def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel | None = None) -> Judgement:
@@ -69,7 +69,7 @@ def trust_public_file(
     folder: str | os.PathLike[str],
     name: str,
     public: str | os.PathLike[str],
-    scope: Scope,
+    scope: KeyScope,
     *,
     expires: int = 0,
     comment: str = "",

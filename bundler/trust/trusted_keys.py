@@ -38,7 +38,7 @@ _Patterns = Annotated[
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
+class KeyScope(msgspec.Struct, frozen=True, kw_only=True):
     """What a key may vouch for; an empty tuple allows nothing.
 
     Attributes:
@@ -54,7 +54,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     trust: tuple[TrustLevel, ...] = ("kernels",)
 
 
-class TrustedKey(Scope, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrustedKey(KeyScope, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One public key and its scope.
 
     Attributes:

@@ -11,7 +11,7 @@ from bundler.errors import AccessDenied, BundlerError, FormatError, LimitExceede
 from bundler.trust import ed25519
 from bundler.trust.file_signatures import trust_public_file
 from bundler.trust.signing_keys import SigningKey
-from bundler.trust.trusted_keys import MAX_FILE_BYTES, Scope, TrustedKey, TrustedKeys
+from bundler.trust.trusted_keys import MAX_FILE_BYTES, KeyScope, TrustedKey, TrustedKeys
 
 GOOD = base64.b64encode(SigningKey(b"k" * 32).public).decode()
 
@@ -89,7 +89,7 @@ def test_names_that_lead_out_of_the_folder(name, signers, tmp_path):
     (tmp_path / "k.pub").write_text(minisign.write_public(signers.mallory))
     before = sorted(path for path in tmp_path.rglob("*"))
     with pytest.raises(BundlerError, match="name of a key"):
-        trust_public_file(signers.folder, name, tmp_path / "k.pub", Scope())
+        trust_public_file(signers.folder, name, tmp_path / "k.pub", KeyScope())
     assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
@@ -100,7 +100,7 @@ def test_hostile_public_keys(data, signers, tmp_path):
     """Whatever somebody sends as a public key, it is a typed error or nothing."""
     (tmp_path / "k.pub").write_bytes(data)
     with pytest.raises(FormatError):
-        trust_public_file(signers.folder, "evil", tmp_path / "k.pub", Scope())
+        trust_public_file(signers.folder, "evil", tmp_path / "k.pub", KeyScope())
     assert [*signers.policy().keys.by_name] == ["alice"]
 
 
