@@ -55,7 +55,7 @@ def parse_url(url: str) -> CloudSettings:
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = given.keys() - {"timeout_s", "touch_every_s"}
     if unknown:
-        raise BadSettings(f"{shown}: unknown setting {sorted(unknown)[0]!r:.40}; {_EXPECTED}")
+        raise BadSettings(f"{shown}: unknown setting {min(unknown)!r:.40}; {_EXPECTED}")
     seconds = {name: _seconds(shown, name, text) for name, text in given.items()}
     if seconds.get("timeout_s") == 0:
         raise BadSettings(f"{shown}: timeout_s=0: expected more than 0")

@@ -38,7 +38,16 @@ _SECRET_NAMES = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|SIGNATURE"
 _SECRET_CHARACTERS = 6
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _FULL = ("507 ", "QuotaExceeded", "EntityTooLarge")
-_DENIED = ("401 ", "403 ", "credential", "Missing region", "AccessKeyId", "SecretAccessKey", "SignatureDoesNotMatch", "RequestTimeTooSkewed")
+_DENIED = (
+    "401 ",
+    "403 ",
+    "credential",
+    "Missing region",
+    "AccessKeyId",
+    "SecretAccessKey",
+    "SignatureDoesNotMatch",
+    "RequestTimeTooSkewed",
+)
 _SLOW = ("timed out", "timeout", "deadline has elapsed")
 _BAD = ("UnknownConfigurationKey", "URL did not match", "Unable to parse", "relative URL", "scheme is not allowed")
 _FIXES: dict[type[BackendError], str] = {
