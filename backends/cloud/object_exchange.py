@@ -49,10 +49,22 @@ _DENIED = (
     "RequestTimeTooSkewed",
 )
 _SLOW = ("timed out", "timeout", "deadline has elapsed")
-_BAD = ("UnknownConfigurationKey", "URL did not match", "Unable to parse", "relative URL", "scheme is not allowed")
+_BAD = (
+    "UnknownConfigurationKey",
+    "URL did not match",
+    "Unable to parse",
+    "relative URL",
+    "scheme is not allowed",
+    "builder error",
+)
+_PREFIXES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+_SWITCHES = ("allow_http", "allow_invalid_certificates", "http1_only", "http2_only")
+_TEXTS = ("proxy_url", "proxy_ca_certificate", "proxy_excludes", "user_agent")
+_YES = {"1", "true", "yes", "y", "on"}
 _FIXES: dict[type[BackendError], str] = {
     BackendDenied: "check the credentials in the environment and their rights: get, put, delete and list",
     BackendFull: "prune, or raise the quota",
+    BadSettings: "check the settings in the environment; an endpoint without TLS needs AWS_ALLOW_HTTP=true",
 }
 
 
@@ -161,6 +173,11 @@ class Bucket:
             raise Conflict from None
         except (exceptions.BaseError, OSError, ValueError, TypeError, RuntimeError) as error:
             raise meaning_of(error, self.shown) from None
+        except BaseException as error:
+            # What obstore raises where it met an answer that it had held for impossible, such as a range that is too short.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise BackendUnavailable(f"{self.shown}: the server answered something other than what was asked") from None
 
 
 class _NoRanges(BackendUnavailable):
@@ -169,7 +186,7 @@ class _NoRanges(BackendUnavailable):
 
 def meaning_of(error: BaseException, shown: str) -> BackendError:
     """Return what an error of obstore means; of its text only what holds no secret is kept."""
-    text = str(error)
+    text = str(error).partition("Debug source:")[0]  # the rest lists settings and headers
     kind: type[BackendError] = BackendUnavailable
     if isinstance(error, exceptions.NotSupportedError) or "range request not supported" in text.lower():
         kind = _NoRanges
@@ -186,13 +203,20 @@ def meaning_of(error: BaseException, shown: str) -> BackendError:
 
 def _public(text: str) -> str:
     """Return the first lines of an error without queries of URLs, which may sign, and without values of secret settings."""
-    said = text.partition("Debug source:")[0]
-    said = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", said)
+    said = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
     for name, value in os.environ.items():
         if len(value) >= _SECRET_CHARACTERS and _SECRET_NAMES.search(name):
             said = said.replace(value, "…")
     said = re.sub(r"<(AWSAccessKeyId|StringToSign|CanonicalRequest|SignatureProvided)[^<]*>[^<]*", "", said)
     return " ".join(said.split())[:SHOWN_CHARACTERS].rstrip(". ")
+
+
+def _client_settings(scheme: str) -> dict[str, Any]:
+    """Return what the environment says of connections; obstore leaves that out where options are given in code."""
+    if scheme in READ_ONLY_SCHEMES:
+        return {"allow_http": True}
+    named = {option: os.environ.get(f"{_PREFIXES[scheme]}_{option.upper()}", "") for option in (*_SWITCHES, *_TEXTS)}
+    return {option: value.lower() in _YES if option in _SWITCHES else value for option, value in named.items() if value}
 
 
 def connect(settings: CloudSettings, shown: str) -> Bucket:
@@ -212,8 +236,7 @@ def connect(settings: CloudSettings, shown: str) -> Bucket:
             "base": 2,
         },
     }
-    if settings.location.partition(":")[0] in READ_ONLY_SCHEMES:
-        client["allow_http"] = True
+    client |= _client_settings(settings.location.partition(":")[0])
     try:
         return Bucket(from_url(settings.location, client_options=client, retry_config=retry), shown)
     except (exceptions.BaseError, OSError, ValueError, TypeError) as error:
