@@ -30,7 +30,7 @@ from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Unc
 from bundler.backends.cloud.pack_catalog import (
     CATALOG_BYTES,
     Catalog,
-    Place,
+    PackSpan,
     decode_catalog,
     encode_catalog,
     new_pack,
@@ -114,7 +114,7 @@ class CloudBackend(Backend):
                 found |= parts
         return found, lost
 
-    def _read_pack(self, pack: int, wanted: Mapping[str, tuple[Place, int]]) -> dict[str, bytes] | None:
+    def _read_pack(self, pack: int, wanted: Mapping[str, tuple[PackSpan, int]]) -> dict[str, bytes] | None:
         sizes = {
             key: place.size if place.size <= most else min(place.size, BEGINNING_BYTES)
             for key, (place, most) in wanted.items()
@@ -148,7 +148,7 @@ class CloudBackend(Backend):
         if not items:
             return frozenset()
         self._check_writable()
-        places: dict[str, Place] = {}
+        places: dict[str, PackSpan] = {}
         packs: dict[int, int] = {}
         created: set[str] = set()
 
@@ -168,7 +168,7 @@ class CloudBackend(Backend):
         self._remove_packs(unused)
         return frozenset(created)
 
-    def _write_packs(self, items: Mapping[str, bytes], places: dict[str, Place], packs: dict[int, int]) -> None:
+    def _write_packs(self, items: Mapping[str, bytes], places: dict[str, PackSpan], packs: dict[int, int]) -> None:
         """Write objects as packs, and note where each lies."""
         left = dict(items)
         while left:
@@ -177,7 +177,7 @@ class CloudBackend(Backend):
             while left and (not parts or size + len(next(iter(left.values()))) <= PACK_BYTES):
                 key = next(iter(left))
                 parts.append(left.pop(key))
-                places[key] = Place(pack, size, len(parts[-1]), 0)
+                places[key] = PackSpan(pack, size, len(parts[-1]), 0)
                 size += len(parts[-1])
             # A conflict is our own request, made again when its answer was lost: the number of the pack is random.
             with contextlib.suppress(Conflict):
@@ -193,7 +193,7 @@ class CloudBackend(Backend):
         if not wanted:
             return wanted
         self._check_writable()
-        gone: dict[str, Place] = {}
+        gone: dict[str, PackSpan] = {}
 
         def change(catalog: Catalog) -> Catalog | None:
             gone.clear()
@@ -209,7 +209,7 @@ class CloudBackend(Backend):
             self._clean(after, {place.pack for place in gone.values()})
         return frozenset(gone)
 
-    def _last_use_ms(self, place: Place) -> int:
+    def _last_use_ms(self, place: PackSpan) -> int:
         # A touch that came so soon after the last one was not written.
         return place.modified_ms + self._touch_every_ms
 
@@ -228,7 +228,7 @@ class CloudBackend(Backend):
     def _rewrite(self, catalog: Catalog, sparse: Collection[int]) -> None:
         old = {key: place for key, place in catalog.objects.items() if place.pack in sparse}
         values, _ = self._read(catalog, dict.fromkeys(old, OBJECT_LIMIT))
-        places: dict[str, Place] = {}
+        places: dict[str, PackSpan] = {}
         packs: dict[int, int] = {}
         self._write_packs({key: value for key, value in values.items() if not isinstance(value, Unread)}, places, packs)
 
@@ -383,8 +383,8 @@ def _in_threads(
         return list(pool.map(call, packs))
 
 
-def _used(place: Place, modified_ms: int) -> Place:
-    return Place(place.pack, place.offset, place.size, modified_ms)
+def _used(place: PackSpan, modified_ms: int) -> PackSpan:
+    return PackSpan(place.pack, place.offset, place.size, modified_ms)
 
 
 def _now_ms() -> int:

@@ -51,7 +51,7 @@ def parse_url(url: str) -> CloudSettings:
     if parts.scheme not in SCHEMES or not parts.netloc or parts.fragment:
         raise BadSettings(f"{shown}: {_EXPECTED}")
     if "@" in parts.netloc:
-        raise BadSettings(f"{shown}: holds user or password; set credentials in the environment (docs/stores.md)")
+        raise BadSettings(f"{shown}: holds user or password; set credentials in the environment")
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = given.keys() - {"timeout_s", "touch_every_s"}
     if unknown:

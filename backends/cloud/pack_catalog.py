@@ -25,7 +25,7 @@ _DIGEST_BYTES = 32
 _FIX = "restore an earlier version of it, or remove it and push again"
 
 
-class Place(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class PackSpan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where an object lies: in which pack, from which byte on, how many bytes, and when it was last in use."""
 
     pack: int
@@ -47,7 +47,7 @@ class Catalog(msgspec.Struct, array_like=True, frozen=True):
     time_ms: int = 0
     tokens: list[bytes] = []
     packs: dict[int, int] = {}
-    objects: dict[str, Place] = {}
+    objects: dict[str, PackSpan] = {}
     refs: dict[str, bytes] = {}
 
     def evolved(
@@ -55,7 +55,7 @@ class Catalog(msgspec.Struct, array_like=True, frozen=True):
         now_ms: int,
         *,
         packs: Mapping[int, int] | None = None,
-        objects: Mapping[str, Place] | None = None,
+        objects: Mapping[str, PackSpan] | None = None,
         refs: Mapping[str, bytes] | None = None,
     ) -> Catalog:
         """Return the catalog after a change, with a token of its own; packs that nothing lies in are left out."""
