@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
     from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters
-    from bundler.config import Mode, Strict
+    from bundler.config import Demand, Mode, Strict
     from bundler.errors import (
         AccessDenied,
         BundlerError,
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
         ToolchainMismatch,
         TruncatedBundle,
         UnsafeName,
+        UnsupportedOperator,
         UnsupportedVersion,
+        Untrusted,
         WorkerDied,
     )
     from bundler.format.bundle import BlobSource, Bundle, Keep
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.launch_hooks import Hooks
     from bundler.runtime.launch.plan import LaunchPlan, Parameter, Piece, TensorMap
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
+    from bundler.runtime.launch.program_replay import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.tuning.autotune_decorator import autotune
@@ -124,6 +127,10 @@ if TYPE_CHECKING:
     from bundler.store.file_records import FileRecords
     from bundler.store.kernel_records import KernelRecords
     from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+    from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
+    from bundler.trust.signing import SignReport, sign
+    from bundler.trust.signing_keys import SigningKey
+    from bundler.trust.statements import TrustLevel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -152,6 +159,7 @@ __all__ = [
     "ConfigError",
     "Content",
     "Counters",
+    "Demand",
     "Descent",
     "DeviceLimits",
     "DeviceProperties",
@@ -180,6 +188,7 @@ __all__ = [
     "How",
     "Job",
     "JobTiming",
+    "Judgement",
     "Keep",
     "Kernel",
     "KernelRecords",
@@ -206,6 +215,8 @@ __all__ = [
     "Path",
     "Piece",
     "ProfilerClock",
+    "ProgramMemory",
+    "ProgramRunner",
     "Progress",
     "PruneReport",
     "PushMode",
@@ -219,6 +230,9 @@ __all__ = [
     "ScopeProgress",
     "ServiceCounters",
     "Session",
+    "SignReport",
+    "SignaturePolicy",
+    "SigningKey",
     "Space",
     "Span",
     "Specialization",
@@ -231,6 +245,7 @@ __all__ = [
     "StoredFile",
     "Strict",
     "StrictModeViolation",
+    "Subject",
     "TagInfo",
     "Target",
     "TensorMap",
@@ -242,6 +257,7 @@ __all__ = [
     "TreeOptions",
     "TruncatedBundle",
     "Trust",
+    "TrustLevel",
     "TunedLaunch",
     "TunerOptions",
     "TunerPlugin",
@@ -249,7 +265,9 @@ __all__ = [
     "TuningFile",
     "TuningRecord",
     "UnsafeName",
+    "UnsupportedOperator",
     "UnsupportedVersion",
+    "Untrusted",
     "Value",
     "VerifyReport",
     "WhenDown",
@@ -269,6 +287,7 @@ __all__ = [
     "handles_on",
     "install",
     "load",
+    "load_program",
     "merge",
     "open_driver",
     "open_store",
@@ -281,6 +300,7 @@ __all__ = [
     "replay",
     "restore",
     "session",
+    "sign",
     "tuning_counters",
     "winners_only",
 ]

@@ -16,6 +16,7 @@
     ├── RecordingError                     collect without a recording, or Triton is not there to record
     ├── ConfigError (also ValueError)      a setting or argument of yours is wrong
     ├── ToolchainMismatch                  the kernels are for another compiler or platform
+    ├── Untrusted                          no trusted key vouches for what would be used
     ├── StoreUnavailable                   the store does not answer
     ├── StoreFull                          no space left where we write
     ├── AccessDenied (also PermissionError)  reading or writing is not permitted
@@ -26,7 +27,8 @@
     ├── CompileFailed                      a kernel does not compile
     │   ├── WorkerDied                     the process that compiled it died, or had too little memory
     │   └── CompileTimeout (also TimeoutError)  its time ran out
-    └── NoValidConfig                      every candidate configuration failed
+    ├── NoValidConfig                      every candidate configuration failed
+    └── UnsupportedOperator (also TypeError)  an operator or dtype that no kernel can be generated for
 
 `BundlerWarning` is the one category of our warnings.
 """
@@ -150,6 +152,12 @@ class ToolchainMismatch(BundlerError):
     code = "toolchain"
 
 
+class Untrusted(BundlerError):
+    """Nobody whose key is trusted for it vouches for a bundle or a tag, and the policy requires that somebody does."""
+
+    code = "untrusted"
+
+
 class StoreUnavailable(BundlerError):
     """The store cannot be reached or did not answer in time."""
 
@@ -214,3 +222,9 @@ class NoValidConfig(BundlerError):
     """Every candidate configuration failed to compile or run."""
 
     code = "no-valid-config"
+
+
+class UnsupportedOperator(BundlerError, TypeError):
+    """The generator has no text for an operator or dtype; `operator` and `dtypes` say which. Whoever asked calls the ATen operator instead."""
+
+    code = "unsupported-operator"

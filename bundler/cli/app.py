@@ -17,10 +17,12 @@ from bundler.cli.demo import demo
 from bundler.cli.doctor import doctor
 from bundler.cli.explain import explain
 from bundler.cli.extraction import extract
+from bundler.cli.generate import generate_command
 from bundler.cli.inspection import inspect, verify
 from bundler.cli.pack import pack
 from bundler.cli.restore import restore
 from bundler.cli.run import run
+from bundler.cli.signatures import key, sign
 from bundler.cli.store_upkeep import prune, stats
 from bundler.cli.transfer import pull, push, tags
 from bundler.cli.tune import tune
@@ -42,6 +44,7 @@ def app() -> None:
 
 
 for command in (
-    demo, run, build, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune, explain, doctor,
+    demo, run, build, generate_command, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune,
+    sign, key, explain, doctor,
 ):  # fmt: skip
     app.add_command(command)

@@ -20,6 +20,7 @@ from bundler.cli.extraction import KINDS_SHOWN, show_text
 from bundler.cli.leak_search import find_leaks, show_leaks
 from bundler.cli.pack import count_files, counts
 from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
+from bundler.cli.signatures import tell_signature
 from bundler.cli.specializations import KernelSpecialization, SpecializationRow, specialization_of, told, types
 from bundler.cli.store_upkeep import verify_store
 from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
@@ -247,15 +248,18 @@ def _compiler(toolchain: Toolchain) -> str:
 
 @click.command(
     short_help="Check every byte of a bundle or a store.",
-    epilog=example("verify model.tbundle", "verify --store file:///var/cache/kernels --repair"),
+    epilog=example(
+        "verify model.tbundle", "verify --signed model.tbundle", "verify --store file:///var/cache/kernels --repair"
+    ),
 )
 @click.argument("bundle", required=False)
 @click.option("--store", "url", multiple=True, callback=only_one, metavar=STORE_METAVAR, help="Check a store instead.")
 @click.option(
     "--repair", is_flag=True, help="Remove what is damaged in the store, so that the next push sends it again."
 )
+@click.option("--signed", is_flag=True, help="Also ask for a signature of a trusted key; exit status 1 without one.")
 @reports
-def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool) -> int:
+def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool, signed: bool) -> int:
     """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest.
 
     Or everything in a store: each object, and that bundles and tags lack nothing.
@@ -263,14 +267,16 @@ def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool) ->
     url = one_given_or_set(url) if bundle is None else url
     if (bundle is None) == (url is None):
         raise click.UsageError("give a BUNDLE or --store" + (", not both" if bundle is not None else ""))
+    if url is not None and signed:
+        raise click.UsageError("--signed is for a BUNDLE; a store's tags are judged when they are followed")
     if url is not None:
         return verify_store(screen, url, repair=repair)
     if repair:
         raise click.UsageError("--repair needs --store; a damaged bundle is made anew, or fetched again")
-    return _verify_bundle(screen, str(bundle))
+    return _verify_bundle(screen, str(bundle), signed=signed)
 
 
-def _verify_bundle(screen: Screen, bundle: str) -> int:
+def _verify_bundle(screen: Screen, bundle: str, *, signed: bool) -> int:
     with Bundle.load(bundle) as opened, screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
         damage = _damage(opened)
         problems = [*damage]
@@ -284,6 +290,7 @@ def _verify_bundle(screen: Screen, bundle: str) -> int:
             "bytes": sum(n for _, n in opened.content.blobs),
         }
         digest, names = opened.digest, wording.kernel_names(opened)
+        told, status = tell_signature(screen, opened, bundle) if signed else ({}, FINE)
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
         screen.complain(f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch it again")
@@ -295,9 +302,10 @@ def _verify_bundle(screen: Screen, bundle: str) -> int:
         screen.line(f"checked the digests of {wording.count(checked['files'], 'file')} ({wording.size(checked['bytes'])}), "
                     f"the metadata of {wording.count(checked['kernels'], 'kernel')}, and the container")  # fmt: skip
         screen.done(f"{bundle} is sound: {digest}")
-    screen.finish({"path": bundle, "ok": not problems, "digest": digest, "checked": checked,
-                   "problems": [{"name": name, "reason": reason} for name, reason in problems]})  # fmt: skip
-    return PROBLEM if problems else FINE
+    screen.finish({"path": bundle, "ok": not problems and status == FINE, "digest": digest, "checked": checked,
+                   "problems": [{"name": name, "reason": reason} for name, reason in problems],
+                   **({"signed": told} if signed else {})})  # fmt: skip
+    return PROBLEM if problems else status
 
 
 def _damage(bundle: Bundle) -> list[tuple[str, str]]:

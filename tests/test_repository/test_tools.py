@@ -3,6 +3,8 @@
 
 import importlib
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -185,3 +187,23 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
     assert first == ". Microseconds a kernel: launch 5, load: manifest 8."
     assert launch_tables.why({"check": "another"}, result) == ""
     assert launch_tables.tables({"figures": {}}) == ""
+
+
+def test_the_fuzzer_may_make_what_the_judged_may_not_load():
+    """Two bombs in one bundle need more memory to make than the limit gives; the limit is back for who judges."""
+    program = (
+        "import resource\n"
+        "from tools.fuzz import bundle\n"
+        "bundle.MEMORY_BYTES = 1 << 28\n"
+        "bundle.limit_memory()\n"
+        "limit = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "with bundle.unlimited_memory():\n"
+        "    bytearray(1 << 29)\n"
+        "assert resource.getrlimit(resource.RLIMIT_AS) == limit\n"
+        "try:\n"
+        "    bytearray(1 << 29)\n"
+        "except MemoryError:\n"
+        "    print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "refused\n", done.stderr

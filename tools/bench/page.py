@@ -50,6 +50,11 @@ in torch's workers, counted by `put_group` and by a wrapper for ptxas.
 AUTOTUNE = """`python -m tools.gpu autotune`. Six kernels, 68 configs in all. Tuned from cold, bundled; then a new process with empty directories and a ptxas
 that refuses. Launches are counted by Triton's own launch hook and by torch's profiler.
 """
+GENERATED = """`python -m tools.gpu generated`. Kernels of the recorded transformer, and of 60 small functions, by `load_generated` and by Inductor
+itself, with the config that Inductor chose. A time is the median of 25 pairs taken in turns: of the GPU, replays of a CUDA graph of
+up to 200 launches; of the host, 100 calls. A module's figure is the geometric mean over its kernels. Random numbers are compared with
+Inductor's own run, since eager draws others; floats within torch's own tolerances, times 2 to 1,000 where a kind says so, for sums in another order.
+"""
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
     "the interpreter; but it decompresses a frame a thread where there are processors to spare, two from four processors on and four from "
@@ -220,6 +225,23 @@ def gpu_autotune(result: dict[str, Any]) -> str:
     return f"## Tuned kernels on a GPU\n\n{AUTOTUNE}\n" + _plain_rows(result)
 
 
+def gpu_generated(result: dict[str, Any]) -> str:
+    """Modules that Inductor generated, beside Inductor's launches of them: the counts, and the ratios of each module."""
+    counts = [line for line in result["rows"] if "module" not in line]
+    ratios: dict[str, dict[str, dict[str, Any]]] = {}
+    for line in result["rows"]:
+        if "module" in line:
+            ratios.setdefault(line["module"], {})[line["work"].rpartition(" ")[2]] = line
+    table = [[name, *(f"{_verdict(one[side])}: {one[side]['peer'].partition(';')[0]}" for side in ("GPU", "host"))]
+             for name, one in ratios.items()]  # fmt: skip
+    return (
+        f"## Generated modules on a GPU\n\n{GENERATED}\n"
+        + _plain_rows({"rows": counts})
+        + "\n"
+        + _table(["module", "GPU", "host"], table)
+    )
+
+
 def _plain_rows(result: dict[str, Any]) -> str:
     rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
     return _table(["what", "figure", "beside it", "target"], rows)
@@ -238,6 +260,7 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("gpu-slim", gpu_slim),
     ("gpu-torch-compile", gpu_torch_compile),
     ("gpu-autotune", gpu_autotune),
+    ("gpu-generated", gpu_generated),
 )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`KINDS`: small torch functions, one or more for each kind of kernel that Inductor generates, with inputs and Inductor's settings.
 
-`generated_workers.py` compiles each on a GPU; the tests generate their kernels without one.
+`generated_workers.py` compiles each on a GPU, or for Triton's interpreter without one.
 """
 
 # mypy: disable-error-code="no-untyped-def"

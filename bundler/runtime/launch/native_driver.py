@@ -132,7 +132,6 @@ class NativeDriver(ABC):
         self._lost = ""
         self._torch_c: Any | None = None
         self._properties: dict[int, DeviceProperties] = {}
-        self._pools: dict[int, TorchPool] = {}
         self._modules: weakref.WeakSet[NativeModule] = weakref.WeakSet()
         # By what a launcher depends on beside its function: the parameters, so that no others get their number, and a launcher.
         self._made_alike: dict[tuple[Any, ...], tuple[Any, weakref.ref[Any]]] = {}
@@ -321,12 +320,7 @@ class NativeDriver(ABC):
         self._do(self.calls.free, address, stream)
 
     def _pool(self, device: int) -> ScratchPool:
-        if self._torch() is None:
-            return self
-        pool = self._pools.get(device)
-        if pool is None:
-            pool = self._pools[device] = TorchPool(device)
-        return pool
+        return self if self._torch() is None else TorchPool(device)
 
     # What both libraries are asked ------------------------------------------------------------------------------------
 

@@ -108,9 +108,7 @@ class AutotunedKernel:
         self._state: LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
-        self.again: Any = (
-            None  # what a kernel that is called in one way launches later calls with; None until it was tried
-        )
+        self.again: Any = None  # what launches a kernel's later calls of one form; None until it was tried
 
     def __repr__(self) -> str:
         return f"<autotuned kernel {self.__name__!r}, {count(len(self.configs), 'config')}, {count(len(self._choices), 'key')} chosen>"

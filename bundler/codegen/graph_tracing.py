@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trace`: a function, module or exported program as an FX graph of ATen operators, taken apart by torch's own decompositions.  Imports torch.
+
+`program_builder` calls it, and `torch_backend` takes the decompositions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+
+aten = torch.ops.aten
+# Beyond torch's table for a small set of operators: these have decompositions, and as kernels they are loops and reductions.
+_TAKEN_APART = [
+    "_softmax",
+    "_log_softmax",
+    "native_layer_norm",
+    "native_group_norm",
+    "gelu",
+    "silu",
+    "embedding",
+    "addcmul",
+    "addcdiv",
+    "addmm",
+    "nll_loss_forward",
+    "mse_loss",
+    "leaky_relu",
+    "hardtanh",
+    "elu",
+    "softplus",
+    "lerp",
+    "native_dropout",
+    "_fused_rms_norm",
+    "glu",
+    "logsumexp",
+    "native_batch_norm",
+    "masked_fill",
+]
+# A reduction of its own computes mean and squares in one pass.
+_KEPT = ["var", "var_mean", "std", "any", "all", "isinf", "isnan", "sum", "mean"]
+
+
+@lru_cache(maxsize=1)
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the functions that take operators apart, by operator."""
+    table = {**core_aten_decompositions(), **get_decompositions([getattr(aten, name) for name in _TAKEN_APART])}
+    for packet in (getattr(aten, name) for name in _KEPT):
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
+    return table
+
+
+def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False) -> fx.GraphModule:
+    """Return the functional graph of a call.
+
+    Args:
+        function: a function of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are inputs in front of the user's.
+        example_inputs: one tensor or number for each argument.
+        dynamic: keep sizes symbolic; else the graph is for the sizes of the example.
+    """
+    if isinstance(function, torch.export.ExportedProgram):
+        return function.run_decompositions(decompositions()).graph_module
+
+    # make_fx counts parameters, and those with a default may be left out.
+    def called(*inputs: Any) -> Any:
+        return function(*inputs)
+
+    functional = torch.func.functionalize(called, remove="mutations")
+    mode = "symbolic" if dynamic else "fake"
+    traced = make_fx(functional, decomposition_table=decompositions(), tracing_mode=mode)(*example_inputs)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced

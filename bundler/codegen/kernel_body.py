@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BodyWriter`: the body of one kernel, from its loops: index parts, loads, operators, reductions, stores.
+
+A pointwise or persistent kernel is one run of lines.  A looped reduction has a loop over the row for each pass: a loop that uses the result of a
+reduction comes in a later pass, and computes anew what the earlier one computed of each element.  What does not depend on the row is computed
+before the loop.  Every value is computed once in its scope; stores come last, so that nothing is read after it was changed.
+
+`kernel_plan` calls it; `reduction_text` writes the reductions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import sympy
+
+from bundler.codegen import operation_text
+from bundler.codegen.data_types import loaded_text, stored_text
+from bundler.codegen.index_text import index_text
+from bundler.codegen.kernel_arguments import KernelArguments
+from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name, placed_loops
+from bundler.codegen.literals import constant_text
+from bundler.codegen.loop_nodes import Buffer, Loop
+from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbols_of
+from bundler.codegen.operation_text import Value
+from bundler.codegen.operator_support import options_of
+from bundler.codegen.range_trees import Dimension, Part
+from bundler.codegen.reduction_text import ReducedRow, ReductionWriter
+
+_NAME = re.compile(r"tmp\d+")
+_INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
+
+
+class BodyWriter:
+    """Writes the loops of one kernel.
+
+    Attributes:
+        num_load, num_store, num_reduction: how often the text does each.
+        atomic: whether it adds atomically.
+    """
+
+    def __init__(
+        self, shape: KernelShape, pool: TermPool, buffers: Mapping[str, Buffer], arguments: KernelArguments
+    ) -> None:
+        self._shape, self._space, self._pool, self._buffers = shape, shape.space, pool, buffers
+        self.arguments = arguments
+        self.num_load = self.num_store = self.num_reduction = 0
+        self.atomic = False
+        self._outer = Scope()
+        self._inner: Scope | None = None
+        self._is_last_pass = True
+        self._count = 0
+        self._definitions: dict[tuple[str, sympy.Expr], Term] = {}
+        self._results: dict[tuple[str, sympy.Expr], Value] = {}
+        self._symbols: dict[sympy.Symbol, Value] = {}
+        self._dimensions: dict[Term, frozenset[Dimension]] = {}
+        self._mask_dimensions: dict[str, frozenset[Dimension]] = {}
+        self._reductions = ReductionWriter(shape.looped, _row_of(shape), self.new_name)
+
+    # The whole body -----------------------------------------------------------------------------------------------------
+
+    def write(self, loops: tuple[Loop, ...]) -> list[str]:
+        """Return the lines of the body, behind the indices of the dimensions."""
+        placed = placed_loops(loops, self._space, self._pool, self._buffers)
+        for level in range(max(item.level for item in placed) + 1):
+            for item in placed:
+                if item.level == level and not item.inside:
+                    self._one(item)
+            inside = [item for item in placed if item.level == level and item.inside]
+            self._is_last_pass = not any(item.inside and item.level > level for item in placed)
+            if inside and self._shape.looped:
+                self._pass(inside)
+            else:
+                for item in inside:
+                    self._one(item)
+        return [*self._outer.lines, *self._outer.stores]
+
+    def _pass(self, items: list[PlacedLoop]) -> None:
+        """Write one loop over the row."""
+        self._inner = Scope()
+        for item in items:
+            self._one(item)
+        scope, self._inner = self._inner, None
+        before, after = self._reductions.take()
+        self._outer.lines += before
+        reduced = self._space.reduced
+        assert reduced is not None
+        prefix = reduced.prefix
+        self._outer.lines += [
+            f"for {prefix}offset in tl.range(0, {prefix}numel, {block_name(reduced)}):",
+            f"    {prefix}index = {prefix}offset + {prefix}base",
+        ]
+        if prefix not in self._shape.constant_masks:
+            self._outer.lines.append(f"    {prefix}mask = {prefix}index < {prefix}numel")
+        self._outer.lines += [f"    {line}" for line in (*scope.lines, *scope.stores)]
+        self._outer.lines += after
+
+    def _one(self, item: PlacedLoop) -> None:
+        loop = item.loop
+        if loop.is_reduction:
+            self._reduce(item)
+            return
+        key = (loop.buffer, item.index)
+        if loop.mode is None and self._buffers[loop.buffer].source == "node":
+            self._definitions[key] = item.value
+        if loop.buffer in self._shape.removed:
+            return  # computed where it is read
+        self._tell(item)
+        self._store(item, self._value(item.value, ()))
+
+    def _tell(self, item: PlacedLoop) -> None:
+        """Write a comment in front of the lines of a loop."""
+        scope = self._inner if item.inside and self._inner is not None else self._outer
+        # Without names of buffers, so that kernels that compute the same have the same text.
+        scope.lines.append(f"# {item.loop.kind}: {', '.join(sorted(item.loop.origins))}")
+
+    def _reduce(self, item: PlacedLoop) -> None:
+        loop = item.loop
+        self._tell(item)
+        value = self._value(item.value, ())
+        self.num_reduction += 1
+        scope = self._outer if self._inner is None else self._inner
+        result, lines = self._reductions.reduce(loop.kind, item.value, value, loop.kind.startswith("arg"))
+        scope.lines += lines
+        self._results[loop.buffer, item.index] = result
+        if loop.buffer not in self._shape.removed:
+            self._store(item, result)
+
+    # Values -------------------------------------------------------------------------------------------------------------
+
+    def new_name(self) -> str:
+        """Return the name of a new value; the caller writes the line."""
+        self._count += 1
+        return f"tmp{self._count - 1}"
+
+    def _value(self, root: Term, masks: Masks) -> Value:
+        known = self._known(root, masks)
+        if known is not None:
+            return known
+        value = self._made(root, masks)
+        self._scope_of(root, masks).values[root, self._masks_for(root, masks)] = value
+        return value
+
+    def _known(self, term: Term, masks: Masks) -> Value | None:
+        key = (term, self._masks_for(term, masks))
+        inner = None if self._inner is None else self._inner.values.get(key)
+        return inner or self._outer.values.get(key)
+
+    def _masks_for(self, term: Term, masks: Masks) -> Masks:
+        """Return the masks that matter to a term: none where it loads nothing, so it is the same inside and outside of a mask."""
+        return masks if masks and any(item.operator in {"load", "check_bounds"} for item in in_order(term)) else ()
+
+    def _scope_of(self, term: Term, masks: Masks) -> Scope:
+        if self._inner is None:
+            return self._outer
+        reduced = self._space.reduced
+        # A mask may depend on the row; what is behind it stays in the loop.
+        return self._inner if masks or reduced in self._dimensions_of(term) else self._outer
+
+    def _dimensions_of(self, term: Term) -> frozenset[Dimension]:
+        found = self._dimensions.get(term)
+        if found is None:
+            for item in in_order(term):
+                if item in self._dimensions:
+                    continue
+                dims = {d for argument in item.terms for d in self._dimensions[argument]}
+                if item.operator == "load":
+                    dims |= self._space.dimensions_of(item.details[1])
+                    definition = self._definitions.get((item.details[0], item.details[1]))
+                    dims |= self._dimensions_of(definition) if definition is not None else set()
+                elif item.operator == "index_expr":
+                    dims |= self._space.dimensions_of(item.details[0])
+                self._dimensions[item] = frozenset(dims)
+            found = self._dimensions[term]
+        return found
+
+    def _made(self, term: Term, masks: Masks) -> Value:
+        match term.operator:
+            case "load":
+                return self._loaded(term, masks)
+            case "constant":
+                return self._line(term, masks, Value(constant_text(term.details[0], term.dtype), term.dtype))
+            case "index_expr":
+                return self._index_value(term, masks)
+            case "masked":
+                return self._masked(term, masks)
+            case "check_bounds":
+                return self._checked(term, masks)
+        arguments = [self._argument(argument, term, masks) for argument in term.arguments]
+        return self._line(term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term))))
+
+    def _argument(self, argument: Argument, term: Term, masks: Masks) -> Value | float:
+        if not isinstance(argument, Term):
+            return argument
+        others = [item for item in term.terms if item is not argument and item.operator != "constant"]
+        if (
+            argument.operator == "constant"
+            and term.operator in _INFIX_NUMBERS
+            and others
+            and others[0].dtype == argument.dtype
+        ):
+            number: float = argument.details[0]
+            return number
+        return self._value(argument, masks)
+
+    def _line(self, term: Term, masks: Masks, value: Value) -> Value:
+        if _NAME.fullmatch(value.text):
+            return value  # a conversion that changes nothing in a register
+        name = self.new_name()
+        self._scope_of(term, masks).lines.append(f"{name} = {value.text}")
+        return Value(name, value.dtype)
+
+    def _masked(self, term: Term, masks: Masks) -> Value:
+        mask, body = term.terms
+        condition = self._value(mask, masks).text
+        self._mask_dimensions[condition] = self._dimensions_of(mask)
+        inside = tuple(dict.fromkeys((*masks, condition)))
+        if body.operator == "load" and not self._is_computed(body):
+            return self._fetched(body, inside, term.details[0])
+        value = self._value(body, inside)
+        other = Value(constant_text(term.details[0], term.dtype), term.dtype)
+        return self._line(term, masks, operation_text.render("where", [Value(condition, "bool"), value, other]))
+
+    def _index_value(self, term: Term, masks: Masks) -> Value:
+        expr = term.details[0]
+        text = self._index(expr, term, masks)
+        if term.dtype == "int64":
+            text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else f"({text}).to(tl.int64)"
+        elif expr.is_Integer:
+            text = f"tl.full([], {text}, tl.int32)"
+        return self._line(term, masks, Value(text, term.dtype))
+
+    def _checked(self, term: Term, masks: Masks) -> Value:
+        value = self._value(term.terms[0], masks)
+        size = self._index(dict(term.details)["size"], term, masks)
+        active = [*self._shape.masks(self._dimensions_of(term)), *masks]
+        inside = f"((0 <= {value.text}) & ({value.text} < {size}))"
+        condition = inside if not active else f"{inside} | ~({' & '.join(sorted(active))})"
+        message = f"index out of bounds: 0 <= {value.text} < {size}"
+        self._scope_of(term, masks).lines.append(f'tl.device_assert({condition}, "{message}")')
+        return value
+
+    # Addresses ----------------------------------------------------------------------------------------------------------
+
+    def _index(self, expr: sympy.Expr, term: Term, masks: Masks) -> str:
+        """Return the text of an index expression, and write what it needs in front."""
+        names: dict[sympy.Symbol, sympy.Symbol] = {}
+        for argument, symbol in zip(term.terms, symbols_of(term), strict=False):
+            self._symbols[symbol] = self._value(argument, masks)
+        for symbol in sorted(expr.free_symbols, key=str):
+            part = self._space.part_of(symbol)
+            if part is not None:
+                self._define(*part)
+            elif symbol in self._symbols:
+                names[symbol] = sympy.Symbol(self._symbols[symbol].text, integer=True, nonnegative=True)
+            else:
+                names[symbol] = sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True)
+        ranges = self._space.ranges()
+        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative)
+
+    def _define(self, dimension: Dimension, part: Part) -> None:
+        """Write the line of a part of an index, once in its scope."""
+        scope = self._inner if dimension.is_reduced and self._inner is not None else self._outer
+        if part.symbol in scope.parts:
+            return
+        scope.parts.add(part.symbol)
+        whole = f"{dimension.prefix}index"
+        text = whole if part.divisor == 1 else f"{whole} // {self.arguments.size_text(part.divisor)}"
+        if sympy.expand(part.divisor * part.length - dimension.numel) != 0:
+            length = self.arguments.size_text(part.length)
+            text = f"{whole} % {length}" if part.divisor == 1 else f"({text}) % {length}"
+        scope.lines.append(f"{part.symbol} = {text}")
+
+    def _loaded(self, term: Term, masks: Masks) -> Value:
+        buffer, index, _ = term.details
+        result = self._results.get((buffer, index))
+        if result is not None:
+            return result
+        definition = self._definitions.get((buffer, index))
+        if definition is not None:
+            return self._value(definition, masks)
+        return self._fetched(term, masks, 0)
+
+    def _is_computed(self, load: Term) -> bool:
+        """Whether the kernel itself computes what a load reads."""
+        key = (load.details[0], load.details[1])
+        return key in self._results or key in self._definitions
+
+    def _fetched(self, term: Term, masks: Masks, other: float) -> Value:
+        """Return what a load reads from memory, the other value where a mask is false."""
+        buffer, index, _ = term.details
+        text = self._load_text(term, index, masks, other)
+        pointer = self.arguments.read(buffer)
+        self.num_load += 1
+        dtype = self._buffers[buffer].layout.dtype
+        return self._line(term, masks, Value(loaded_text(f"tl.load({pointer} + {text})", dtype), dtype))
+
+    def _load_text(self, term: Term, index: sympy.Expr, masks: Masks, other: float) -> str:
+        """Return what stands behind `pointer +`: address, mask and policy."""
+        address = self._index(index, term, masks)
+        used = self._dimensions_of(term)
+        active = sorted({*self._shape.masks(used), *masks})
+        if not used and index.is_Integer:  # one element for all lanes
+            address = f"tl.full({self._shape.shape_of(())}, {address}, {self._index_type})"
+        if masks:
+            spread = used.union(*(self._mask_dimensions[mask] for mask in masks))
+            address = f"tl.broadcast_to({address}, {self._shape.shape_of(spread)})"
+        parts = [f"({address})", " & ".join(active) or "None"]
+        reduced = self._space.reduced
+        if active and (masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used):
+            plain = repr(other) if math.isfinite(other) else f"float('{other}')"
+            parts.append(f"other={plain if other else '0.0'}")
+        policy = self._policy(index, used)
+        if policy:
+            parts.append(f"eviction_policy='{policy}'")
+        return ", ".join(parts)
+
+    @property
+    def _index_type(self) -> str:
+        return "tl.int64" if self._shape.wide else "tl.int32"
+
+    def _policy(self, index: sympy.Expr, used: frozenset[Dimension]) -> str | None:
+        """Return how long a loaded element should stay in the cache: long where other programs or lanes read it again."""
+        if any(dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions):
+            return "evict_last"
+        symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
+        if not any(index.coeff(symbol) == 1 for symbol in symbols):
+            return "evict_last"
+        if self._inner is None:
+            return None
+        return "evict_first" if self._is_last_pass else "evict_last"  # a later pass reads the row again
+
+    def _store(self, item: PlacedLoop, value: Value) -> None:
+        loop, buffer = item.loop, self._buffers[item.loop.buffer]
+        carrier = self._pool.make(
+            "load", tuple(t for _, t in item.index_terms), buffer.layout.dtype,
+            (loop.buffer, item.index, tuple(s for s, _ in item.index_terms)),
+        )  # fmt: skip
+        address = self._index(item.index, carrier, ())
+        kept = not item.inside or loop.is_reduction
+        domain = set(self._space.kept if kept else self._space.dimensions)
+        active = sorted(self._shape.masks(domain))
+        shape = self._shape.shape_of(domain)
+        if self._dimensions_of(carrier) != domain:
+            address = (
+                f"tl.broadcast_to({address}, {shape})"
+                if not item.index.is_Integer
+                else f"tl.full({shape}, {address}, {self._index_type})"
+            )
+        text = stored_text(
+            operation_text.render("to_dtype", [value], dtype=buffer.layout.dtype).text, buffer.layout.dtype
+        )
+        pointer = self.arguments.write(loop.buffer)
+        self.num_store += 1
+        mask = " & ".join(active) or "None"
+        scope = self._outer if kept or self._inner is None else self._inner
+        if loop.mode == "atomic_add":
+            self.atomic = True
+            text = f"tl.broadcast_to({text}, {shape})"
+            scope.stores.append(f"tl.atomic_add({pointer} + ({address}), {text}, {mask}, sem='relaxed')")
+        else:
+            scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
+
+
+def _row_of(shape: KernelShape) -> ReducedRow | None:
+    """Return what reductions need to know of the row."""
+    reduced = shape.space.reduced
+    if reduced is None:
+        return None
+    active = sorted(shape.masks(set(shape.space.dimensions)))
+    suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in shape.space.dimensions)}]"
+    return ReducedRow(shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix)

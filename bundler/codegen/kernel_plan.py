@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`write_kernel`: one group of loops becomes the function of a kernel, with what its launch and its heuristic need to know.
+
+It decides dimensions and tiling, whether rows are held whole, which masks are constant and how wide indices are; `kernel_body` writes the lines.
+`program_builder` calls it for each group, `module_text` puts the function into a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from bundler.codegen.fusion import LoopGroup
+from bundler.codegen.kernel_arguments import KernelArguments, KernelParameter, numel_parameter
+from bundler.codegen.kernel_body import BodyWriter
+from bundler.codegen.kernel_shape import KernelShape, block_name
+from bundler.codegen.loop_nodes import Buffer, Loop, numel
+from bundler.codegen.loop_terms import TermPool, loads_of
+from bundler.codegen.range_trees import Dimension, IterationSpace
+from bundler.codegen.tiling import tiled
+from bundler.runtime.heuristics.block_limits import pow2_up
+
+# A row of this many elements is held whole: where memory runs along it, and where it runs across.
+_WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
+# No heuristic has larger blocks, on any device.
+_LARGEST_BLOCK = {"x": 8192, "y": 1024, "z": 1024}
+_MOST_Y_PROGRAMS = 65535
+_LARGEST_NARROW = 2**31 - 1
+_UNKNOWN_SIZE = 8192
+_GRID_AXES = {"x": 0, "y": 1, "z": 2}
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """A kernel without its name.
+
+    Attributes:
+        kind: `pointwise`, `reduction` or `persistent_reduction`.
+        dimensions: (prefix, numel), as the signature has them.
+        parameters: what a launch passes, in order.
+        blocks: constexpr parameters behind them.
+        body: lines of the function.
+        hints: prefix -> power of two at or above the number of elements.
+        reduction_hint: `INNER`, `OUTER` or `DEFAULT`.
+        changed: parameters whose buffers the kernel changes.
+        counts: `num_load`, `num_store`, `num_reduction`.
+        atomic: whether it adds atomically.
+        origins: names of the operators that it computes.
+        buffers: what it writes, for comments.
+    """
+
+    kind: str
+    dimensions: tuple[tuple[str, sympy.Expr], ...]
+    parameters: tuple[KernelParameter, ...]
+    blocks: tuple[str, ...]
+    body: tuple[str, ...]
+    hints: Mapping[str, int]
+    reduction_hint: str
+    changed: tuple[str, ...]
+    counts: Mapping[str, int]
+    atomic: bool
+    origins: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+def write_kernel(
+    group: LoopGroup,
+    pool: TermPool,
+    buffers: Mapping[str, Buffer],
+    removed: frozenset[str],
+    reused: Mapping[str, str],
+    size_hints: Mapping[sympy.Symbol, int],
+) -> KernelText:
+    """Return the kernel of a group of loops.
+
+    Args:
+        group: what to compute.
+        pool: that the loops' terms are of.
+        buffers: of the program.
+        removed: buffers that nothing outside the group reads.
+        reused: buffer that is written -> buffer whose memory it takes.
+        size_hints: symbol of a size -> its value in the example.
+    """
+    reduces = any(loop.is_reduction for loop in group.loops)
+    dimensions = group.dimensions if reduces else tiled(group)
+    space = IterationSpace(dimensions)
+    inner = _runs_along_rows(group, space)
+    persistent = reduces and _is_short(space, inner=inner)
+    wide = _needs_wide_indices(group, buffers, size_hints)
+    atomic = any(loop.mode == "atomic_add" for loop in group.loops)
+    shape = KernelShape(space, persistent, _constant_masks(space, persistent=persistent, atomic=atomic), wide, removed)
+    written = {loop.buffer for loop in group.loops}
+    read = {name for loop in group.loops for name in loop.reads}
+    mutated = {n for n in written if (n in read and buffers[n].source != "node") or _is_added_to(group, n)}
+    arguments = KernelArguments(buffers, mutated, reused)
+    writer = BodyWriter(shape, pool, buffers, arguments)
+    body = writer.write(group.loops)
+    head = [line for dimension in space.dimensions for line in _header(dimension, shape)]
+    numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
+    return KernelText(
+        kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
+        dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
+        parameters=(*arguments.pointers, *arguments.sizes, *numels),
+        blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
+        body=(*head, *body),
+        hints={d.prefix: pow2_up(_hint(d.numel, size_hints)) for d in space.dimensions},
+        reduction_hint="INNER" if inner else "OUTER" if _runs_across_rows(group) else "DEFAULT",
+        changed=arguments.changed,
+        counts={"num_load": writer.num_load, "num_store": writer.num_store, "num_reduction": writer.num_reduction},
+        atomic=writer.atomic,
+        origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
+        buffers=tuple(loop.buffer for loop in group.loops),
+    )
+
+
+def _is_added_to(group: LoopGroup, buffer: str) -> bool:
+    """Whether a loop writes only some places of a buffer, or adds to it, so what it held before counts."""
+    return any(loop.buffer == buffer and loop.mode is not None for loop in group.loops)
+
+
+def _hint(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
+    known = size.subs(dict(hints))
+    return int(known) if known.is_Integer else _UNKNOWN_SIZE
+
+
+# Decisions --------------------------------------------------------------------------------------------------------------
+
+
+def _is_short(space: IterationSpace, *, inner: bool) -> bool:
+    reduced = space.reduced
+    assert reduced is not None
+    limit = _WHOLE_ROW_INNER if inner else _WHOLE_ROW_OUTER
+    return bool(reduced.numel.is_Integer and reduced.numel <= limit)
+
+
+def _runs_along_rows(group: LoopGroup, space: IterationSpace) -> bool:
+    """Whether some reduction reads memory along its rows."""
+    return space.reduced is not None and any(
+        index.coeff(loop.reduced[-1]) == 1 for loop in group.loops if loop.reduced for index in _read_indices(loop)
+    )
+
+
+def _runs_across_rows(group: LoopGroup) -> bool:
+    """Whether every reduction reads memory along the kept dimension."""
+    reductions = [loop for loop in group.loops if loop.is_reduction and loop.variables]
+    return bool(reductions) and all(
+        any(index.coeff(loop.variables[-1]) == 1 for index in _read_indices(loop)) for loop in reductions
+    )
+
+
+def _read_indices(loop: Loop) -> list[sympy.Expr]:
+    return [index for root in loop.roots for _, index, _ in loads_of(root)]
+
+
+def _needs_wide_indices(group: LoopGroup, buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> bool:
+    """Whether some index may leave 32 bits; for sizes that change, as the example has them."""
+    sizes = [numel([size for _, size in group.dimensions]), *(buffers[name].layout.storage for name in group.touched)]
+    return any(_hint(size, hints) > _LARGEST_NARROW for size in sizes)
+
+
+def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) -> frozenset[str]:
+    """Return the dimensions whose mask is always true: every block is full, or its lanes all do the same."""
+    found = set()
+    for dimension in space.dimensions:
+        size = dimension.numel
+        if not size.is_Integer:
+            continue
+        if dimension.is_reduced:
+            full = persistent and pow2_up(int(size)) == size
+        elif size == 1:
+            full = not atomic  # lanes that repeat a store do no harm, lanes that repeat a sum do
+        else:
+            full = size % _LARGEST_BLOCK[dimension.prefix] == 0 and not _overflows(dimension)
+        if full:
+            found.add(dimension.prefix)
+    return frozenset(found)
+
+
+def _overflows(dimension: Dimension) -> bool:
+    return dimension.prefix == "y" and not (dimension.numel.is_Integer and dimension.numel <= _MOST_Y_PROGRAMS)
+
+
+# Lines ------------------------------------------------------------------------------------------------------------------
+
+
+def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
+    """Return the lines that define numel, offset, index and mask of a dimension."""
+    prefix, size = dimension.prefix, dimension.numel
+    lines = [f"{prefix}numel = {size}"] if size.is_Integer else []
+    place = shape.space.dimensions.index(dimension)
+    subscript = "".join(
+        ("[", ", ".join(":" if n == place else "None" for n in range(len(shape.space.dimensions))), "]")
+    )
+    lanes = f"tl.arange(0, {block_name(dimension)}){subscript}"
+    lanes = f"{lanes}.to(tl.int64)" if shape.wide else lanes
+    mask = [] if prefix in shape.constant_masks else [f"{prefix}mask = {prefix}index < {prefix}numel"]
+    if not dimension.is_reduced:
+        return [*lines, f"{prefix}offset = {_program(dimension, shape)} * {block_name(dimension)}", f"{prefix}index = {prefix}offset + {lanes}", *mask]  # fmt: skip
+    if not shape.persistent:
+        return [*lines, f"{prefix}base = {lanes}"]
+    lines.append(f"{block_name(dimension)}: tl.constexpr = {pow2_up(int(size))}")
+    return [*lines, f"{prefix}index = {lanes}", *mask]
+
+
+def _program(dimension: Dimension, shape: KernelShape) -> str:
+    axis = _GRID_AXES[dimension.prefix]
+    text = f"tl.program_id({axis})"
+    has_z = any(other.prefix == "z" for other in shape.space.dimensions)
+    if _overflows(dimension) and not has_z:
+        text = f"({text} + tl.program_id({axis + 1}) * tl.num_programs({axis}))"
+    return f"{text}.to(tl.int64)" if shape.wide else text

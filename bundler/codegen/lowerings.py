@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lower`: one operator of a graph becomes tensors of the loop-level form; what cannot be generated becomes an extern call with the reason.
+
+`graph_reading` calls it for each node, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sympy
+
+from bundler.codegen.indexing_lowerings import INDEXING
+from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor, variables
+from bundler.codegen.loop_nodes import Loop, numel
+from bundler.codegen.loop_terms import Term, in_order
+from bundler.codegen.operator_calls import OperatorCall
+from bundler.codegen.operator_support import check_term, check_type
+from bundler.codegen.pointwise_lowerings import POINTWISE
+from bundler.codegen.reduction_lowerings import REDUCTIONS_BY_NAME
+from bundler.codegen.view_lowerings import VIEWS, sliced, without
+from bundler.errors import UnsupportedOperator
+
+Lowered = tuple[LazyTensor | None, ...]
+_SPLITS = frozenset({"split", "split_with_sizes", "unbind", "chunk"})
+
+
+@dataclass(frozen=True)
+class RefusedOperator:
+    """An operator that is called as it is: its name, and why."""
+
+    operator: str
+    reason: str
+
+
+def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOperator]) -> Lowered:
+    """Return the results of an operator; appends to `fallbacks` where it is called as it is."""
+    before = len(builder.nodes), dict(builder.buffers)
+    try:
+        found = _generated(builder, call)
+        for tensor in found:
+            _check(tensor)
+        for node in builder.nodes[before[0] :]:
+            assert isinstance(node, Loop)
+            for root in node.roots:
+                _check_terms(root)
+    except UnsupportedOperator as error:
+        # What the lowering had begun is taken back; buffers that it read stay as they were.
+        realized = [node for node in builder.nodes[before[0] :] if isinstance(node, Loop) and node.mode]
+        for node in realized:
+            builder.nodes.remove(node)
+        fallbacks.append(RefusedOperator(call.name, error.message))
+        return builder.call(
+            call.name,
+            call.positional,
+            dict(call.keywords),
+            call.results,
+            error.message,
+            single=call.single,
+            view=call.view,
+        )
+    return found
+
+
+def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
+    name = call.operator
+    if call.namespace not in {"aten", "prims"}:
+        raise call.refusal("it is no operator of ATen")
+    for layout in call.results:
+        if layout is not None:
+            check_type(layout.dtype)
+    if name == "view" and call.overload == "dtype":
+        name = "view_dtype"
+    if name in VIEWS or name in _SPLITS:
+        seen = (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
+        return tuple(_shown(call, tensor) for tensor in seen)
+    for table in (POINTWISE, INDEXING):
+        if name in table:
+            return (table[name](builder, call),)
+    if name in REDUCTIONS_BY_NAME:
+        found = REDUCTIONS_BY_NAME[name](builder, call)
+        return found if isinstance(found, tuple) else (found,)
+    raise call.refusal("no kernel is generated for this operator")
+
+
+def _shown(call: OperatorCall, tensor: LazyTensor) -> LazyTensor:
+    """Return the result of a view as one: its memory is that of the argument, and its name is told."""
+    if tensor.buffer is not None:
+        tensor = replace(tensor)
+    tensor.is_view, tensor.origins = True, tensor.origins | call.origins
+    return tensor
+
+
+def _parts(call: OperatorCall) -> tuple[LazyTensor, ...]:
+    """Return the pieces of a tensor along a dimension."""
+    tensor, dim = call.arguments["self"], int(call.arguments.get("dim", 0))
+    dim %= len(tensor.sizes)
+    pieces, start = [], sympy.Integer(0)
+    for layout in call.results:
+        assert layout is not None
+        if call.operator == "unbind":
+            pieces.append(without(tensor, [dim], start))
+            start += 1
+        else:
+            pieces.append(sliced(tensor, dim, start, sympy.Integer(1), layout.sizes[dim]))
+            start += layout.sizes[dim]
+    return tuple(pieces)
+
+
+def _check(tensor: LazyTensor | None) -> None:
+    if tensor is None or numel(tensor.sizes) == 0:
+        return
+    check_type(tensor.dtype)
+    _check_terms(tensor.at(variables("i", tensor.sizes)))
+
+
+def _check_terms(root: Term) -> None:
+    for term in in_order(root):
+        check_term(term)

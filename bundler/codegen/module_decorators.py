@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`heuristic`: the decorator of generated modules; it makes a `ModuleKernel`, which gets candidates and a grid once the device is known.
+
+Generated text is the same for every device.  A build asks a kernel for the candidates on its target's device (`on`); a program that runs it asks for
+those of the device that it has (`run`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bundler.runtime import heuristics
+from bundler.runtime.heuristics.facts import Device, Facts, HeuristicKind, Policy, ReductionHint, Setting, TileHint
+from bundler.runtime.launch.drivers import open_first_driver
+from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
+from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain import tuner_toolchain as toolchain
+
+Meta = Mapping[str, Any]
+# What Triton's interpreter stands for: its blocks are those of a large device.
+_INTERPRETED = Device("cuda", multiprocessors=132, major=9)
+
+
+def heuristic(
+    kind: HeuristicKind,
+    *,
+    size_hints: Mapping[str, int],
+    triton_meta: Meta,
+    inductor_meta: Meta,
+    tile_hint: str | None = None,
+    reduction_hint: str | None = None,
+    min_elem_per_thread: int = 0,
+) -> Callable[[Any], ModuleKernel]:
+    """Say what is known of a generated kernel.
+
+    Args:
+        kind: `pointwise`, `reduction` or `persistent_reduction`.
+        size_hints: prefix of a dimension -> power of two.
+        triton_meta: types, constants and attributes of the parameters.
+        inductor_meta: kind of grid, statistics, and parameters that are changed.
+        tile_hint, reduction_hint: names of the heuristics' hints.
+        min_elem_per_thread: as `Facts` has it.
+    """
+    facts = Facts(
+        num_load=inductor_meta["num_load"],
+        num_store=inductor_meta["num_store"],
+        num_reduction=inductor_meta["num_reduction"],
+        atomic_add=inductor_meta["atomic_add_found"],
+        no_x_dim=inductor_meta["no_x_dim"],
+        min_elem_per_thread=min_elem_per_thread,
+    )
+
+    def decorate(fn: Any) -> ModuleKernel:
+        return ModuleKernel(
+            fn, kind, dict(size_hints), facts, dict(triton_meta), dict(inductor_meta), tile_hint, reduction_hint
+        )
+
+    return decorate
+
+
+@dataclass(eq=False)
+class ModuleKernel:
+    """A kernel of a generated module.
+
+    Attributes:
+        fn: what `@triton.jit` made.
+        kind: of its heuristic.
+        size_hints: prefix of a dimension -> power of two.
+        facts: what is known of it.
+        triton_meta, inductor_meta: as its module has them.
+        tile_hint, reduction_hint: names of the heuristics' hints.
+    """
+
+    fn: Any
+    kind: HeuristicKind
+    size_hints: Mapping[str, int]
+    facts: Facts
+    triton_meta: Meta
+    inductor_meta: Meta
+    tile_hint: str | None = None
+    reduction_hint: str | None = None
+    _made: dict[Device, HeuristicKernel] = field(default_factory=dict, repr=False)
+
+    def on(self, device: Device, policy: Policy | None = None, options: TunerOptions | None = None) -> HeuristicKernel:
+        """Return the kernel with candidates and grid for a device."""
+        setting = Setting(device, self.facts, policy or Policy())
+        launch: dict[str, Any] = {
+            "mutated": self.inductor_meta["mutated_arg_names"],
+            "constants": self.triton_meta["constants"],
+            "options": options,
+            "grid": self.inductor_meta["grid_type"],
+        }
+        if self.kind == "pointwise":
+            hint = TileHint[self.tile_hint or "DEFAULT"]
+            return heuristics.pointwise(self.size_hints, setting, tile_hint=hint, **launch)(self.fn)
+        decorator = heuristics.reduction if self.kind == "reduction" else heuristics.persistent_reduction
+        found = decorator(self.size_hints, setting, hint=ReductionHint[self.reduction_hint or "DEFAULT"], **launch)
+        return found(self.fn)
+
+    def run(self, *args: Any) -> None:
+        """Launch on the current device, tuned at the first call; in Triton's interpreter run the first candidate."""
+        device = _INTERPRETED if toolchain.interpreted(self.fn) else current_device()
+        if device not in self._made:
+            self._made[device] = self.on(device)
+        self._made[device].run(*args)
+
+
+@functools.lru_cache(maxsize=1)
+def _driver() -> Any:
+    return open_first_driver(("cuda", "hip"))
+
+
+def current_device() -> Device:
+    """Return the device that this process launches on."""
+    driver = _driver()
+    properties = driver.properties(driver.device())
+    major = int(properties.arch[:-1]) if driver.backend == "cuda" and properties.arch.isdigit() else None
+    return Device(driver.backend, properties.multiprocessors, properties.warp_size, major)

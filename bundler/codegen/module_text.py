@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`module_text`: the source of one kernel's module; `KernelModules` names kernels and keeps one of equal ones.
+
+A module imports Triton, our helper functions and our decorators, and nothing of torch.  Its text says all that is known of the kernel beside its
+lines: size hints, signature, alignment, statistics.  The name is put in last, so that kernels that differ in their names alone are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bundler.codegen.kernel_arguments import KernelParameter
+from bundler.codegen.kernel_plan import KernelText
+from bundler.format.digest import sha256
+
+_PLACEHOLDER = "KERNEL_NAME"
+_CATEGORIES = {"pointwise": "poi", "reduction": "red", "persistent_reduction": "per"}
+_GRIDS = {("x",): "Grid1D", ("y", "x"): "Grid2DWithYZOverflow", ("z", "y", "x"): "Grid3D"}
+_LONGEST_NAME = 120
+_IMPORTS = """import triton
+import triton.language as tl
+from triton.language import math as tl_math
+from triton.language.extra import libdevice
+
+from bundler.codegen import lib
+from bundler.codegen.module_decorators import heuristic
+"""
+
+
+@dataclass(frozen=True)
+class ProgramKernel:
+    """A generated kernel.
+
+    Attributes:
+        name: of its function.
+        source: of its module.
+        text: what it was made of.
+    """
+
+    name: str
+    source: str
+    text: KernelText
+
+    @property
+    def digest(self) -> str:
+        """Names the source."""
+        return sha256(self.source.encode()).hex()
+
+
+@dataclass
+class KernelModules:
+    """The kernels of a program, each source once."""
+
+    kernels: dict[str, ProgramKernel] = field(default_factory=dict)
+    _by_source: dict[str, str] = field(default_factory=dict)
+
+    def add(self, text: KernelText) -> ProgramKernel:
+        """Return the kernel with this text, under the name that it got when it was first added."""
+        source = module_text(text)
+        name = self._by_source.get(source)
+        if name is None:
+            name = kernel_name(text, len(self.kernels))
+            self._by_source[source] = name
+            self.kernels[name] = ProgramKernel(name, source.replace(_PLACEHOLDER, name), text)
+        return self.kernels[name]
+
+
+def kernel_name(text: KernelText, number: int) -> str:
+    """Return `triton_<category>_fused_<operators>_<number>`."""
+    fused = "_".join(text.origins)[:_LONGEST_NAME] or "nothing"
+    return f"triton_{_CATEGORIES[text.kind]}_fused_{fused}_{number}"
+
+
+def module_text(text: KernelText) -> str:
+    """Return the source of a module, with a placeholder for the kernel's name."""
+    parameters = [*(parameter.name for parameter in text.parameters), *(f"{b}: tl.constexpr" for b in text.blocks)]
+    metadata = {
+        "size_hints": {prefix: text.hints[prefix] for prefix, _ in text.dimensions},
+        "tile_hint": _tile_hint(text),
+        "reduction_hint": text.reduction_hint if text.kind != "pointwise" else None,
+        "triton_meta": triton_meta(text),
+        "inductor_meta": inductor_meta(text),
+    }
+    arguments = "".join(f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None)
+    body = "".join(f"    {line}\n" for line in text.body)
+    return (
+        f"{_IMPORTS}\n\n"
+        f"# {', '.join(text.origins) or 'copy'}\n"
+        f"@heuristic(\n    {text.kind!r},\n{arguments})\n"
+        f"@triton.jit\n"
+        f"def {_PLACEHOLDER}({', '.join(parameters)}):\n{body}"
+    )
+
+
+def _tile_hint(text: KernelText) -> str | None:
+    if text.kind != "pointwise" or len(text.dimensions) != 2:  # noqa: PLR2004  # y and x
+        return None
+    # One input, one output and two numels: a transposition.
+    return "SQUARE" if len(text.parameters) == 4 else "DEFAULT"  # noqa: PLR2004
+
+
+def triton_meta(text: KernelText) -> dict[str, Any]:
+    """Return what Triton is told: types, constants and attributes, without the device, which a build or a launch chooses."""
+    signature = {parameter.name: parameter.type for parameter in text.parameters}
+    constants = {p.name: 1 for p in text.parameters if _is_one(p)}
+    signature |= dict.fromkeys([*constants, *text.blocks], "constexpr")
+    aligned = {
+        (n,): [["tt.divisibility", 16]] for n, p in enumerate(text.parameters) if p.aligned and p.name not in constants
+    }
+    return {"signature": signature, "constants": constants, "configs": [aligned]}
+
+
+def _is_one(parameter: KernelParameter) -> bool:
+    return not isinstance(parameter.outer, str) and parameter.outer == 1
+
+
+def inductor_meta(text: KernelText) -> Mapping[str, Any]:
+    """Return what heuristics and launches are told."""
+    kept = tuple(prefix for prefix, _ in text.dimensions if not prefix.startswith("r"))
+    return {
+        "grid_type": _GRIDS[kept],
+        "kernel_name": _PLACEHOLDER,
+        "mutated_arg_names": sorted(text.changed),
+        "no_x_dim": False,
+        "atomic_add_found": text.atomic,
+        **text.counts,
+    }

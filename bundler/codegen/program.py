@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`generate` and `Program`: from a PyTorch function to kernels, built for any GPU, and a plan that runs them.
+
+    program = bundler.codegen.generate(function, [x, weight])
+    bundle = program.build(["cuda:90", "hip:gfx942"])
+    (result,) = program.run(x, weight)
+
+Users call it, the command `generate`, and the backend of torch.compile.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from bundler.codegen.module_text import ProgramKernel
+from bundler.codegen.program_build import Buildable, build_bundle
+from bundler.codegen.program_builder import build_program
+from bundler.compile.source_modules import source_module
+from bundler.format.bundle import Bundle
+from bundler.runtime.launch.program_plan import ProgramPlan
+from bundler.runtime.launch.program_replay import Launcher, ProgramRunner
+from bundler.toolchain.torch_memory import TorchMemory
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """How programs are generated.
+
+    Attributes:
+        name: of the program in a bundle.
+        sources: directory for modules that are imported; None takes the user's cache directory.
+    """
+
+    name: str = "program"
+    sources: str | None = None
+
+
+@dataclass(frozen=True)
+class FallbackCall:
+    """An operator that the program calls as it is, and why no kernel was generated."""
+
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Kernels and the plan that runs them.
+
+    Attributes:
+        kernels: by name, in the order in which they are first launched.
+        plan: what the program does, as data.
+        fallbacks: operators that are called as they are.
+        constants: tensors that the graph holds, by name.
+        device: where its tensors lie in this process, as torch names it.
+        options: as it was generated.
+    """
+
+    kernels: Mapping[str, ProgramKernel]
+    plan: ProgramPlan
+    fallbacks: tuple[FallbackCall, ...]
+    constants: Mapping[str, Any] = field(repr=False)
+    device: str = "cpu"
+    options: GenerateOptions = field(default_factory=GenerateOptions)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The text of each kernel's module, by the kernel's name."""
+        return {name: kernel.source for name, kernel in self.kernels.items()}
+
+    def build(self, targets: Sequence[str], *, workers: int | None = 1) -> Bundle:
+        """Compile the kernels for targets, without a GPU, into a bundle that also holds the plan.
+
+        Args:
+            targets: such as `cuda:90`.
+            workers: processes that compile; None for one a core, 1 compiles in this process.
+
+        Raises:
+            CompileFailed: a kernel does not compile for a target; the first one's message.
+            ConfigError: a target is none.
+        """
+        buildable = Buildable(self.options.name, self.sources, self.modules, self.plan)
+        return build_bundle(buildable, targets, workers)
+
+    def run(self, *inputs: Any) -> tuple[Any, ...]:
+        """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on.
+
+        Returns:
+            The tensors that the function returns, in order, whatever tuples and lists it has them in.
+        """
+        return self._runner(*inputs)
+
+    def runner(self, memory: Any, launch: Launcher) -> ProgramRunner:
+        """Return what runs the plan with other memory or another launcher."""
+        return ProgramRunner(self.plan, launch, memory, self.constants)
+
+    @cached_property
+    def modules(self) -> Mapping[str, Any]:
+        """The kernels, imported: name -> `ModuleKernel`; importing runs the generated text."""
+        return {
+            name: getattr(source_module(kernel.source, self.options.sources).load(), name)
+            for name, kernel in self.kernels.items()
+        }
+
+    @cached_property
+    def _runner(self) -> ProgramRunner:
+        def launch(name: str, arguments: Sequence[Any], _sizes: Mapping[str, int]) -> None:
+            self.modules[name].run(*arguments)
+
+        return self.runner(TorchMemory(self.device), launch)
+
+
+def generate(
+    function: Any,
+    example_inputs: Sequence[Any],
+    *,
+    dynamic: bool = False,
+    options: GenerateOptions | None = None,
+) -> Program:
+    """Generate the kernels of a function.
+
+    Args:
+        function: of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are the first inputs of the program, and whose
+            changed buffers its first outputs; backward steps that a function takes are part of the program.
+        example_inputs: one tensor or number for each argument; their values do not matter.
+        dynamic: let sizes change from call to call, where torch finds that they may.
+        options: see `GenerateOptions`.
+
+    Returns:
+        The program.  An operator that has no kernel is called as it is, and listed in `fallbacks`.
+
+    Raises:
+        UnsupportedOperator: the graph has something that is no ATen operator.
+    """
+    tracing = importlib.import_module("bundler.codegen.graph_tracing")
+    return program_of_graph(tracing.trace(function, example_inputs, dynamic=dynamic), options)
+
+
+def program_of_graph(module: Any, options: GenerateOptions | None = None) -> Program:
+    """Return the program of an FX graph whose nodes have fake tensors."""
+    graph = importlib.import_module("bundler.codegen.graph_reading").read_graph(module)
+    built = build_program(graph)
+    fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
+    return Program(built.kernels, built.plan, fallbacks, graph.constants, graph.device, options or GenerateOptions())

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`build_program`: a graph that was read becomes kernels and a plan: loops normalized, dead ones dropped, the others fused, written, and put in order.
+
+`program` calls it.  Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import sympy
+
+from bundler.codegen.fusion import LoopGroup, fused, is_extern
+from bundler.codegen.kernel_plan import KernelText, write_kernel
+from bundler.codegen.lazy_tensors import GraphBuilder
+from bundler.codegen.loop_nodes import ExternCall, Loop, Node, Reference, TensorLayout, TorchValue, numel
+from bundler.codegen.loop_order import normalized
+from bundler.codegen.memory_reuse import reusable
+from bundler.codegen.module_text import KernelModules, ProgramKernel, inductor_meta
+from bundler.codegen.online_softmax import paired
+from bundler.codegen.size_text import size_text
+from bundler.codegen.split_reductions import split
+from bundler.runtime.launch.program_plan import (
+    Allocate,
+    Input,
+    KernelEntry,
+    Launch,
+    OperatorStep,
+    Output,
+    ProgramPlan,
+    Release,
+    Size,
+    Step,
+    TensorSpec,
+)
+from bundler.runtime.launch.program_replay import BUFFER_MARK
+
+
+class Graph(Protocol):
+    """What `graph_reading` returns, without torch's types."""
+
+    builder: GraphBuilder
+    inputs: list[Any]
+    outputs: list[Any]
+    hints: dict[sympy.Symbol, int]
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """Kernels by name, and what to do with them."""
+
+    kernels: Mapping[str, ProgramKernel]
+    plan: ProgramPlan
+    groups: tuple[LoopGroup, ...] = field(repr=False)
+
+
+def build_program(graph: Graph) -> BuiltProgram:
+    """Return the program of a graph."""
+    return _ProgramBuilder(graph).build()
+
+
+class _ProgramBuilder:
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._builder = graph, graph.builder
+        self._buffers = graph.builder.buffers
+        self._modules = KernelModules()
+        self._outputs = {item.buffer for item in graph.outputs if isinstance(item, Reference)}
+        self._steps: list[Step] = []
+        # Buffer -> the name under which its memory runs, where it took that of another one.
+        self._alias: dict[str, str] = {}
+
+    def build(self) -> BuiltProgram:
+        nodes = [
+            normalized(self._builder.pool, n) if isinstance(n, Loop) else n for n in self._alive(self._builder.nodes)
+        ]
+        nodes = split(self._builder, paired(nodes))
+        groups = fused(nodes, self._buffers, self._graph.hints)
+        last = _last_uses(groups)
+        self._allocate_empty(groups)
+        for number, group in enumerate(groups):
+            if is_extern(group):
+                self._call(group.nodes[0])
+            else:
+                self._launch(groups, number, last)
+            for name in sorted(group.touched):
+                if last[name] == number and self._is_own(name) and name not in self._outputs:
+                    self._release(name)
+        kernels = self._modules.kernels
+        plan = ProgramPlan(
+            tuple(self._input(item) for item in self._graph.inputs),
+            self._size_places(),
+            tuple(self._steps),
+            tuple(self._output(item) for item in self._graph.outputs),
+            {name: _entry(kernel.text) for name, kernel in kernels.items()},
+            tuple(name for name, buffer in self._buffers.items() if buffer.source == "constant"),
+        )
+        return BuiltProgram(kernels, plan, tuple(groups))
+
+    def _alive(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the nodes without those that nobody needs: what they write is neither read nor returned, nor an input."""
+        needed, alive = set(self._outputs), []
+        for node in reversed(nodes):
+            if not any(name in needed or not self._is_own(name) for name in node.writes):
+                continue
+            needed |= node.reads
+            if not (isinstance(node, Loop) and numel(node.sizes) == 0):
+                alive.append(node)
+        return alive[::-1]
+
+    def _allocate_empty(self, groups: Sequence[LoopGroup]) -> None:
+        """Allocate buffers without elements, which no kernel writes."""
+        written = {name for group in groups for name in group.written}
+        needed = self._outputs.union(*(group.touched for group in groups))
+        for name in sorted(needed - written, key=_order):
+            if self._is_own(name):
+                self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
+
+    def _is_own(self, name: str) -> bool:
+        return self._buffers[name].source == "node"
+
+    # Steps --------------------------------------------------------------------------------------------------------------
+
+    def _launch(self, groups: Sequence[LoopGroup], number: int, last: Mapping[str, int]) -> None:
+        group = groups[number]
+        written = {loop.buffer for loop in group.loops if self._is_own(loop.buffer)}
+        added = {loop.buffer for loop in group.loops if loop.mode is not None}
+        kept_elsewhere = {name for other in groups if other is not group for name in other.touched}
+        removed = frozenset(written - self._outputs - kept_elsewhere - added)
+        dying = {
+            n
+            for n in group.touched
+            if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
+        }
+        reused = reusable(group, self._buffers, written - removed - added, dying)
+        text = write_kernel(group, self._builder.pool, self._buffers, removed, reused, self._graph.hints)
+        kernel = self._modules.add(text)
+        for name in sorted(written - removed, key=_order):
+            if name in reused:
+                self._alias[name] = self._memory(reused[name])
+            elif self._is_first(name):
+                self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
+        arguments = tuple(self._passed(parameter.outer) for parameter in text.parameters)
+        sizes = {f"{prefix}numel": size_text(size) for prefix, size in text.dimensions if not prefix.startswith("r")}
+        self._steps.append(Launch(kernel.name, arguments, sizes))
+
+    def _is_first(self, name: str) -> bool:
+        return not any(isinstance(step, Allocate) and step.name == name for step in self._steps)
+
+    def _memory(self, name: str) -> str:
+        return self._alias.get(name, name)
+
+    def _passed(self, outer: str | sympy.Expr) -> Size:
+        return f"{BUFFER_MARK}{self._memory(outer)}" if isinstance(outer, str) else size_text(outer)
+
+    def _release(self, name: str) -> None:
+        memory = self._memory(name)
+        # Memory that another buffer took lives on under its first name.
+        users = [other for other, first in self._alias.items() if first == memory and other != name]
+        exists = any(memory in _made_by(step) for step in self._steps)
+        if (
+            exists
+            and not any(other in self._outputs for other in (*users, memory))
+            and not self._used_later(memory, name)
+        ):
+            self._steps.append(Release(memory))
+
+    def _used_later(self, memory: str, name: str) -> bool:
+        newest = [other for other, first in self._alias.items() if first == memory]
+        return bool(newest) and newest[-1] != name
+
+    def _call(self, node: Node) -> None:
+        assert isinstance(node, ExternCall)
+        self._steps.append(
+            OperatorStep(
+                node.operator,
+                tuple(self._encoded(item) for item in node.arguments),
+                {name: self._encoded(item) for name, item in node.keywords},
+                node.outputs,
+                node.single,
+            )
+        )
+
+    def _encoded(self, item: Any) -> Any:
+        match item:
+            case Reference(buffer, layout):
+                whole = layout == self._buffers[buffer].layout
+                return {"buffer": self._memory(buffer), "spec": None if whole else vars(self._spec(layout))}
+            case TorchValue(kind, name):
+                return {kind: name}
+            case list() | tuple():
+                return [self._encoded(part) for part in item]
+            case sympy.Expr():
+                return {"size": size_text(item)}
+        return item
+
+    # Inputs and outputs -------------------------------------------------------------------------------------------------
+
+    def _input(self, item: Any) -> Input:
+        if isinstance(item, str):
+            return Input(item, self._spec(self._buffers[item].layout))
+        return Input("" if item is None else str(item))
+
+    def _size_places(self) -> dict[str, tuple[int, int]]:
+        """Return where each size is read: at a dimension of an input tensor, or, with dimension -1, an input itself."""
+        found: dict[str, tuple[int, int]] = {}
+        for number, item in enumerate(self._graph.inputs):
+            if isinstance(item, sympy.Symbol):
+                found[str(item)] = (number, -1)
+            elif isinstance(item, str):
+                for dim, size in enumerate(self._buffers[item].layout.sizes):
+                    if isinstance(size, sympy.Symbol):
+                        found.setdefault(str(size), (number, dim))
+        return dict(sorted(found.items()))
+
+    def _output(self, item: Any) -> Output:
+        if isinstance(item, Reference):
+            buffer = self._buffers[item.buffer]
+            memory = self._memory(item.buffer)
+            same = item.layout == buffer.layout and memory == item.buffer
+            return Output(memory, None if same else self._spec(item.layout))
+        return Output(None, size=None if item is None else size_text(item))
+
+    def _spec(self, layout: TensorLayout) -> TensorSpec:
+        sizes, strides = (tuple(size_text(part) for part in parts) for parts in (layout.sizes, layout.strides))
+        return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset))
+
+
+def _made_by(step: Step) -> tuple[str | None, ...]:
+    """Return the buffers that begin with a step."""
+    if isinstance(step, Allocate):
+        return (step.name,)
+    return step.outputs if isinstance(step, OperatorStep) else ()
+
+
+def _entry(text: KernelText) -> KernelEntry:
+    return KernelEntry(str(inductor_meta(text)["grid_type"]), tuple(parameter.name for parameter in text.parameters))
+
+
+def _order(name: str) -> tuple[int, str]:
+    digits = name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return (int(digits) if digits.isdigit() else 0, name)
+
+
+def _last_uses(groups: Iterable[LoopGroup]) -> dict[str, int]:
+    """Return the number of the last group that touches each buffer."""
+    return {name: number for number, group in enumerate(groups) for name in group.touched}

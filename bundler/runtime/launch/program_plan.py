@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ProgramPlan`: what a generated program does, as data: allocations, launches, calls of operators by name.  Nothing of it is executed as code.
+
+::
+
+    inputs  ->  steps: Allocate | Launch | OperatorStep | Release, in order  ->  outputs
+
+Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions` evaluates.  The generator writes a plan, a bundle
+holds it as JSON, and `program_replay` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bundler.errors import FormatError, UnsupportedVersion
+
+VERSION = 1
+MAX_PLAN_BYTES = 64 << 20
+Size = int | str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor: dtype, and in elements sizes, strides and offset."""
+
+    dtype: str
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size = 0
+
+
+@dataclass(frozen=True)
+class Input:
+    """One argument of the program.
+
+    Attributes:
+        name: of the buffer or size; empty for an argument that is not used.
+        spec: of a tensor; None for a size.
+    """
+
+    name: str
+    spec: TensorSpec | None = None
+
+
+@dataclass(frozen=True)
+class Allocate:
+    """New memory for a buffer."""
+
+    name: str
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Release:
+    """Nobody uses a buffer from here on."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+        kernel: its name.
+        arguments: names of buffers, prefixed by `@`, and sizes, in the order of the kernel's parameters.
+        sizes: `xnumel` and so on -> size, which the grid is made of.
+    """
+
+    kernel: str
+    arguments: tuple[Size, ...]
+    sizes: Mapping[str, Size]
+
+
+@dataclass(frozen=True)
+class OperatorStep:
+    """One call of an ATen operator.
+
+    Attributes:
+        operator: its name, as `aten.mm.default`.
+        arguments, keywords: plain values, and mappings `{"buffer": name, "spec": ...}`, `{"size": text}`, `{"dtype": name}`, ...
+        outputs: name of the buffer for each result; None for one that is not used.
+        single: whether the operator returns one tensor instead of a tuple.
+    """
+
+    operator: str
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    outputs: tuple[str | None, ...]
+    single: bool
+
+
+Step = Allocate | Launch | OperatorStep | Release
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """How a kernel is launched on one target: the blocks and options that it was compiled with."""
+
+    blocks: Mapping[str, Any]
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    """What launches of a kernel need to know beside its arguments.
+
+    Attributes:
+        grid: kind of its grid.
+        parameters: names of what a launch passes, in order.
+        choices: target -> how it was compiled.
+    """
+
+    grid: str
+    parameters: tuple[str, ...]
+    choices: Mapping[str, KernelChoice] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result: a buffer seen through a spec, a size, or nothing."""
+
+    buffer: str | None
+    spec: TensorSpec | None = None
+    size: Size | None = None
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """A program.
+
+    Attributes:
+        inputs: its arguments.
+        sizes: name of a size -> (number of the input, dimension) where it is read.
+        steps: what it does, in order.
+        outputs: what it returns.
+        kernels: by name.
+        constants: names of buffers that the program itself holds.
+    """
+
+    inputs: tuple[Input, ...]
+    sizes: Mapping[str, tuple[int, int]]
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    kernels: Mapping[str, KernelEntry]
+    constants: tuple[str, ...] = ()
+
+    def to_json(self) -> bytes:
+        """Return the plan as canonical JSON."""
+        data = asdict(self) | {"version": VERSION}
+        data["steps"] = [[type(step).__name__, asdict(step)] for step in self.steps]
+        return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> ProgramPlan:
+        """Decode what `to_json` wrote.
+
+        Raises:
+            FormatError: it is anything else.
+            UnsupportedVersion: a newer version wrote it.
+        """
+        if len(data) > MAX_PLAN_BYTES:
+            raise FormatError(
+                f"a program's plan: expected at most {MAX_PLAN_BYTES} bytes, got {len(data)}", got=len(data)
+            )
+        try:
+            found = json.loads(data)
+            version = found.pop("version")
+        except (ValueError, KeyError, AttributeError, RecursionError) as error:
+            raise FormatError(f"a program's plan: not what `to_json` writes: {error}") from error
+        if version != VERSION:
+            raise UnsupportedVersion(
+                f"a program's plan: expected version {VERSION}, got {version!r}; update bundler", got=version
+            )
+        try:
+            return _plan(found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"a program's plan: {type(error).__name__}: {error}") from error
+
+
+_STEPS = {"Allocate", "Launch", "OperatorStep", "Release"}
+
+
+def _plan(data: Mapping[str, Any]) -> ProgramPlan:
+    return ProgramPlan(
+        tuple(Input(str(item["name"]), _spec(item["spec"])) for item in data["inputs"]),
+        {str(name): (int(place[0]), int(place[1])) for name, place in data["sizes"].items()},
+        tuple(_step(kind, item) for kind, item in data["steps"]),
+        tuple(Output(item["buffer"], _spec(item["spec"]), item["size"]) for item in data["outputs"]),
+        {str(name): _kernel(item) for name, item in data["kernels"].items()},
+        tuple(map(str, data["constants"])),
+    )
+
+
+def _spec(data: Any) -> TensorSpec | None:
+    if data is None:
+        return None
+    sizes, strides = ([_size(part) for part in data[name]] for name in ("sizes", "strides"))
+    return TensorSpec(str(data["dtype"]), tuple(sizes), tuple(strides), _size(data["offset"]))
+
+
+def _size(value: Any) -> Size:
+    if type(value) in {int, str}:
+        return value  # type: ignore[no-any-return]
+    raise TypeError(f"a size is a number or a text, got {value!r:.80}")
+
+
+def _step(kind: str, data: Mapping[str, Any]) -> Step:
+    match kind:
+        case "Allocate":
+            spec = _spec(data["spec"])
+            if spec is None:
+                raise TypeError("an allocation has a spec")
+            return Allocate(str(data["name"]), spec)
+        case "Release":
+            return Release(str(data["name"]))
+        case "Launch":
+            sizes = {str(name): _size(value) for name, value in data["sizes"].items()}
+            return Launch(str(data["kernel"]), tuple(map(_size, data["arguments"])), sizes)
+        case "OperatorStep":
+            outputs = tuple(None if name is None else str(name) for name in data["outputs"])
+            return OperatorStep(
+                str(data["operator"]), tuple(data["arguments"]), dict(data["keywords"]), outputs, bool(data["single"])
+            )
+    raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")
+
+
+def _kernel(data: Mapping[str, Any]) -> KernelEntry:
+    choices = {
+        str(target): KernelChoice(dict(item["blocks"]), int(item["num_warps"]), int(item["num_stages"]))
+        for target, item in data["choices"].items()
+    }
+    return KernelEntry(str(data["grid"]), tuple(map(str, data["parameters"])), choices)

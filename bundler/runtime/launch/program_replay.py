@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ProgramRunner`: runs a `ProgramPlan`, step by step; `load_program` takes plan and kernels from a bundle.
+
+    program = bundler.runtime.load_program("model.tbundle", memory=memory)
+    (output,) = program(x, weight)
+
+What allocates, views and calls operators is a `ProgramMemory`: torch's where a program has calls of operators, or whatever the caller's tensors come
+from.  No compiler and no Triton is needed, and no torch unless the memory is torch's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from bundler.errors import CannotLaunchStatically, ConfigError, NotFound
+from bundler.format.bundle import Bundle
+from bundler.runtime.heuristics.launch_expressions import evaluate
+from bundler.runtime.heuristics.launch_grids import open_grid
+from bundler.runtime.launch.bundle_kernels import Kernels, load
+from bundler.runtime.launch.device_tensors import device_tensor
+from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.program_plan import (
+    Allocate,
+    Input,
+    Launch,
+    OperatorStep,
+    Output,
+    ProgramPlan,
+    Release,
+    Size,
+    TensorSpec,
+)
+
+BUFFER_MARK = "@"
+PLAN_PREFIX = "programs/"
+PLAN_SUFFIX = ".program.json"
+# Of a kernel, its arguments by position, and the sizes of its grid.
+Launcher = Callable[[str, Sequence[Any], Mapping[str, int]], None]
+
+
+class ProgramMemory(Protocol):
+    """Where tensors of a program come from.
+
+    Sizes are numbers here.
+    """
+
+    def allocate(self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """Return a new tensor, whose elements may be anything."""
+
+    def view(self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
+        """Return a tensor's memory seen in another way."""
+
+    def call(self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Call an ATen operator."""
+
+
+class ProgramRunner:
+    """Runs a program; a call takes its inputs by position, and returns a tuple.
+
+    Args:
+        plan: what to do.
+        launch: launches a kernel.
+        memory: where tensors come from.
+        constants: tensors that the program holds, by name.
+    """
+
+    def __init__(
+        self, plan: ProgramPlan, launch: Launcher, memory: ProgramMemory, constants: Mapping[str, Any] | None = None
+    ) -> None:
+        self.plan, self._launch, self._memory = plan, launch, memory
+        self._constants = dict(constants or {})
+        missing = [name for name in plan.constants if name not in self._constants]
+        if missing:
+            raise ConfigError(
+                f"the program needs the constants {', '.join(missing)}; pass them as constants=", missing=missing
+            )
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Run the program.
+
+        Raises:
+            ConfigError: too many or too few inputs, or a shape that the program was not generated for.
+        """
+        sizes = self._sizes(inputs)
+        values: dict[str, Any] = dict(self._constants)
+        given = zip(self.plan.inputs, inputs, strict=True)
+        values |= {item.name: device_tensor(value) for item, value in given if item.spec}
+        for step in self.plan.steps:
+            match step:
+                case Launch():
+                    arguments = [self._argument(item, values, sizes) for item in step.arguments]
+                    self._launch(step.kernel, arguments, {n: evaluate(s, sizes) for n, s in step.sizes.items()})
+                case Allocate(name, spec):
+                    values[name] = self._memory.allocate(spec.dtype, *_shape(spec, sizes))
+                case OperatorStep():
+                    self._call(step, values, sizes)
+                case Release(name):
+                    values.pop(name, None)
+        return tuple(self._result(output, values, sizes) for output in self.plan.outputs)
+
+    def _sizes(self, inputs: Sequence[Any]) -> dict[str, int]:
+        if len(inputs) != len(self.plan.inputs):
+            raise ConfigError(f"the program takes {len(self.plan.inputs)} inputs, got {len(inputs)}", got=len(inputs))
+        sizes = {name: int(inputs[number].shape[dim]) for name, (number, dim) in self.plan.sizes.items() if dim >= 0}
+        sizes |= {name: int(inputs[number]) for name, (number, dim) in self.plan.sizes.items() if dim < 0}
+        for number, (given, value) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
+            _check_shape(number, given, value, sizes)
+        return sizes
+
+    def _argument(self, item: Size, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+        if isinstance(item, str) and item.startswith(BUFFER_MARK):
+            return values[item.removeprefix(BUFFER_MARK)]
+        return evaluate(item, sizes)
+
+    def _call(self, step: OperatorStep, values: dict[str, Any], sizes: Mapping[str, int]) -> None:
+        arguments = [self._decoded(item, values, sizes) for item in step.arguments]
+        keywords = {name: self._decoded(item, values, sizes) for name, item in step.keywords.items()}
+        result = self._memory.call(step.operator, arguments, keywords)
+        results = (result,) if step.single else tuple(result)
+        values |= {name: value for name, value in zip(step.outputs, results, strict=True) if name is not None}
+
+    def _decoded(self, item: Any, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+        if isinstance(item, list):
+            return [self._decoded(part, values, sizes) for part in item]
+        if not isinstance(item, dict):
+            return item
+        if "buffer" in item:
+            tensor, spec = values[item["buffer"]], item["spec"]
+            if spec is None:
+                return tensor
+            seen = [tuple(evaluate(size, sizes) for size in spec[name]) for name in ("sizes", "strides")]
+            return self._memory.view(tensor, seen[0], seen[1], evaluate(spec["offset"], sizes))
+        return evaluate(item["size"], sizes) if "size" in item else item
+
+    def _result(self, output: Output, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+        if output.buffer is not None:
+            tensor = values[output.buffer]
+            if output.spec is None:
+                return tensor
+            shape, strides = _shape(output.spec, sizes)
+            return self._memory.view(tensor, shape, strides, evaluate(output.spec.offset, sizes))
+        return None if output.size is None else evaluate(output.size, sizes)
+
+
+def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(evaluate(s, sizes) for s in spec.sizes), tuple(evaluate(s, sizes) for s in spec.strides)
+
+
+def _check_shape(number: int, given: Input, value: Any, sizes: Mapping[str, int]) -> None:
+    """Raise where an input has another shape than the program was generated for."""
+    if given.spec is None:
+        return
+    expected = _shape(given.spec, sizes)[0]
+    got = tuple(int(size) for size in value.shape)
+    if got != expected:
+        raise ConfigError(
+            f"input {number} of the program: expected sizes {expected}, got {got}; generate the program for these, or with dynamic=True",
+            expected=expected,
+            got=got,
+        )
+
+
+# From a bundle ----------------------------------------------------------------------------------------------------------
+
+
+def load_program(
+    bundle: Bundle | str | os.PathLike[str], *, memory: ProgramMemory, name: str | None = None, driver: Driver | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> ProgramRunner:  # fmt: skip
+    """Return a program of a bundle, ready to run without a compiler.
+
+    Args:
+        bundle: an open bundle, or the path of one.
+        memory: where its tensors come from.
+        name: of the program; None where the bundle has one only.
+        driver: which GPUs to use; None opens that of the machine.
+        constants: tensors that the program holds, by name.
+
+    Raises:
+        NotFound: the bundle has no such program, or none of its kernels is for the device.
+        FormatError, DigestMismatch: the bundle or the plan in it is damaged.
+    """
+    opened = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+    plans = {
+        entry.path.removeprefix(PLAN_PREFIX).removesuffix(PLAN_SUFFIX): entry
+        for entry in opened.opaque
+        if entry.path.startswith(PLAN_PREFIX) and entry.path.endswith(PLAN_SUFFIX)
+    }
+    chosen = name if name is not None else next(iter(plans)) if len(plans) == 1 else ""
+    if chosen not in plans:
+        raise NotFound(
+            f"no program {name or ''!r} in the bundle; there are {', '.join(sorted(plans)) or 'none'}", name=name
+        )
+    plan = ProgramPlan.from_json(opened.read(plans[chosen].artifact))
+    kernels = load(opened, driver=driver)
+    return ProgramRunner(plan, static_launcher(plan, kernels), memory, constants)
+
+
+def static_launcher(plan: ProgramPlan, kernels: Kernels) -> Launcher:
+    """Return what launches a plan's kernels from a bundle, with the blocks that they were compiled with for the current device."""
+    driver = kernels.driver
+    grids = {name: open_grid(entry.grid, {}) for name, entry in plan.kernels.items()}
+
+    def launch(name: str, arguments: Sequence[Any], sizes: Mapping[str, int]) -> None:
+        target = f"{driver.backend}:{driver.properties(driver.device()).arch}"
+        choice = plan.kernels[name].choices.get(target)
+        if choice is None:
+            raise CannotLaunchStatically(
+                f"{name}: the program was built for {', '.join(plan.kernels[name].choices) or 'no target'}, not for {target}; "
+                f"build it with --target {target}",
+                kernel=name,
+                target=target,
+            )
+        grid = grids[name](choice.blocks, sizes)
+        if 0 not in grid:
+            options = {"num_warps": choice.num_warps, "num_stages": choice.num_stages}
+            kernels[name][grid](*arguments, **choice.blocks, **options)
+
+    return launch

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ten functions whose kernels a reader can follow; their texts lie in `golden/`.
+
+`python golden_programs.py` writes the texts anew, to be read before they are committed.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from bundler.codegen.program import generate
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+
+
+def full(*sizes, dtype=torch.float32):
+    return torch.zeros(sizes, dtype=dtype)
+
+
+PROGRAMS = {
+    "add_relu": (lambda a, b: (a + b).relu(), (full(1000), full(1000))),
+    "broadcast": (lambda a, b: a * b, (full(64, 32), full(32))),
+    "transpose": (lambda a, b: a + b.t(), (full(48, 40), full(40, 48))),
+    "half_gate": (lambda a, b: F.silu(a) * b, (full(96, dtype=torch.float16), full(96, dtype=torch.bfloat16))),
+    "embedding": (F.embedding, (full(8, dtype=torch.int64), full(100, 16))),
+    "padding": (lambda a: F.pad(a, (1, 2)), (full(4, 30),)),
+    "row_sum": (lambda a: a.sum(1), (full(10, 40),)),
+    "softmax": (lambda a: torch.softmax(a, -1), (full(128, 512),)),
+    "long_layer_norm": (lambda a, w: F.layer_norm(a, (3000,), w), (full(16, 3000), full(3000))),
+    "argmax": (lambda a: a.argmax(1), (full(7, 50),)),
+}
+
+
+def text_of(name):
+    """Return the text of a program's kernels, without imports and metadata that all kernels have."""
+    function, inputs = PROGRAMS[name]
+    program = generate(function, inputs)
+    assert not program.fallbacks, program.fallbacks
+    return "\n".join(source[source.index("\n\n\n") + 3 :] for source in program.sources.values())
+
+
+def main():
+    """Write the texts."""
+    GOLDEN.mkdir(exist_ok=True)
+    for name in PROGRAMS:
+        (GOLDEN / f"{name}.txt").write_text(text_of(name))
+
+
+if __name__ == "__main__":
+    main()
