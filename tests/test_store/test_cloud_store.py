@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles in S3: pushed, restored and pruned through a real server, and how many requests a start costs."""
+"""Bundles in S3: pushed, pulled and restored through a real server, and how many requests a start costs."""
 
 import gc
 import time
@@ -56,16 +56,16 @@ def test_a_pull_of_three_hundred_kernels_takes_few_requests(proxy, s3, tmp_path)
     assert len(proxy.requests) <= MOST_REQUESTS, proxy.requests
 
 
-def test_kernels_are_pushed_restored_and_pruned(proxy, s3, tmp_path, real):
-    """Real kernels come back byte by byte, tags are listed, and what no tag reaches is removed."""
+@pytest.mark.slow
+def test_real_kernels_are_pushed_and_pulled(proxy, s3, real):
+    """Real kernels come back byte by byte, tags are listed, and the store is sound."""
     with bundler.open_store(s3) as store:
-        pushed = store.push(real, "demo")
+        store.push(real, "demo")
         assert [tag.name for tag in store.tags()] == ["demo"]
         with store.pull("demo") as pulled:
             assert shelf.contents(pulled) == shelf.contents(real)
             assert shelf.kernels(pulled) == shelf.kernels(real)
         assert store.verify().damaged == ()
-        assert pushed is not None
 
 
 def test_errors_name_the_store_and_the_fix(proxy, s3):
