@@ -192,6 +192,24 @@ def test_an_overloaded_server_is_asked_again(proxy, s3):
     assert left == []
 
 
+def test_another_host_gets_no_signature_and_is_not_believed(proxy, s3, endpoint):
+    """A redirect to another host takes no Authorization along, and what comes from there is an error."""
+    seen = []
+
+    def answer(handler):
+        seen.append(handler.headers.get("Authorization"))
+        handler.reply(200, {"ETag": '"x"', "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}, b"theirs")
+        return True
+
+    with s3_server.Proxy(endpoint).serving() as other:
+        other.spoil = answer
+        elsewhere = other.endpoint.replace("127.0.0.1", "localhost")
+        proxy.spoil = lambda handler: handler.reply(307, {"Location": elsewhere + handler.path}) or True
+        with pytest.raises(BackendUnavailable, match="no whole catalog"):
+            plain(s3).get(["a"])
+    assert seen == [None]
+
+
 def test_truncated_answers_are_errors(proxy, s3):
     """Of a body that ends too early nothing is taken."""
     with plain(s3) as backend:
