@@ -17,6 +17,7 @@ import click
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.extraction import KINDS_SHOWN, show_text
+from bundler.cli.kernel_resources import show_resources
 from bundler.cli.leak_search import find_leaks, show_leaks
 from bundler.cli.pack import count_files, counts
 from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
@@ -59,7 +60,7 @@ PROBLEMS_SHOWN = 10
     short_help="Show what is in a bundle.",
     epilog=example(
         "inspect model.tbundle", "inspect model.tbundle --leaks --kernel 'matmul*'",
-        "inspect model.tbundle --kernel CZHLNR6H --show ptx",
+        "inspect model.tbundle --kernel CZHLNR6H --show ptx", "inspect model.tbundle --resources",
     ),
 )  # fmt: skip
 @click.argument("bundle")
@@ -68,19 +69,25 @@ PROBLEMS_SHOWN = 10
 @click.option(
     "--show", "kind", type=click.Choice(KINDS_SHOWN), help="Print one kernel's text of this kind, and no more."
 )
+@click.option("--resources", is_flag=True, help="List what each kernel takes of a GPU, read from its binary.")
 @reports
-def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None) -> int:
+def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None, resources: bool) -> int:
     """Show what is in BUNDLE: kernels, the files beside them, who compiled them and where.
 
     Of kernels that share a name, constants and signature are what differs among them. In a signature, *fp32:16 x3 stands for three
     pointers to fp32 whose addresses 16 divides. One kernel alone is shown with everything that is known of it.
     """
-    if leaks and kind is not None:
-        raise click.UsageError("--leaks and --show are two questions; ask one")
+    asked = [
+        name for name, given in (("--leaks", leaks), ("--show", kind is not None), ("--resources", resources)) if given
+    ]
+    if len(asked) > 1:
+        raise click.UsageError(f"{asked[0]} and {asked[1]} are two questions; ask one")
     with Bundle.load(bundle) as opened:
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         if kind is not None:
             return show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
+        if resources:
+            return show_resources(screen, opened, kernels, bundle)
         known = _specializations(screen, opened, kernels)
         facts = _facts(bundle, opened, kernels, known)
         _show(screen, opened, kernels, facts, known, whole=wanted is None)
