@@ -38,7 +38,7 @@ _SECRET_NAME = re.compile(r"PASSWORD|SECRET|TOKEN", re.IGNORECASE)
 _SECRET_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
 _SETTINGS = ("TRITON_", "TORCHINDUCTOR_")
 _PACKAGE, _DISTRIBUTION = "bundler", "triton-bundler"
-LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis")
+LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obstore")
 
 
 @dataclass(frozen=True)

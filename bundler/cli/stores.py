@@ -21,7 +21,7 @@ from bundler.user_warnings import warn
 
 STORE_METAVAR = "URL"
 STORE_VARIABLE = f"{config.PREFIX}STORE"
-STORE_HELP = "The store: a directory, with ?mode=group one that a group shares, or redis://host:6379"
+STORE_HELP = "The store: a directory, with ?mode=group one that a group shares, redis://host:6379 or s3://bucket/prefix"
 TIERS_HELP = (
     f"{STORE_HELP}; else {STORE_VARIABLE}. Repeat it for tiers, the nearest first; ?readonly=1 leaves one as it is."
 )

@@ -148,8 +148,8 @@ def open_store(
     Args:
         urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may write, with `?mode=group` one that a
             group shares, with `?timeout_s=5` one on a network file system that may hang; `memory:` for one that ends with the
-            process; `redis://host:6379/0`, `rediss://`, `unix://` or `redis+cluster://`.  Several are tiers, the nearest first.
-            With `readonly=1` in its query a tier is never written.
+            process; `redis://host:6379/0`, `rediss://`, `unix://` or `redis+cluster://`; `s3://bucket/prefix`, `gs://`, `az://` or,
+            for reading, `https://host/folder`.  Several are tiers, the nearest first.  With `readonly=1` in its query a tier is never written.
         trust: what `Store.restore` restores unless told otherwise: `kernels`, or `code` for shared libraries too.
         limits: bounds on what is read; None for the defaults.
         when_down: what writing does while the farthest writable tier does not answer: `raise`, or `degrade` to write to the

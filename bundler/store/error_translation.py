@@ -16,8 +16,9 @@ from bundler.errors import AccessDenied, BundlerError, ConfigError, StoreFull, S
 from bundler.project import page
 
 # The beginning of a message of a byte store that is a server, and the text between the names of tiers.
-_URL = re.compile(r"[a-z+]+://\S*?: ")
+_URL = re.compile(r"[a-z][a-z0-9+]*://\S*?: ")
 _TIERS = " + "
+_REDIS = ("redis", "unix:")
 _MEANING: dict[type[theirs.BackendError], type[BundlerError]] = {
     theirs.BackendFull: StoreFull,
     theirs.BackendDenied: AccessDenied,
@@ -37,7 +38,8 @@ def store_errors(store: str) -> Iterator[None]:
     except theirs.BackendError as error:
         kind = next((ours for cls, ours in _MEANING.items() if isinstance(error, cls)), StoreUnavailable)
         on_server = isinstance(error, theirs.BackendDenied) and not store.startswith(("file:", "memory:"))
-        more = f"; {page('cluster')}" if on_server else ""
+        cited = page("cluster") if store.startswith(_REDIS) else page("stores")
+        more = f"; {cited}" if on_server else ""
         raise kind(named_once(store, str(error)) + more, store=store) from error
 
 

@@ -2,7 +2,7 @@
 """Opens the byte store that URLs name, as one store or as tiers.
 
 `bundler.open_store` calls `open_backend`; the commands use the other functions to complete and show URLs.  Only
-`bundler.backends.redis` reads the parts that only a Redis URL has.
+`bundler.backends.redis` reads the parts that only a Redis URL has, and `bundler.backends.cloud` those of an object store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, unquote_to_bytes, urlsplit, urlunsplit
 
-from bundler.backends import redis
+from bundler.backends import cloud, redis
 from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, bounded
 from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
@@ -32,10 +32,12 @@ _MODES = {"private": PRIVATE, "group": GROUP}
 MAX_TIMEOUT_S = 3600.0
 # How much longer a listing or a flush of a directory may take than one operation.
 UNHURRIED, LEAST_UNHURRIED_S = 10, 60.0
+# A call of an object store is at most about so many requests, one after another.
+CLOUD_EXCHANGES = 3
 _YES_NO = {"1": True, "0": False}
 _SCHEMES = (
     "file:///absolute/path or /absolute/path, with ?mode=group one that a group shares, memory:, redis://host:6379/0 (or rediss://, unix://, "
-    "redis+cluster://), each with ?readonly=1 to leave it as it is"
+    "redis+cluster://), s3://bucket/prefix, gs://, az:// or, for reading, https://host/folder, each with ?readonly=1 to leave it as it is"
 )
 _log = logging.getLogger("bundler.store")
 
@@ -62,8 +64,8 @@ def open_backend(urls: Sequence[str], opening: Opening | None = None) -> tuple[B
 
     Args:
         urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may write, with `?mode=group` one that a
-            group shares, with `?timeout_s=5` one that may hang; `memory:` for one that ends with the process; a Redis URL.  Several are
-            tiers.
+            group shares, with `?timeout_s=5` one that may hang; `memory:` for one that ends with the process; a Redis URL; one of an object store.
+            Several are tiers.
         opening: settings that are not in the URLs.
 
     Raises:
@@ -81,7 +83,7 @@ def open_backend(urls: Sequence[str], opening: Opening | None = None) -> tuple[B
             backend.close()
         raise
     name = " + ".join(name for name, _ in opened)
-    if len(opened) == 1 and _split(urls[0]).scheme not in redis.SCHEMES:
+    if len(opened) == 1 and _split(urls[0]).scheme not in redis.SCHEMES | cloud.SCHEMES:
         return opened[0][1], name
     rules = Rules(_is_sound, _named_by, _warn)
     return Tiers([Tier(name, backend, rules) for name, backend in opened], how.when_down), name
@@ -109,6 +111,9 @@ def _open_one(url: str, how: Opening, *, alone: bool) -> Backend:
     parts, read_only, plain = _without_readonly(url)
     if parts.scheme in redis.SCHEMES:
         backend: Backend = _open_server(plain, how)
+    elif parts.scheme in cloud.SCHEMES:
+        backend = _open_cloud(plain, how)
+        read_only = read_only or not backend.writable
     elif parts.scheme == "memory" and not any(parts[1:]):
         backend = MemoryBackend()
     else:
@@ -157,6 +162,25 @@ def _open_server(url: str, how: Opening) -> Guarded:
     # Connecting, logging in, the exchange: with the server's own time-outs none of the three takes longer.
     deadline_s = settings.connect_timeout_s + 2 * settings.timeout_s
     return Guarded(backend, Deadlines(deadline_s=deadline_s, budget_s=max(1.0, deadline_s), probe_s=how.probe_s))
+
+
+def _open_cloud(url: str, how: Opening) -> Guarded:
+    shown = cloud.shown_url(url)
+    with store_errors(shown):
+        settings = cloud.parse_url(url)
+        bucket = cloud.connect(settings, shown)
+        backend = cloud.CloudBackend(bucket, writable=settings.writable, touch_every_s=settings.touch_every_s)
+    # The first answer may take looking up the name and the credentials, TLS and a second attempt.
+    deadline_s = CLOUD_EXCHANGES * settings.timeout_s
+    return Guarded(
+        backend,
+        Deadlines(
+            deadline_s,
+            budget_s=deadline_s,
+            probe_s=how.probe_s,
+            unhurried_s=max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s),
+        ),
+    )
 
 
 def _is_fixed(path: str) -> bool:
@@ -261,6 +285,8 @@ def _name(url: str) -> str:
     parts = _split(url)
     if parts.scheme in redis.SCHEMES:
         return redis.shown(url)
+    if parts.scheme in cloud.SCHEMES:
+        return cloud.shown_url(url)
     return url if parts.scheme in {"file", "memory"} else _shown(parts)
 
 

@@ -29,6 +29,9 @@ def _load(name, folder=HERE):
 
 disk = _load("disk")
 redis_server, redis_proxy = (_load(shared, HERE.parent) for shared in ("redis_server", "redis_proxy"))
+s3_server = _load("s3_server", HERE.parent)
+if importlib.util.find_spec("obstore"):
+    _load("cloud_contract")
 
 
 @pytest.fixture(params=redis_server.PARSERS)

@@ -21,6 +21,7 @@ def _load(path, name=None):
 build = _load(HERE.parent / "test_format" / "builders.py", "store_builders")
 shelf = _load(HERE / "shelf.py")
 redis_server, redis_proxy = (_load(HERE.parent / f"{shared}.py") for shared in ("redis_server", "redis_proxy"))
+s3_server = _load(HERE.parent / "s3_server.py")
 
 
 @pytest.fixture(params=redis_server.PARSERS)

@@ -107,7 +107,7 @@ BAD = {
     "file:///a?readonly=yes": "readonly=1 or",
     "file:///a?readonly=1&readonly=0": "readonly=1 or",
     "memory:?readonly=1&x=1": "not a store",
-    "http://host/": "not a store",
+    "ftp://host/": "not a store",
     "C:\\store": "not a store",
 }
 

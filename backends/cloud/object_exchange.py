@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges with an object store by obstore, and what its errors mean; no other module imports obstore.
+
+`Bucket` reads and writes whole files, ranges, and files on condition of their ETag; `connect` opens one for `CloudSettings`.
+`CloudBackend` is its caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+    BadSettings,
+)
+from bundler.backends.cloud.cloud_urls import READ_ONLY_SCHEMES, CloudSettings
+
+RETRIES = 2
+# A pack is read whole from a server without ranges, up to so many bytes.
+WHOLE_BYTES = 256 * 1024 * 1024
+# A request with its bytes: how many times `timeout_s` it may take before obstore gives up on it.
+WITH_BYTES = 6
+SHOWN_CHARACTERS = 300
+_SECRET_NAMES = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|SIGNATURE", re.IGNORECASE)
+_SECRET_CHARACTERS = 6
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_FULL = ("507 ", "QuotaExceeded", "EntityTooLarge")
+_DENIED = (
+    "401 ",
+    "403 ",
+    "credential",
+    "Missing region",
+    "AccessKeyId",
+    "SecretAccessKey",
+    "SignatureDoesNotMatch",
+    "RequestTimeTooSkewed",
+)
+_SLOW = ("timed out", "timeout", "deadline has elapsed")
+_BAD = (
+    "UnknownConfigurationKey",
+    "URL did not match",
+    "Unable to parse",
+    "relative URL",
+    "scheme is not allowed",
+    "builder error",
+)
+_PREFIXES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+_SWITCHES = ("allow_http", "allow_invalid_certificates", "http1_only", "http2_only")
+_TEXTS = ("proxy_url", "proxy_ca_certificate", "proxy_excludes", "user_agent")
+_YES = {"1", "true", "yes", "y", "on"}
+_FIXES: dict[type[BackendError], str] = {
+    BackendDenied: "check the credentials in the environment and their rights: get, put, delete and list",
+    BackendFull: "prune, or raise the quota",
+    BadSettings: "check the settings in the environment; an endpoint without TLS needs AWS_ALLOW_HTTP=true",
+}
+
+
+class Conflict(Exception):  # not a failure: somebody else was first
+    """The condition of a write did not hold."""
+
+
+class Absent(Exception):  # an answer
+    """There is no such file."""
+
+
+class Unchanged(Exception):  # an answer
+    """The file still has the ETag that was given."""
+
+
+class Bucket:
+    """A place in an object store.
+
+    obstore does its work in threads that a fork does not copy, and a call in the child would never return: there every method raises
+    `BackendUnavailable`.
+
+    Args:
+        store: a store of obstore.
+        shown: what to call it, without any secret.
+    """
+
+    def __init__(self, store: Any, shown: str) -> None:
+        self._store, self.shown, self._pid = store, shown, os.getpid()
+
+    def read(self, name: str, most_bytes: int, etag: str | None = None) -> tuple[bytes, str | None]:
+        """Return a file and its ETag; raises `Absent`, or `Unchanged` where the ETag is still the one given."""
+        with self._meanings():
+            options: Any = {"if_none_match": etag} if etag else {}
+            found = obstore.get(self._store, name, options=options)
+            size = found.meta["size"]
+            if size > most_bytes:
+                raise BackendUnavailable(f"{self.shown}: {name} has {size:,} bytes, expected at most {most_bytes:,}")
+            data = bytes(found.bytes())
+        if len(data) != size:
+            raise BackendUnavailable(f"{self.shown}: of {name} {len(data):,} bytes came, expected {size:,}")
+        return data, found.meta["e_tag"]
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return parts of a file, each from its first byte and with its size, which is not 0; near ones come in one request."""
+        starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
+        try:
+            with self._meanings():
+                parts = [bytes(part) for part in obstore.get_ranges(self._store, name, starts=starts, lengths=lengths)]
+        except _NoRanges:
+            whole, _ = self.read(name, WHOLE_BYTES)
+            parts = [whole[start : start + length] for start, length in ranges]
+        if list(map(len, parts)) != lengths:
+            raise BackendUnavailable(
+                f"{self.shown}: of {name} {sum(map(len, parts)):,} bytes came, expected {sum(lengths):,}"
+            )
+        return parts
+
+    def create(self, name: str, data: bytes) -> str | None:
+        """Store a file that is not there and return its ETag; raises `Conflict` when it is."""
+        return self._put(name, data, "create")
+
+    def replace(self, name: str, data: bytes, etag: str) -> str | None:
+        """Store a file whose ETag is the one given and return the new one; raises `Conflict` when it is another."""
+        return self._put(name, data, {"e_tag": etag})
+
+    def _put(self, name: str, data: bytes, mode: Any) -> str | None:
+        try:
+            with self._meanings():
+                etag: str | None = obstore.put(self._store, name, data, mode=mode, use_multipart=False)["e_tag"]
+                return etag
+        except Absent:  # replaced on condition, and removed since
+            raise Conflict from None
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files; absent ones are fine."""
+        with self._meanings(), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, list(names))
+
+    def names(self, folder: str) -> Iterator[tuple[str, float]]:
+        """Yield the files of a folder and when each was written, by the server's clock; page after page."""
+        with self._meanings():
+            for page in obstore.list(self._store, prefix=folder):
+                for found in page:
+                    yield found["path"], found["last_modified"].timestamp()
+
+    @contextlib.contextmanager
+    def _meanings(self) -> Iterator[None]:
+        if os.getpid() != self._pid:
+            raise BackendUnavailable(
+                f"{self.shown}: was opened before this process was forked; open it anew in processes that are spawned"
+            )
+        try:
+            yield
+        except (BackendError, Conflict, Absent, Unchanged, FileNotFoundError) as error:
+            if isinstance(error, FileNotFoundError):
+                if any(word in str(error) for word in _NO_BUCKET):
+                    # Not `from error`: its text may hold what must not be printed.
+                    raise BackendUnavailable(
+                        f"{self.shown}: there is no such bucket; create it, or correct the URL"
+                    ) from None
+                raise Absent from None
+            raise
+        except exceptions.NotModifiedError:
+            raise Unchanged from None
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            raise Conflict from None
+        except (exceptions.BaseError, OSError, ValueError, TypeError, RuntimeError) as error:
+            raise meaning_of(error, self.shown) from None
+        except BaseException as error:
+            # What obstore raises where it met an answer that it had held for impossible, such as a range that is too short.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise BackendUnavailable(f"{self.shown}: the server answered something other than what was asked") from None
+
+
+class _NoRanges(BackendUnavailable):
+    """The server answers with whole files only."""
+
+
+def meaning_of(error: BaseException, shown: str) -> BackendError:
+    """Return what an error of obstore means; of its text only what holds no secret is kept."""
+    text = str(error).partition("Debug source:")[0]  # the rest lists settings and headers
+    kind: type[BackendError] = BackendUnavailable
+    if isinstance(error, exceptions.NotSupportedError) or "range request not supported" in text.lower():
+        kind = _NoRanges
+    elif isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)):
+        kind = BackendDenied
+    elif isinstance(error, exceptions.UnknownConfigurationKeyError) or any(word in text for word in _BAD):
+        kind = BadSettings
+    else:
+        words = ((BackendFull, _FULL), (BackendDenied, _DENIED), (BackendTimeout, _SLOW))
+        kind = next((kind for kind, found in words if any(word in text for word in found)), BackendUnavailable)
+    fix = _FIXES.get(kind)
+    return kind(f"{shown}: {_public(text) or type(error).__name__}{f'; {fix}' if fix else ''}")
+
+
+def _public(text: str) -> str:
+    """Return the first lines of an error without queries of URLs, which may sign, and without values of secret settings."""
+    said = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
+    for name, value in os.environ.items():
+        if len(value) >= _SECRET_CHARACTERS and _SECRET_NAMES.search(name):
+            said = said.replace(value, "…")
+    said = re.sub(r"<(AWSAccessKeyId|StringToSign|CanonicalRequest|SignatureProvided)[^<]*>[^<]*", "", said)
+    return " ".join(said.split())[:SHOWN_CHARACTERS].rstrip(". ")
+
+
+def _client_settings(scheme: str) -> dict[str, Any]:
+    """Return what the environment says of connections; obstore leaves that out where options are given in code."""
+    if scheme in READ_ONLY_SCHEMES:
+        return {"allow_http": True}
+    named = {option: os.environ.get(f"{_PREFIXES[scheme]}_{option.upper()}", "") for option in (*_SWITCHES, *_TEXTS)}
+    return {option: value.lower() in _YES if option in _SWITCHES else value for option, value in named.items() if value}
+
+
+def connect(settings: CloudSettings, shown: str) -> Bucket:
+    """Return the place that settings name; nothing is sent.
+
+    Raises:
+        BadSettings, BackendDenied: a setting in the environment cannot be used.
+    """
+    seconds = dt.timedelta(seconds=settings.timeout_s)
+    client: Any = {"timeout": f"{settings.timeout_s * WITH_BYTES:g}s", "connect_timeout": f"{settings.timeout_s:g}s"}
+    retry: Any = {
+        "max_retries": RETRIES,
+        "retry_timeout": seconds,
+        "backoff": {
+            "init_backoff": dt.timedelta(milliseconds=50),
+            "max_backoff": seconds / 4,
+            "base": 2,
+        },
+    }
+    client |= _client_settings(settings.location.partition(":")[0])
+    try:
+        return Bucket(from_url(settings.location, client_options=client, retry_config=retry), shown)
+    except (exceptions.BaseError, OSError, ValueError, TypeError) as error:
+        raise meaning_of(error, shown) from None
