@@ -27,7 +27,7 @@ from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbo
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
-from bundler.codegen.reduction_text import ReductionWriter, Row
+from bundler.codegen.reduction_text import ReducedRow, ReductionWriter
 
 _NAME = re.compile(r"tmp\d+")
 _INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
@@ -368,11 +368,11 @@ class BodyWriter:
             scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
 
 
-def _row_of(shape: KernelShape) -> Row | None:
+def _row_of(shape: KernelShape) -> ReducedRow | None:
     """Return what reductions need to know of the row."""
     reduced = shape.space.reduced
     if reduced is None:
         return None
     active = sorted(shape.masks(set(shape.space.dimensions)))
     suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in shape.space.dimensions)}]"
-    return Row(shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix)
+    return ReducedRow(shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix)

@@ -88,9 +88,12 @@ class Program:
         return build_bundle(buildable, targets, workers)
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
-        """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on; returns its outputs."""
-        runner = self._runner
-        return runner(*inputs)
+        """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on.
+
+        Returns:
+            The tensors that the function returns, in order, whatever tuples and lists it has them in.
+        """
+        return self._runner(*inputs)
 
     def runner(self, memory: Any, launch: Launcher) -> ProgramRunner:
         """Return what runs the plan with other memory or another launcher."""

@@ -6,6 +6,7 @@ A reduction is a loop of its own; what is done with its result is computed where
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -142,13 +143,18 @@ def _moments(builder: GraphBuilder, call: OperatorCall, source: LazyTensor) -> t
         raise call.refusal("complex numbers")
     source = cast(builder, source, wide)
     count = numel([source.sizes[dim] for dim in dims])
-    if count == 0 or not dims:
-        raise call.refusal("the variance of nothing, or of single elements")
     correction = call.arguments.get("correction")
     if correction is None:
         correction = 1 if call.arguments.get("unbiased", True) else 0
-    mean = reduced(builder, call, "welford_mean", source, dims, wide)
-    squares = reduced(builder, call, "welford_m2", source, dims, wide)
+    if count == 0:
+        mean = squares = mapped(
+            builder, reduced(builder, call, "sum", source, dims, wide), wide, lambda _: pool.constant(math.nan, wide)
+        )
+    elif not dims:
+        mean, squares = source, mapped(builder, source, wide, lambda term: pool.operate("sub", term, term, dtype=wide))
+    else:
+        mean = reduced(builder, call, "welford_mean", source, dims, wide)
+        squares = reduced(builder, call, "welford_m2", source, dims, wide)
 
     def divided(term: Term) -> Term:
         number = pool.cast(pool.index(count), wide)

@@ -35,7 +35,7 @@ _COMBINED = {
 
 
 @dataclass(frozen=True)
-class Row:
+class ReducedRow:
     """The row that a kernel reduces.
 
     Attributes:
@@ -62,14 +62,14 @@ class ReductionWriter:
         name: returns the name of a new value.
     """
 
-    def __init__(self, looped: bool, row: Row | None, name: Callable[[], str]) -> None:
+    def __init__(self, looped: bool, row: ReducedRow | None, name: Callable[[], str]) -> None:
         self._looped, self._given, self._name = looped, row, name
         self._known: dict[tuple[str, Term], tuple[Value, ...]] = {}
         self._before: list[str] = []
         self._after: list[str] = []
 
     @property
-    def _row(self) -> Row:
+    def _row(self) -> ReducedRow:
         assert self._given is not None, "a reduction in a kernel without rows"
         return self._given
 
