@@ -74,10 +74,11 @@ class Buildable:
 def build_bundle(program: Buildable, targets: Sequence[str], workers: int | None) -> Bundle:
     """Return a bundle with the program's kernels for all targets, and its plan; see `Program.build`."""
     plan = Plan()
-    for target in targets:
-        refuse_missing_types(program.sources, Target.parse(target))
     choices: dict[str, dict[str, KernelChoice]] = {name: {} for name in program.sources}
-    for target in map(Target.parse, targets):
+    chosen = [Target.parse(target) for target in targets]
+    for target in chosen:
+        refuse_missing_types(program.sources, target)
+    for target in chosen:
         device = device_of(target)
         for name, module_kernel in program.modules.items():
             config = module_kernel.on(device).configs[0]
