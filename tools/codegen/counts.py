@@ -3,8 +3,8 @@
 
     python -m tools.codegen counts [NAME ...]
 
-A row has, for both, the launches and calls of operators of one run, and of each kernel its size hints, the dimensions without a mask, and how many of
-its parameters are known to be multiples of 16 or to be 1.  Where both launch kernels of the same sizes, what differs between these is named.
+A row has, for both, the launches and calls of operators of one run, and of each kernel its size hints, the dimensions without a mask (`full`), how many
+of its parameters are not known to be multiples of 16, and how many are known to be 1.  Where both launch kernels of the same sizes, what differs between these is named.
 Exit status 1 when we launch more kernels than Inductor for a graph that `EXPLAINED` does not name, or no longer for one that it does.
 """
 
@@ -24,7 +24,7 @@ RESULT = "codegen-counts"
 Row = dict[str, Any]
 # Graphs for which we launch more kernels, and why.
 EXPLAINED: Mapping[str, str] = {}
-_COMPARED = ("full", "aligned", "ones")
+_COMPARED = ("full", "unaligned", "ones")
 
 
 def main() -> int:
@@ -39,7 +39,9 @@ def main() -> int:
     rows = [row_of(name) for name in options.names or GRAPHS]
     wrong = unexplained(rows)
     for row in rows:
-        print(f"{row['graph']:<24} {row['ours']['launches']:>2} {row['inductor']['launches']:>2}  {'; '.join(row['differs'])}")
+        print(
+            f"{row['graph']:<24} {row['ours']['launches']:>2} {row['inductor']['launches']:>2}  {'; '.join(row['differs'])}"
+        )
     for line in wrong:
         print(line)
     if not options.names:

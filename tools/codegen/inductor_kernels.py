@@ -62,15 +62,18 @@ def _facts(source: str) -> Found:
     hints = re.search(r"size_hints=(\{.*?\})", source)
     configs = re.search(r"'configs': \[(\{.*?\]\]\}|\{\}|.*?\)\])", source)
     constants = re.search(r"'constants': (\{.*?\})", source)
+    signature = re.search(r"'signature': (\{.*?\})", source)
     assert kind is not None
     assert hints is not None
+    assert signature is not None
+    passed = [name for name in ast.literal_eval(signature[1]).values() if name != "constexpr"]
     sizes = ast.literal_eval(hints[1])
     masked = {prefix for prefix in sizes if re.search(rf"\b{prefix}mask = {prefix}index < ", source)}
     return {
         "kind": kind[1],
         "size_hints": sizes,
         "full": sorted(sizes.keys() - masked),
-        "aligned": configs[1].count("tt.divisibility") if configs else 0,
+        "unaligned": len(passed) - (configs[1].count("tt.divisibility") if configs else 0),
         "ones": len(ast.literal_eval(constants[1])) if constants else 0,
     }
 
@@ -121,6 +124,6 @@ def _as_for_a_gpu() -> Iterator[None]:
         mock.patch.object(utils, "GPU_TYPES", [*utils.GPU_TYPES, "cpu"]),
         mock.patch.object(DeviceProperties, "create", classmethod(lambda _cls, _device: told)),
         mock.patch.object(scheduler.Scheduler, "create_backend", lambda self, _device: TritonScheduling(self)),
-        mock.patch.object(scheduler, "device_need_guard", lambda _device: False),
+        mock.patch.object(scheduler, "device_need_guard", return_value=False),
     ):
         yield
