@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bundler.compile.program_capture import Capture, CaptureReport, Guess, capturing
     from bundler.compile.service import CompileService
     from bundler.compile.service_progress import JobTiming, Progress, ServiceCounters
-    from bundler.config import Mode, Strict
+    from bundler.config import Demand, Mode, Strict
     from bundler.errors import (
         AccessDenied,
         BundlerError,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         UnsafeName,
         UnsupportedOperator,
         UnsupportedVersion,
+        Untrusted,
         WorkerDied,
     )
     from bundler.format.bundle import BlobSource, Bundle, Keep
@@ -126,6 +127,10 @@ if TYPE_CHECKING:
     from bundler.store.file_records import FileRecords
     from bundler.store.kernel_records import KernelRecords
     from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+    from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
+    from bundler.trust.signing import SignReport, sign
+    from bundler.trust.signing_keys import SigningKey
+    from bundler.trust.statements import TrustLevel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -154,6 +159,7 @@ __all__ = [
     "ConfigError",
     "Content",
     "Counters",
+    "Demand",
     "Descent",
     "DeviceLimits",
     "DeviceProperties",
@@ -182,6 +188,7 @@ __all__ = [
     "How",
     "Job",
     "JobTiming",
+    "Judgement",
     "Keep",
     "Kernel",
     "KernelRecords",
@@ -223,6 +230,9 @@ __all__ = [
     "ScopeProgress",
     "ServiceCounters",
     "Session",
+    "SignReport",
+    "SignaturePolicy",
+    "SigningKey",
     "Space",
     "Span",
     "Specialization",
@@ -235,6 +245,7 @@ __all__ = [
     "StoredFile",
     "Strict",
     "StrictModeViolation",
+    "Subject",
     "TagInfo",
     "Target",
     "TensorMap",
@@ -246,6 +257,7 @@ __all__ = [
     "TreeOptions",
     "TruncatedBundle",
     "Trust",
+    "TrustLevel",
     "TunedLaunch",
     "TunerOptions",
     "TunerPlugin",
@@ -255,6 +267,7 @@ __all__ = [
     "UnsafeName",
     "UnsupportedOperator",
     "UnsupportedVersion",
+    "Untrusted",
     "Value",
     "VerifyReport",
     "WhenDown",
@@ -287,6 +300,7 @@ __all__ = [
     "replay",
     "restore",
     "session",
+    "sign",
     "tuning_counters",
     "winners_only",
 ]

@@ -27,6 +27,8 @@ _NEAR = 0.5
 Mode = Literal["read", "write", "readwrite"]
 Strict = Literal["off", "warn", "error"]
 Launcher = Literal["bundler", "triton"]
+Demand = Literal["require", "prefer", "off"]
+DEMANDS: tuple[str, ...] = ("require", "prefer", "off")
 
 
 class EnvironmentSetting(NamedTuple):
@@ -42,7 +44,7 @@ SETTINGS = (
     EnvironmentSetting("STORE", "URLs, blank-separated", "none", "where kernels are shared, nearest first"),
     EnvironmentSetting("TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"),
     EnvironmentSetting("MODE", "`read`, `write`, `readwrite`", "`readwrite`", "look kernels up, publish them, or both"),
-    EnvironmentSetting("TRUST", "`kernels`, `code`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process"),
+    EnvironmentSetting("TRUST", "`kernels`, `code`, `signed`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process; `signed` takes them from a tag whose signature is for code"),
     EnvironmentSetting("STRICT", "`off`, `warn`, `error`", "`off`", "what a compile is: fine, a warning, or an error"),
     EnvironmentSetting("REPLAY", "`1`", "`0`", "what the tag names is put into Triton's in-memory caches at the start: no first call asks the compiler"),
     EnvironmentSetting("LAUNCHER", "`bundler`, `triton`", "`bundler`", "`triton` leaves Triton's launchers for CUDA to its C compiler, also where our compiled extension has them ready"),
@@ -52,8 +54,24 @@ SETTINGS = (
     EnvironmentSetting("LOCAL", "a directory", "`~/.cache/triton-bundler`", "kernels go here when Triton's own directory cannot be written; notes for `explain`"),
     EnvironmentSetting("REPORT", "a file", "none", "gets counters as JSON when the process ends, which one line on standard error sums up; `{pid}` in its name is the process id"),
     EnvironmentSetting("PASSWORD_FILE", "a file", "none", "holds the password for Redis"),
+    EnvironmentSetting("SIGNATURES", "`require`, `prefer`, `off`", "`off`", "whether kernels are used without a signature of a trusted key"),
+    EnvironmentSetting("CODE_SIGNATURES", "`require`, `prefer`, `off`", "that of the above", "the same for what runs on the CPU"),
+    EnvironmentSetting("KEYS", "a directory", "`~/.config/triton-bundler/keys`", "holds the keys that are trusted, one file each"),
+    EnvironmentSetting("SIGNING_KEY", "a file", "none", "holds the private key that every push to a store signs with"),
+    EnvironmentSetting("STORE_NAME", "a name", "its URL", "what statements about tags call the store, the same for who signs and who reads"),
     EnvironmentSetting("DISABLE", "`1`", "`0`", "makes the cache manager Triton's own"),
 )  # fmt: skip
+
+
+class SignatureSettings(NamedTuple):
+    """What the user set about signatures; `epochs` is the directory that remembers which statements about tags were seen."""
+
+    kernels: Demand
+    code: Demand
+    keys: str
+    epochs: str
+    signing_key: str | None
+    store_name: str | None
 
 
 class Settings(NamedTuple):
@@ -62,7 +80,7 @@ class Settings(NamedTuple):
     store: tuple[str, ...] = ()
     tag: str | None = None
     mode: Mode = "readwrite"
-    trust: Literal["kernels", "code"] = "kernels"
+    trust: Literal["kernels", "code", "signed"] = "kernels"
     strict: Strict = "off"
     replay: bool = False
     launcher: Launcher = "bundler"
@@ -72,6 +90,11 @@ class Settings(NamedTuple):
     local: str | None = None
     report: str | None = None
     password_file: str | None = None
+    signatures: Demand = "off"
+    code_signatures: Demand = "off"
+    keys: str | None = None
+    signing_key: str | None = None
+    store_name: str | None = None
     disable: bool = False
 
     @property
@@ -86,11 +109,12 @@ def settings() -> Settings:
     Raises:
         ConfigError: a variable has a value that it cannot have; it is named.
     """
+    signed = signature_settings()
     return Settings(
         store=store_setting(),
         tag=_read("TAG"),
         mode=cast(Mode, _one_of("MODE", "readwrite", "read", "write")),
-        trust=cast(Literal["kernels", "code"], _one_of("TRUST", "kernels", "code")),
+        trust=cast(Literal["kernels", "code", "signed"], _one_of("TRUST", "kernels", "code", "signed")),
         strict=cast(Strict, _one_of("STRICT", "off", "warn", "error")),
         replay=replays(),
         launcher=cast(Launcher, _one_of("LAUNCHER", "bundler", "triton")),
@@ -100,7 +124,26 @@ def settings() -> Settings:
         local=_read("LOCAL"),
         report=_read("REPORT"),
         password_file=_read("PASSWORD_FILE"),
+        signatures=signed.kernels,
+        code_signatures=signed.code,
+        keys=_read("KEYS"),
+        signing_key=signed.signing_key,
+        store_name=signed.store_name,
         disable=disabled(),
+    )
+
+
+def signature_settings() -> SignatureSettings:
+    """Read what the user set about signatures; raises `ConfigError`."""
+    local = _read("LOCAL") or os.path.join("~", ".cache", "triton-bundler")
+    kernels = cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require"))
+    return SignatureSettings(
+        kernels=kernels,
+        code=cast(Demand, _one_of("CODE_SIGNATURES", kernels, *DEMANDS)),
+        keys=os.path.expanduser(_read("KEYS") or os.path.join("~", ".config", "triton-bundler", "keys")),
+        epochs=os.path.join(os.path.expanduser(local), "epochs"),
+        signing_key=_read("SIGNING_KEY"),
+        store_name=_read("STORE_NAME"),
     )
 
 
@@ -200,7 +243,7 @@ def _read(name: str) -> str | None:
 def _one_of(name: str, default: str, *others: str) -> str:
     value = _read(name) or default
     if value not in (default, *others):
-        expected = ", ".join((default, *others))
+        expected = ", ".join(dict.fromkeys((default, *others)))
         raise ConfigError(f"{PREFIX}{name}={value!r}: expected one of {expected}", name=PREFIX + name, got=value)
     return value
 

@@ -16,6 +16,7 @@
     ├── RecordingError                     collect without a recording, or Triton is not there to record
     ├── ConfigError (also ValueError)      a setting or argument of yours is wrong
     ├── ToolchainMismatch                  the kernels are for another compiler or platform
+    ├── Untrusted                          no trusted key vouches for what would be used
     ├── StoreUnavailable                   the store does not answer
     ├── StoreFull                          no space left where we write
     ├── AccessDenied (also PermissionError)  reading or writing is not permitted
@@ -149,6 +150,12 @@ class ToolchainMismatch(BundlerError):
     """The kernels were compiled by another compiler, or for another platform, than this machine has."""
 
     code = "toolchain"
+
+
+class Untrusted(BundlerError):
+    """Nobody whose key is trusted for it vouches for a bundle or a tag, and the policy requires that somebody does."""
+
+    code = "untrusted"
 
 
 class StoreUnavailable(BundlerError):

@@ -17,9 +17,11 @@ import click
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.extraction import KINDS_SHOWN, show_text
+from bundler.cli.kernel_resources import show_resources
 from bundler.cli.leak_search import find_leaks, show_leaks
 from bundler.cli.pack import count_files, counts
 from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
+from bundler.cli.signatures import tell_signature
 from bundler.cli.specializations import KernelSpecialization, SpecializationRow, specialization_of, told, types
 from bundler.cli.store_upkeep import verify_store
 from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
@@ -58,7 +60,7 @@ PROBLEMS_SHOWN = 10
     short_help="Show what is in a bundle.",
     epilog=example(
         "inspect model.tbundle", "inspect model.tbundle --leaks --kernel 'matmul*'",
-        "inspect model.tbundle --kernel CZHLNR6H --show ptx",
+        "inspect model.tbundle --kernel CZHLNR6H --show ptx", "inspect model.tbundle --resources",
     ),
 )  # fmt: skip
 @click.argument("bundle")
@@ -67,19 +69,25 @@ PROBLEMS_SHOWN = 10
 @click.option(
     "--show", "kind", type=click.Choice(KINDS_SHOWN), help="Print one kernel's text of this kind, and no more."
 )
+@click.option("--resources", is_flag=True, help="List what each kernel takes of a GPU, read from its binary.")
 @reports
-def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None) -> int:
+def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None, resources: bool) -> int:
     """Show what is in BUNDLE: kernels, the files beside them, who compiled them and where.
 
     Of kernels that share a name, constants and signature are what differs among them. In a signature, *fp32:16 x3 stands for three
     pointers to fp32 whose addresses 16 divides. One kernel alone is shown with everything that is known of it.
     """
-    if leaks and kind is not None:
-        raise click.UsageError("--leaks and --show are two questions; ask one")
+    asked = [
+        name for name, given in (("--leaks", leaks), ("--show", kind is not None), ("--resources", resources)) if given
+    ]
+    if len(asked) > 1:
+        raise click.UsageError(f"{asked[0]} and {asked[1]} are two questions; ask one")
     with Bundle.load(bundle) as opened:
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         if kind is not None:
             return show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
+        if resources:
+            return show_resources(screen, opened, kernels, bundle)
         known = _specializations(screen, opened, kernels)
         facts = _facts(bundle, opened, kernels, known)
         _show(screen, opened, kernels, facts, known, whole=wanted is None)
@@ -247,15 +255,18 @@ def _compiler(toolchain: Toolchain) -> str:
 
 @click.command(
     short_help="Check every byte of a bundle or a store.",
-    epilog=example("verify model.tbundle", "verify --store file:///var/cache/kernels --repair"),
+    epilog=example(
+        "verify model.tbundle", "verify --signed model.tbundle", "verify --store file:///var/cache/kernels --repair"
+    ),
 )
 @click.argument("bundle", required=False)
 @click.option("--store", "url", multiple=True, callback=only_one, metavar=STORE_METAVAR, help="Check a store instead.")
 @click.option(
     "--repair", is_flag=True, help="Remove what is damaged in the store, so that the next push sends it again."
 )
+@click.option("--signed", is_flag=True, help="Also ask for a signature of a trusted key; exit status 1 without one.")
 @reports
-def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool) -> int:
+def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool, signed: bool) -> int:
     """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest.
 
     Or everything in a store: each object, and that bundles and tags lack nothing.
@@ -263,14 +274,16 @@ def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool) ->
     url = one_given_or_set(url) if bundle is None else url
     if (bundle is None) == (url is None):
         raise click.UsageError("give a BUNDLE or --store" + (", not both" if bundle is not None else ""))
+    if url is not None and signed:
+        raise click.UsageError("--signed is for a BUNDLE; a store's tags are judged when they are followed")
     if url is not None:
         return verify_store(screen, url, repair=repair)
     if repair:
         raise click.UsageError("--repair needs --store; a damaged bundle is made anew, or fetched again")
-    return _verify_bundle(screen, str(bundle))
+    return _verify_bundle(screen, str(bundle), signed=signed)
 
 
-def _verify_bundle(screen: Screen, bundle: str) -> int:
+def _verify_bundle(screen: Screen, bundle: str, *, signed: bool) -> int:
     with Bundle.load(bundle) as opened, screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
         damage = _damage(opened)
         problems = [*damage]
@@ -284,6 +297,7 @@ def _verify_bundle(screen: Screen, bundle: str) -> int:
             "bytes": sum(n for _, n in opened.content.blobs),
         }
         digest, names = opened.digest, wording.kernel_names(opened)
+        told, status = tell_signature(screen, opened, bundle) if signed else ({}, FINE)
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
         screen.complain(f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch it again")
@@ -295,9 +309,10 @@ def _verify_bundle(screen: Screen, bundle: str) -> int:
         screen.line(f"checked the digests of {wording.count(checked['files'], 'file')} ({wording.size(checked['bytes'])}), "
                     f"the metadata of {wording.count(checked['kernels'], 'kernel')}, and the container")  # fmt: skip
         screen.done(f"{bundle} is sound: {digest}")
-    screen.finish({"path": bundle, "ok": not problems, "digest": digest, "checked": checked,
-                   "problems": [{"name": name, "reason": reason} for name, reason in problems]})  # fmt: skip
-    return PROBLEM if problems else FINE
+    screen.finish({"path": bundle, "ok": not problems and status == FINE, "digest": digest, "checked": checked,
+                   "problems": [{"name": name, "reason": reason} for name, reason in problems],
+                   **({"signed": told} if signed else {})})  # fmt: skip
+    return PROBLEM if problems else status
 
 
 def _damage(bundle: Bundle) -> list[tuple[str, str]]:

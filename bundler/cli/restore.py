@@ -51,10 +51,10 @@ from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
 )
 @click.option(
     "--trust",
-    type=click.Choice(["kernels", "code"]),
+    type=click.Choice(["kernels", "code", "signed"]),
     default="kernels",
     show_default=True,
-    help="With code, also what is executed or unpickled: shared libraries, files of torch.",
+    help="With code, also what is executed or unpickled: shared libraries, files of torch; with signed, where a trusted key vouches for it.",
 )
 @click.option("--device", "devices", type=click.IntRange(0), multiple=True, metavar="N",
               help="For an Inductor bundle: the device to place kernels for; repeat for several.")  # fmt: skip
@@ -151,6 +151,7 @@ def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
           for files in (report.rewritten,) if files),
         *(("into", directory) for directory in report.directories),
         *(("not checked", fact) for fact in report.unchecked),
+        ("signatures", report.signatures),
     ])  # fmt: skip
     screen.reasons("skipped", report.skipped, wording.kernel_names(bundle))
     screen.done(
@@ -174,6 +175,7 @@ def _show_check(screen: Screen, report: CheckReport, bundle: Bundle, present: in
     screen.facts([
         *(("looked in", directory) for directory in report.directories),
         *(("not checked", fact) for fact in report.unchecked),
+        ("signatures", report.signatures),
     ])  # fmt: skip
     screen.reasons("would be skipped", report.skipped, wording.kernel_names(bundle))
     screen.reasons("missing", report.missing, wording.kernel_names(bundle))

@@ -266,7 +266,7 @@ class Bar:
         if self._progress is None:
             return bundle
         return Bundle(bundle.content, bundle.observed, _Counted(bundle.blobs, self), writable=bundle.writable,
-                      variants_dropped=bundle.variants_dropped, left_out=bundle.left_out)  # fmt: skip
+                      variants_dropped=bundle.variants_dropped, left_out=bundle.left_out, signed=bundle.signed)  # fmt: skip
 
 
 class _Counted(BlobSource):

@@ -48,15 +48,20 @@ TAGS = (
     help="If the tag is set: add to what it names, name this instead, or refuse.",
 )
 @click.option("--allow-empty", is_flag=True, help="Also push a bundle with nothing in it.")
+@click.option(
+    "--key", metavar="FILE", help="The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY."
+)
 @reports
-def push(screen: Screen, bundle: str, urls: tuple[str, ...], tag: str, mode: PushMode, *, allow_empty: bool) -> int:
+def push(
+    screen: Screen, bundle: str, urls: tuple[str, ...], tag: str, mode: PushMode, *, allow_empty: bool, key: str | None
+) -> int:
     """Send BUNDLE to a store, and call it by a tag.
 
     Only what the store lacks is sent. Of several pushes to one tag at once, the tag holds all.
     """
     with Bundle.load(bundle) as opened, open_stores(*urls) as store:
         with screen.transfer(f"pushing {bundle}", count_bytes(opened)) as bar:
-            report = store.push(bar.watching(opened), tag, mode, allow_empty=allow_empty)
+            report = store.push(bar.watching(opened), tag, mode, allow_empty=allow_empty, key=key)
         _show_push(screen, report, mode)
         screen.done(f"{tag} in {store.name} is {report.digest} ({wording.duration(report.seconds)})")
         screen.finish({"bundle": bundle, "store": store.name, "tag": tag, **asdict(report)})

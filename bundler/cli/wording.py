@@ -34,6 +34,8 @@ _COMMAND_WORDS = (
     (re.compile(r"\b(trust|keep)='(\w+)'"), r"--\1 \2"),
     (re.compile(r"\bmode='merge' or 'replace'"), "--mode merge or --mode replace"),
     (re.compile(r"\bwith mode replace\b"), "with --mode replace"),
+    (re.compile(r"\bmode='replace'"), "--mode replace"),
+    (re.compile(r"\bgive one by key= or\b"), "give one by --key or"),
     (re.compile(r"\brekey=True\b"), "--rekey"),
     (re.compile(r"--allow-empty, or allow_empty=True,"), "--allow-empty"),
     (re.compile(r"\bpass store=\.\.\., or set\b"), "give --store, or set"),

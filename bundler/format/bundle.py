@@ -7,7 +7,7 @@ import fnmatch
 import io
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -23,6 +23,7 @@ from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaqu
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.observations import observed_of
+from bundler.format.signature_sections import UNSIGNED, SignatureSections, SignatureSource
 from bundler.format.summary import count, short
 
 if TYPE_CHECKING:
@@ -107,40 +108,6 @@ class MemoryBlobs(BlobSource):
             raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest)) from None
 
 
-class FirstBlobs(BlobSource):
-    """Blobs of several sources; the first that has one answers.
-
-    The sources belong to the bundles they came from, which close them.
-    """
-
-    verified = True
-
-    def __init__(self, sources: Iterable[BlobSource]) -> None:
-        self._sources = tuple(sources)
-        self.waits = any(source.waits for source in self._sources)
-
-    def read_blob(self, digest: bytes) -> bytes:
-        """Return the verified bytes of a blob; raises as `view_blob`."""
-        return bytes(self.view_blob(digest))
-
-    def view_blob(self, digest: bytes) -> bytes | memoryview:
-        """Return the verified bytes of a blob; raises `NotFound`, `DigestMismatch`, and what the source raises."""
-        for source in self._sources:
-            try:
-                data = source.view_blob(digest)
-            except NotFound:
-                continue
-            if not source.verified:
-                check_digest(data, digest, "blob")
-            return data
-        raise NotFound(f"no blob {digest_text(digest)}", digest=digest_text(digest))
-
-    def prefetch(self, digests: Collection[bytes]) -> None:
-        """Tell every source; each ignores what it does not have."""
-        for source in self._sources:
-            source.prefetch(digests)
-
-
 class Bundle:
     """Kernels and their companions, addressed by the digest of what they are.
 
@@ -153,6 +120,7 @@ class Bundle:
     Attributes:
         variants_dropped: how many other builds of a kernel `merge` left out.
         left_out: (name, reason) of every file that `pack` or `collect` saw and did not take.
+        signed: where signatures of exactly this content are; a bundle that is made from others has none.
     """
 
     def __init__(
@@ -165,6 +133,7 @@ class Bundle:
         writable: bool = True,
         variants_dropped: int = 0,
         left_out: tuple[tuple[str, str], ...] = (),
+        signed: SignatureSource = UNSIGNED,
     ) -> None:
         self._content = content
         self._observed = observed
@@ -173,6 +142,7 @@ class Bundle:
         self._writable = writable
         self.variants_dropped = variants_dropped
         self.left_out = left_out
+        self.signed = signed
 
     @property
     def _content_bytes(self) -> bytes:
@@ -228,6 +198,20 @@ class Bundle:
     def observed(self) -> Observed:
         """Devices, compile times and hosts; no part of the digest."""
         return self._observed
+
+    @property
+    def signatures(self) -> tuple[bytes, ...]:
+        """Envelopes (DSSE) that came with it; anybody may have put them there, and `triton-bundler verify --signed` judges them.
+
+        Raises:
+            FormatError, DigestMismatch, LimitExceeded: they are damaged, or more than a reader takes.
+        """
+        return self.signed.envelopes()
+
+    @property
+    def stored_digest(self) -> str:
+        """Digest of the file's sections as they are stored, but for signatures: 64 hexadecimal digits; empty where no file was loaded."""
+        return self.signed.stored_digest
 
     @property
     def blobs(self) -> BlobSource:
@@ -392,6 +376,7 @@ def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
     return Bundle(
         container.content, observed, container,
         content_bytes=container.content_bytes, writable=not (container.read_only or container.newer_minor),
+        signed=SignatureSections(container),
     )  # fmt: skip
 
 

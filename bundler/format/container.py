@@ -93,12 +93,18 @@ class Container:
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
-        if self.content.schema != self._major:
+        if self.content.schema != self.major:
             raise FormatError(
-                f"content: schema {self.content.schema} in a bundle of version {self._major}.x, expected {self._major}",
-                got=self.content.schema, expected=self._major,
+                f"content: schema {self.content.schema} in a bundle of version {self.major}.x, expected {self.major}",
+                got=self.content.schema, expected=self.major,
             )  # fmt: skip
         self._section_numbers = self._checked_places()
+
+    def stored(self, section: Section) -> bytes:
+        """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`, `DigestMismatch`."""
+        data = self._read_exactly(section.offset, section.stored_bytes, "section")
+        check_digest(data, section.sha256, f"section at offset {section.offset}")
+        return data
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
@@ -161,7 +167,7 @@ class Container:
             if section.kind in BLOB_SECTIONS:
                 self.view_blobs([*wanted.intersection(self._frame(number).places)])
             else:
-                self._stored(section)
+                self.stored(section)
 
     def _read_exactly(self, offset: int, size: int, what: str) -> bytes:
         data = self._source.read(offset, size)
@@ -183,7 +189,7 @@ class Container:
                 f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
             )
         head = self._read_exactly(0, HEADER_BYTES, "header")
-        _, major, minor, incompatible, read_only, _, offset, size = HEADER.unpack_from(head)
+        _, major, minor, incompatible, read_only, self.compatible_flags, offset, size = HEADER.unpack_from(head)
         if major not in MINORS or incompatible:
             known = " and ".join(f"{major}.x" for major in MINORS)
             raise UnsupportedVersion(
@@ -192,7 +198,7 @@ class Container:
                 got=(major, minor, incompatible),
                 expected=(max(MINORS), MINORS[max(MINORS)], 0),
             )
-        self._major = major
+        self.major, self.minor = major, minor
         self.newer_minor = minor > MINORS[major]
         self.read_only = read_only != 0
         self._limits.check("document_bytes", size, "table of contents")
@@ -269,7 +275,7 @@ class Container:
         found = [section for section in self.sections if section.kind == kind]
         if len(found) != 1:
             raise FormatError(f"expected one section of kind {kind}, got {len(found)}")
-        return self._decode(found[0])
+        return self.decoded(found[0])
 
     def _checked_places(self) -> array[int]:
         """Return which section each blob lies in; raises `FormatError` unless the sections hold each blob once, and nothing else."""
@@ -337,13 +343,9 @@ class Container:
     def _youngest(self, most: int) -> list[_DecodedFrame]:
         return sorted(self._frames, key=lambda frame: frame.used)[-most:]
 
-    def _stored(self, section: Section) -> bytes:
-        data = self._read_exactly(section.offset, section.stored_bytes, "section")
-        check_digest(data, section.sha256, f"section at offset {section.offset}")
-        return data
-
-    def _decode(self, section: Section) -> bytes:
-        data = self._stored(section)
+    def decoded(self, section: Section) -> bytes:
+        """Return the raw bytes of a section that needs no prefix; raises as `stored`, and `FormatError`."""
+        data = self.stored(section)
         if section.codec == STORED:
             return data
         try:
@@ -356,7 +358,7 @@ class Container:
         return raw
 
     def _decode_blobs(self, section: Section, prefix: bytes) -> memoryview:
-        data = self._stored(section)
+        data = self.stored(section)
         if section.codec == STORED:
             return memoryview(data)
         try:

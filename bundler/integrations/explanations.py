@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bundler.config import settings
-from bundler.errors import ConfigError, NotFound
+from bundler.errors import ConfigError, NotFound, Untrusted
 from bundler.format.entries import Kernel
 from bundler.format.summary import Summarized
 from bundler.integrations.kernel_lookup import Shelf
@@ -195,7 +195,10 @@ def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
         try:
             with store.pull(tag, read_only=True) as bundle:
                 yield from Shelf(bundle, "tag").bundle.kernels
-        except NotFound:  # the first run of a tag, which is set at its end
+        except (
+            NotFound,
+            Untrusted,
+        ):  # the first run of a tag, which is set at its end; or one that is not used here either
             return
 
 

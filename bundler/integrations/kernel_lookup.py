@@ -114,11 +114,14 @@ class Registered:
         if not self._shelves:
             return []
         from bundler.format.bundle import Bundle
+        from bundler.trust.admission import admit
 
         with self._lock:
             for path in [path for path, shelf in self._shelves.items() if shelf is None]:
                 try:
-                    self._shelves[path] = Shelf(Bundle.load(path), "registered")
+                    bundle = Bundle.load(path)
+                    admit(bundle, "code")  # with all that is in it: sessions of any trust level ask
+                    self._shelves[path] = Shelf(bundle, "registered")
                 except BundlerError as error:
                     del self._shelves[path]
                     failed(error, f"the registered bundle {path} cannot be used")
@@ -153,14 +156,19 @@ class Shelves:
         """
         if self._store is None:
             return None
+        if self.records is not None:
+            self.records.quiet = True  # what is said of the tag is enough
         try:
             bundle = self._store.pull(tag)
         except NotFound:
             return None
         from bundler.lifecycle.restoration import restore
+        from bundler.trust.admission import admit
 
+        # Before lookups find it too: what a restore cannot place, as for want of space, they still take from it.
+        admit(bundle, trust, self._store.signatures)
         self.tag = Shelf(bundle, "tag")
-        return restore(bundle, cache_dir, self._keep, trust=trust, allow_empty=True)
+        return restore(bundle, cache_dir, self._keep, trust=trust, allow_empty=True, signatures=self._store.signatures)
 
     def find_in_tag(self, key: str) -> Found | None:
         """Return a kernel of the tag."""

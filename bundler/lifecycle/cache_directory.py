@@ -38,13 +38,13 @@ from bundler.lifecycle.kernel_writer import (
     Finish,
     NewFile,
     NewKernel,
+    ReadyKernel,
     Threads,
     begin_writing,
     remove_tree,
     write_file,
     write_kernels,
 )
-from bundler.lifecycle.ready_kernel import ReadyKernel
 
 Outcome = Literal["restored", "present", "repaired"]
 

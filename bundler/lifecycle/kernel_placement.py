@@ -19,8 +19,7 @@ from bundler.format.entries import Kernel, StoredFile, file_layout
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
 from bundler.lifecycle.kernel_directory import Rejected, is_readable_head, why_unreadable
-from bundler.lifecycle.kernel_writer import Buffer
-from bundler.lifecycle.ready_kernel import ReadyKernel
+from bundler.lifecycle.kernel_writer import Buffer, ReadyKernel
 from bundler.lifecycle.restore_options import Trust
 
 # Metadata of kernels of one name have their paths at the same few places.
@@ -107,7 +106,7 @@ class StoredKernel:
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
-        # What comes from a store was compared as its unit was opened; nothing is hashed twice.
+        # Files and stores leave the comparing to who writes; nothing is hashed twice.
         verified = source.verified and source.verifies_stored
         kernel = cls(wanted, source.stored_blobs(wanted.digests), verified=verified)
         kernel._written_checked = True

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`begin_writing` and `write_kernels`: write kernels below one directory, each whole, by one rename.
+"""`begin_writing` and `write_kernels`: write kernels below one directory, each whole, by one rename; `ReadyKernel` is one that only has to be written.
 
 The extension `_kernel_writer` does it where it was built, in threads that need no interpreter; elsewhere `write_in_python` does the same,
-one kernel after the other, before it returns.  `CacheDirectory` calls them, and knows what to do about each answer.
+one kernel after the other, before it returns.  `CacheDirectory` calls them, and knows what to do about each answer.  `StoredKernel` makes a
+`ReadyKernel` for each directory, and `PlacementQueue` passes it on.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import errno
 import functools
 import importlib
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up
-from bundler.format.digest import DIGEST_BYTES, sha256
+from bundler.format.digest import DIGEST_BYTES, check_digest, sha256
 from bundler.format.sentinel import Edit, edited
 from bundler.lifecycle.elf import why_unusable
 
@@ -41,6 +43,65 @@ NO_BINARY = DAMAGED + 1
 OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Files = Mapping[str, Buffer]
+_ALL_COMPARED: Mapping[str, bytes] = {}
+_NO_EDITS: Mapping[str, tuple[Edit, ...]] = {}
+
+
+class ReadyKernel(NamedTuple):
+    """A kernel that only has to be written.
+
+    Attributes:
+        key: its kernel key, the name of the directory.
+        files: name -> bytes of every file but the group file, in Triton's order.
+        stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
+        rewritten: names of the files that hold a path of this machine.
+        digests: name -> raw digest of the files that were not verified yet; who writes the kernel compares them.
+        edits: name -> what is changed in a file that was not verified yet, when it is written.
+        growth: how many bytes the files have more then.
+        binary: the device binary, if nobody has looked yet whether it is whole; who writes the kernel does.
+    """
+
+    key: str
+    files: Files
+    stored_metadata: bytes
+    rewritten: tuple[str, ...] = ()
+    digests: Mapping[str, bytes] = _ALL_COMPARED
+    binary: str | None = None
+    edits: Mapping[str, tuple[Edit, ...]] = _NO_EDITS
+    growth: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files but the group file, as they are written."""
+        return sum(map(len, self.files.values())) + self.growth
+
+    def verified(self) -> ReadyKernel:
+        """Return the same kernel with nothing left to verify; raises `DigestMismatch` or `FormatError`."""
+        for name, digest in self.digests.items():
+            check_digest(self.files[name], digest, name)
+        if self.binary is not None:
+            reason = why_unusable(self.files[self.binary])
+            if reason is not None:
+                raise FormatError(f"{self.binary} is {reason}", key=self.key)
+        return self.edited()._replace(digests=_ALL_COMPARED, binary=None)
+
+    def edited(self) -> ReadyKernel:
+        """Return the same kernel with its files as they are written."""
+        changed = {name: edited(self.files[name], edits) for name, edits in self.edits.items()}
+        return self._replace(files={**self.files, **changed}, edits=_NO_EDITS, growth=0) if changed else self
+
+    def why_refused(self) -> BundlerError:
+        """Return what is wrong with a kernel that the writer refused."""
+        try:
+            self.verified()
+        except BundlerError as error:
+            return error
+        # Nothing was written, so there is something to tell.
+        return DigestMismatch(
+            f"{self.key}: its bytes changed in memory while it was written; restore it again", what=self.key
+        )
 
 
 def _extension() -> Any:

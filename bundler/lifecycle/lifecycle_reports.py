@@ -59,6 +59,7 @@ class RestoreReport(Summarized):
         tuned: how many tuning records were written; those that were there already, or are slower, do not count.
         files, bytes: how much was written, tuning records not counted.
         seconds: wall time.
+        signatures: whose signature was found good, or in one line why none was; empty where nobody asked.
     """
 
     restored: tuple[str, ...] = ()
@@ -75,6 +76,7 @@ class RestoreReport(Summarized):
     files: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    signatures: str = ""
 
     @property
     def usable(self) -> int:
@@ -92,6 +94,7 @@ class CheckReport(Summarized):
         skipped: (kernel key or file, reason) of what a restore would leave out.
         unchecked: facts that are unknown on this machine and therefore excluded nothing.
         directories: where we looked.
+        signatures: as of a `RestoreReport`.
     """
 
     missing: Reasons = ()
@@ -99,6 +102,7 @@ class CheckReport(Summarized):
     skipped: Reasons = ()
     unchecked: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
+    signatures: str = ""
 
     @property
     def complete(self) -> bool:

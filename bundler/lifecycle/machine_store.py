@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bundler.backends.counters import TierCounters
 from bundler.backends.tiers import WhenDown
@@ -25,8 +25,13 @@ from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_records import KernelRecords
 from bundler.store.store_urls import Opening, open_backend, store_url
+from bundler.store.unsigned_records import UnsignedRecords
+from bundler.trust.admission import policy_in_force
 
-_TRUSTS = ("kernels", "code")
+if TYPE_CHECKING:
+    from bundler.trust.signature_policy import SignaturePolicy
+
+_TRUSTS = ("kernels", "code", "signed")
 
 
 class Store(BundleStore):
@@ -55,12 +60,18 @@ class Store(BundleStore):
     def kernel_records(self) -> KernelRecords:
         """Return the kernels of this store one by one, by their keys."""
         if self._kernel_records is None:
-            self._kernel_records = KernelRecords(self._backend, self.name, self._limits)
+            kind = UnsignedRecords if self._requires_signatures() else KernelRecords
+            self._kernel_records = kind(self._backend, self.name, self._limits)
         return self._kernel_records
+
+    def _requires_signatures(self) -> bool:
+        """Whether what is not signed, as single kernels and files are, may not be used."""
+        policy = policy_in_force() if self.signatures is None else self.signatures
+        return policy is not None and policy.kernels == "require"
 
     def file_records(self) -> FileRecords:
         """Return the tuning files and helper libraries of this store that were published one by one."""
-        return FileRecords(self._backend, self.name, self._limits)
+        return FileRecords(self._backend, self.name, self._limits, readable=not self._requires_signatures())
 
     def restore(
         self,
@@ -75,6 +86,7 @@ class Store(BundleStore):
         rekey: bool = False,
         allow_empty: bool = False,
         trees: TreeOptions | None = None,
+        signatures: SignaturePolicy | None = None,
     ) -> RestoreReport:
         """Pull a bundle and restore it; only what this machine can use is fetched.
 
@@ -82,7 +94,7 @@ class Store(BundleStore):
             tag_or_digest: which bundle.
             missing_ok: when there is no such tag or bundle, as on a first run, return an empty report.
             cache_dir, keep, devices, only, rekey, allow_empty, trees: as for `bundler.restore`.
-            trust: as for `bundler.restore`; None for what the store was opened with.
+            trust, signatures: as for `bundler.restore`; None for what the store was opened with.
 
         Returns:
             What was done.  A kernel whose bytes are missing in the store, or damaged, is skipped with that reason; what is
@@ -94,7 +106,15 @@ class Store(BundleStore):
             StoreUnavailable, AccessDenied, StoreFull, DigestMismatch, FormatError, ConfigError: as `pull` and `restore`.
         """
         options = RestoreOptions(
-            cache_dir, keep, devices, only, trust or self.trust, rekey, allow_empty, trees or TreeOptions()
+            cache_dir,
+            keep,
+            devices,
+            only,
+            trust or self.trust,
+            rekey,
+            allow_empty,
+            trees or TreeOptions(),
+            signatures or self.signatures,
         )
         asked: list[ThreadedCall[str | None]] = []
 
@@ -120,6 +140,7 @@ def open_store(
     limits: Limits | None = None,
     when_down: WhenDown = "raise",
     read_only: bool = False,
+    signatures: SignaturePolicy | None = None,
     **server: Any,
 ) -> Store:
     """Open a store, or several as tiers of one.
@@ -134,6 +155,7 @@ def open_store(
         when_down: what writing does while the farthest writable tier does not answer: `raise`, or `degrade` to write to the
             nearer ones alone, where the farthest does not learn of it later.
         read_only: leave every tier as it is, also what reading would copy to nearer ones.
+        signatures: which signatures are asked for of tags that are pulled and of what is restored; None for what the environment says.
         server: settings of Redis stores, which may also stand in the query of their URLs: `user`, `password`, `password_file`,
             `db`, `ca`, `cert`, `key`, `namespace`, `ttl_s`, `connect_timeout_s`, `timeout_s`.
 
@@ -146,10 +168,11 @@ def open_store(
         BundlerWarning: later, once for each tier and cause, when a tier fails and the store goes on without it.
     """
     if trust not in _TRUSTS:
-        raise ConfigError(f"trust={trust!r}: expected 'kernels' or 'code'", got=trust)
+        raise ConfigError(f"trust={trust!r}: expected 'kernels', 'code' or 'signed'", got=trust)
     backend, name = open_backend(urls, Opening(when_down, read_only, server=tuple(server.items())))
     store = Store(backend, name, limits or DEFAULT_LIMITS)
-    store.trust = trust
-    if not server and not read_only and not any(url.startswith("memory:") for url in urls):
+    store.trust, store.signatures = trust, signatures
+    # A policy that was given here is not known to another process, which must not go without it.
+    if signatures is None and not server and not read_only and not any(url.startswith("memory:") for url in urls):
         store._urls = tuple(map(store_url, urls))  # noqa: SLF001  # of this module's own class
     return store

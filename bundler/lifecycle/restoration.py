@@ -11,7 +11,11 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
@@ -20,13 +24,17 @@ from bundler.format.entries import HelperLibrary
 from bundler.lifecycle import rekeyed_kernels as rekeying
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
-from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.toolchain import directories
+from bundler.trust.admission import admit
+
+if TYPE_CHECKING:
+    from bundler.trust.signature_policy import SignaturePolicy
 
 
 def restore(
@@ -39,6 +47,7 @@ def restore(
     rekey: bool = False,
     allow_empty: bool = False,
     trees: TreeOptions | None = None,
+    signatures: SignaturePolicy | None = None,
 ) -> RestoreReport:
     """Put the kernels of a bundle where Triton or Inductor will look for them.
 
@@ -53,7 +62,7 @@ def restore(
         devices: device indices to place Inductor's kernels for; None for those they were recorded on.
         only: `usable` leaves out what this machine surely cannot use; `all` restores everything.
         trust: `kernels` restores device binaries, metadata, IR and tuning files; `code` also shared libraries and what
-            torch executes or unpickles.
+            torch executes or unpickles; `signed` that where a trusted key vouches for the code in the bundle, else as `kernels`.
         rekey: restore a kernel that another build of the same Triton release compiled, for another Python or installed elsewhere,
             under the key that this machine's Triton will ask for, with its hash in the metadata; only where each other part of
             the key is equal.  Imports Triton.
@@ -77,7 +86,8 @@ def restore(
         BundlerWarning: nothing in the bundle can be used here, with the reason.
     """
     return restore_with(
-        bundle, RestoreOptions(cache_dir, keep, devices, only, trust, rekey, allow_empty, trees or TreeOptions())
+        bundle,
+        RestoreOptions(cache_dir, keep, devices, only, trust, rekey, allow_empty, trees or TreeOptions(), signatures),
     )
 
 
@@ -86,9 +96,12 @@ def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOption
     with opened(bundle) as source:
         if not options.allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
+        # Before anything is placed, and of the very digests that all that is placed is compared with.
+        admission = admit(source, options.trust, options.signatures)
+        options = msgspec.structs.replace(options, trust=admission.trust)
         changed = rekeying.derive(source) if options.rekey else rekeying.Rekeyed(source, {}, {})
         report = Restoration(changed.bundle, options).run()
-    return changed.told(report)
+    return replace(changed.told(report), signatures=admission.line)
 
 
 class _Tally:

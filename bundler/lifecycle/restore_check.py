@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
@@ -16,9 +19,11 @@ from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 from bundler.lifecycle.lifecycle_reports import CheckReport
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
+from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
     from bundler.lifecycle.tree_plan import TreePlan
+    from bundler.trust.signature_policy import SignaturePolicy
 
 _UNREADABLE = (DigestMismatch, FormatError, NotFound)
 
@@ -32,13 +37,14 @@ def check(
     trust: Trust = "kernels",
     allow_empty: bool = False,
     trees: TreeOptions | None = None,
+    signatures: SignaturePolicy | None = None,
 ) -> CheckReport:
     """Say what of a bundle is missing where Triton or Inductor will look, and write nothing.
 
     What counts as there is what `restore` would leave alone: a complete build of the kernel, ours or another.
 
     Args:
-        bundle, cache_dir, keep, devices, only, trust, allow_empty, trees: as for `restore`.
+        bundle, cache_dir, keep, devices, only, trust, allow_empty, trees, signatures: as for `restore`.
 
     Raises:
         ConfigError, FormatError, DigestMismatch, NotFound, EmptyBundle, ToolchainMismatch: as `restore`.  Of a bundle whose kernels are
@@ -47,11 +53,13 @@ def check(
     Warns:
         BundlerWarning: nothing in the bundle can be used here, with the reason.
     """
-    options = RestoreOptions(cache_dir, keep, devices, only, trust, trees=trees or TreeOptions())
+    options = RestoreOptions(cache_dir, keep, devices, only, trust, trees=trees or TreeOptions(), signatures=signatures)
     with opened(bundle) as source:
         if not allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
-        return _Check(source, options).run()
+        admission = admit(source, trust, signatures)
+        report = _Check(source, msgspec.structs.replace(options, trust=admission.trust)).run()
+    return replace(report, signatures=admission.line)
 
 
 class _Check(RestorePlan):

@@ -19,11 +19,12 @@ from bundler.format.bundle import Keep
 
 if TYPE_CHECKING:
     from bundler.lifecycle.family import Family
+    from bundler.trust.signature_policy import SignaturePolicy
 
 Only = Literal["usable", "all"]
-Trust = Literal["kernels", "code"]
+Trust = Literal["kernels", "code", "signed"]
 
-_CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code")}
+_CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code", "signed")}
 
 
 # No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Family`.
@@ -69,6 +70,7 @@ class RestoreOptions(Struct, frozen=True):
     rekey: bool = False
     allow_empty: bool = False
     trees: TreeOptions = msgspec.field(default_factory=TreeOptions)
+    signatures: SignaturePolicy | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

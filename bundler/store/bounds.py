@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from bundler.backends.port import OBJECT_LIMIT
 from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
+from bundler.format.signature_sections import MAX_ENVELOPE_BYTES
 from bundler.store import store_layout
 
 # The largest dictionary that a reader keeps; a unit that is larger is compressed alone and becomes part of no dictionary.
@@ -28,6 +29,8 @@ def of_key(key: str, limits: Limits = DEFAULT_LIMITS) -> int:
         return store_layout.sealed_bytes(max(limits.kernel_bytes, limits.file_bytes))
     if key.startswith(f"{store_layout.DICTIONARIES}/"):
         return store_layout.sealed_bytes(DICTIONARY_BYTES)
+    if key.startswith(f"{store_layout.ENVELOPES}/"):
+        return store_layout.sealed_bytes(MAX_ENVELOPE_BYTES)
     if key.startswith(f"{store_layout.RECORDS}/"):
         return store_layout.RECORD_BYTES
     # At least `OBJECT_LIMIT`, since the writer may have had higher limits than this reader.

@@ -7,26 +7,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
 from bundler.errors import (
     ConfigError,
     DigestMismatch,
-    FormatError,
     MergeConflict,
     NotFound,
     StoreUnavailable,
     UnsupportedVersion,
 )
 from bundler.format.bundle import Bundle, require_content
-from bundler.format.bundle_union import entry_name, merge
+from bundler.format.bundle_union import merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
 from bundler.store import bounds, store_layout
@@ -39,8 +38,13 @@ from bundler.store.prune_choice import GRACE_S, PruneRequest
 from bundler.store.pull_marks import Marks
 from bundler.store.references import References
 from bundler.store.store_layout import Hint
-from bundler.store.store_reports import PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
-from bundler.store.stored_manifests import read_manifest, seen_too
+from bundler.store.store_reports import PruneReport, PushReport, Sent, StoreStats, TagInfo, VerifyReport
+from bundler.store.store_signatures import SignedTag, StoreSignatures, admit_tag
+from bundler.store.stored_manifests import current_manifest, read_manifest, seen_too, without
+
+if TYPE_CHECKING:
+    from bundler.trust.signature_policy import SignaturePolicy
+    from bundler.trust.signing_keys import SigningKey
 
 PushMode = Literal["merge", "replace", "create"]
 MODES = ("merge", "replace", "create")
@@ -48,16 +52,6 @@ MODES = ("merge", "replace", "create")
 SWAP_ATTEMPTS = 100
 _Seen = Callable[[Content], None]
 _log = logging.getLogger("bundler.store")
-
-
-@dataclass
-class _Sent:
-    """What a push sent so far."""
-
-    units: int = 0
-    present: int = 0
-    bytes: int = 0
-    repaired: int = 0
 
 
 class BundleStore:
@@ -73,7 +67,12 @@ class BundleStore:
         backend: the byte store; closed with the store.
         name: what to call it in messages; holds no secret.
         limits: bounds on what is read.
+
+    Attributes:
+        signatures: which signatures a pull by tag asks for; None for what the environment says.
     """
+
+    signatures: SignaturePolicy | None = None
 
     def __init__(self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
         self._backend, self.name, self._limits = backend, name, limits
@@ -81,7 +80,13 @@ class BundleStore:
         self._references = References(backend, name)
 
     def push(
-        self, bundle: Bundle, tag: str | None = None, mode: PushMode = "merge", allow_empty: bool = False
+        self,
+        bundle: Bundle,
+        tag: str | None = None,
+        mode: PushMode = "merge",
+        allow_empty: bool = False,
+        *,
+        key: SigningKey | str | os.PathLike[str] | None = None,
     ) -> PushReport:
         """Store a bundle, sending only what is missing.
 
@@ -91,8 +96,10 @@ class BundleStore:
             mode: `merge` makes the tag name the union of what it named and this; `replace` makes it name this; `create`
                 refuses when it names something else.
             allow_empty: also store a bundle with nothing in it.
+            key: a private key, or the file of one, that signs the bundle and what the tag names; None for `TRITON_BUNDLER_SIGNING_KEY`.
 
         Raises:
+            Untrusted: with `merge`, the tag is signed and there is no key, or nobody vouches for what it names and the key would.
             ConfigError: not a tag, or another mode.
             EmptyBundle: there is nothing in the bundle; nothing is sent, and the tag names what it named.
             FormatError: what the tag says is damaged or of a newer version; not with `replace`.
@@ -105,24 +112,26 @@ class BundleStore:
             raise ConfigError(f"mode={mode!r}: expected {', '.join(map(repr, MODES))}", got=mode)
         if not allow_empty:
             require_content(bundle, f"nothing was pushed to {self.name}; --allow-empty, or allow_empty=True, pushes it")
+        from bundler.store.push_signatures import PushSignatures, signing_key  # who only pulls imports this module too
+
         started = time.monotonic()
-        key = None if tag is None else store_layout.tag_key(tag)
-        sent = _Sent()
+        ref = None if tag is None else store_layout.tag_key(tag)
+        sent, signatures = Sent(), PushSignatures(self._backend, self.name, signing_key(key), bundle, tag)
         # Each round merges with what the tag says now; units that an earlier round sent are present in the next.
         for _ in range(SWAP_ATTEMPTS):
-            before = self._ref(key)
-            current, hints = self._current(before, tag, mode), store_layout.hints_of(before)
-            final = self._combined(bundle, tag, current, mode, hints)
+            before = self._ref(ref)
+            current, hints = current_manifest(before, tag, damaged_ok=mode == "replace"), store_layout.hints_of(before)
+            final = self._combined(bundle, tag, current, mode, hints, partial(signatures.check_merge, before))
             if not final.writable:
                 raise UnsupportedVersion(
                     "this bundle was written by a newer version, with features that this one would lose; upgrade triton-bundler"
                 )
             manifest, hints = self._send(final, sent, hints)
-            value = store_layout.encode_tag(manifest, hints)
-            if key is None or before == value or self._swap(key, before, value):
+            value = signatures.tag_value(final, before, manifest, hints)
+            if ref is None or before == value or self._swap(ref, before, value):
                 return PushReport(
                     final.digest, sent.units, sent.present, sent.bytes, sent.repaired, final.variants_dropped,
-                    current and store_layout.digest_of_manifest(current), None if key is None else final.digest,
+                    current and store_layout.digest_of_manifest(current), None if ref is None else final.digest,
                     time.monotonic() - started,
                 )  # fmt: skip
         raise StoreUnavailable(
@@ -142,9 +151,11 @@ class BundleStore:
             ConfigError: neither a tag nor a digest, or the beginning of several, which are its `candidates`.
             DigestMismatch: the manifest is damaged; push again.
             FormatError: the tag or the manifest is none that this version reads.
+            Untrusted: signatures are required, and no trusted key vouches for what the tag names, or it did for something newer.
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
-        return self._open(*self._references.manifest(tag_or_digest), read_only=read_only)
+        found = self._references.find(tag_or_digest)
+        return self._open(found, admit_tag(self.signatures, self.name, found), read_only=read_only)
 
     def tags(self) -> tuple[TagInfo, ...]:
         """Return every tag, by name, with what is in its bundle."""
@@ -216,22 +227,18 @@ class BundleStore:
         with store_errors(self.name):
             return None if key is None else self._backend.read_ref(key)
 
-    def _current(self, before: bytes | None, tag: str | None, mode: PushMode) -> str | None:
-        if before is None or tag is None:
-            return None
-        try:
-            return store_layout.decode_tag(before, tag)
-        except FormatError:
-            if mode == "replace":
-                return None
-            raise
-
     def _swap(self, key: str, before: bytes | None, value: bytes) -> bool:
         with store_errors(self.name):
             return self._backend.swap_ref(key, before, value)
 
     def _combined(
-        self, bundle: Bundle, tag: str | None, current: str | None, mode: PushMode, hints: Sequence[Hint]
+        self,
+        bundle: Bundle,
+        tag: str | None,
+        current: str | None,
+        mode: PushMode,
+        hints: Sequence[Hint],
+        check_merge: Callable[[Bundle], None],
     ) -> Bundle:
         if current is None or mode == "replace":
             return bundle
@@ -243,7 +250,8 @@ class BundleStore:
             if store_layout.digest_of_manifest(current) == bundle.digest:
                 # Merged with itself a bundle stays what it is: nothing is decoded.
                 return seen_too(bundle, read_manifest(self._backend, self.name, current, self._limits), self._limits)
-            held = self._open(current, hints)
+            held = self._open(SignedTag(tag, current, hints))
+            check_merge(held)
         except (NotFound, DigestMismatch) as error:
             with store_errors(self.name):
                 if self._backend.exists([current]):
@@ -255,9 +263,9 @@ class BundleStore:
             return merge([bundle, held])
         except (NotFound, *DAMAGED) as error:
             _log.warning("%s: tag %s: what is damaged gives way to what is pushed: %s", self.name, tag, error)
-            return merge([bundle, _without(held, bundle)])
+            return merge([bundle, without(held, bundle)])
 
-    def _send(self, bundle: Bundle, sent: _Sent, hints: Sequence[Hint]) -> tuple[str, tuple[Hint, ...]]:
+    def _send(self, bundle: Bundle, sent: Sent, hints: Sequence[Hint]) -> tuple[str, tuple[Hint, ...]]:
         """Store dictionaries, units, then the manifest, each only when missing; returns its key, and what to hint at."""
         units = {unit.key: unit for unit in store_layout.units_of(bundle.content)}
         observed = bundle.observed.encode()
@@ -291,7 +299,7 @@ class BundleStore:
             sent.bytes += _size(values)
         return manifest, compression.hints({unit.family for unit in units.values()})
 
-    def _look(self, units: Mapping[str, store_layout.Unit], others: list[str], sent: _Sent) -> set[str]:
+    def _look(self, units: Mapping[str, store_layout.Unit], others: list[str], sent: Sent) -> set[str]:
         """Return which of these objects are there, marked as in use; asked in batches."""
         if self._backend.reads_are_cheap:  # then `_present` reads the objects, so batches are bounded by bytes
             asked = [others, *([unit.key for unit in batch] for batch in unit_batches(units.values()))]
@@ -326,11 +334,11 @@ class BundleStore:
         with store_errors(self.name):
             self._backend.put(values)
         if self._backend.reads_are_cheap:
-            lost = values.keys() - self._present(list(values), units, _Sent())
+            lost = values.keys() - self._present(list(values), units, Sent())
             if lost:
                 raise StoreUnavailable(f"{self.name}: {min(lost)} did not arrive whole; push again", key=min(lost))
 
-    def _present(self, keys: list[str], units: Mapping[str, store_layout.Unit], sent: _Sent) -> frozenset[str]:
+    def _present(self, keys: list[str], units: Mapping[str, store_layout.Unit], sent: Sent) -> frozenset[str]:
         """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
         with store_errors(self.name):
             if not self._backend.reads_are_cheap:
@@ -358,12 +366,11 @@ class BundleStore:
 
     def _pull_to_place(self, tag_or_digest: str, seen: _Seen) -> Bundle:
         """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile; `seen` gets the content."""
-        return self._open(*self._references.manifest(tag_or_digest), seen=seen)
+        found = self._references.find(tag_or_digest)
+        return self._open(found, admit_tag(self.signatures, self.name, found), seen=seen)
 
-    def _open(
-        self, manifest: str, hints: Sequence[Hint], *, read_only: bool = False, seen: _Seen | None = None
-    ) -> Bundle:
-        backend = self._backend
+    def _open(self, found: SignedTag, doubt: str = "", *, read_only: bool = False, seen: _Seen | None = None) -> Bundle:
+        backend, manifest, hints = self._backend, found.manifest, found.hints
         content_bytes, observed_bytes = read_manifest(backend, self.name, manifest, self._limits, read_only=read_only)
         content = Content.decode(content_bytes, self._limits)
         if seen is not None:
@@ -374,7 +381,8 @@ class BundleStore:
         blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks)
         if marks is not None and seen is None:
             marks.finish()
-        return Bundle(content, observed, blobs, content_bytes=content_bytes)
+        signed = StoreSignatures(backend, self.name, manifest, found.envelopes, doubt)
+        return Bundle(content, observed, blobs, content_bytes=content_bytes, signed=signed)
 
 
 def _size(values: dict[str, bytes]) -> int:
@@ -387,10 +395,3 @@ def _key_of(hint: Hint) -> str:
 
 def _payload(bundle: Bundle, unit: store_layout.Unit) -> bytes:
     return b"".join(bundle.blobs.read_blob(digest) for digest, _ in unit.blobs)
-
-
-def _without(held: Bundle, bundle: Bundle) -> Bundle:
-    """Return the content of a tag without the entries that a bundle has too."""
-    brought = {entry_name(entry) for entry in bundle.content.entries}
-    kept = [entry for entry in held.content.entries if entry_name(entry) not in brought]
-    return Bundle(Content.of(kept, held.tuning_records), held.observed, held.blobs)

@@ -40,10 +40,11 @@ class FileRecords:
         backend: the byte store.
         name: what to call it in messages; holds no secret.
         limits: bounds on what is read.
+        readable: whether files are taken from it; nobody signs them, so that a policy may forbid it.
     """
 
-    def __init__(self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._backend, self.name, self._limits = backend, name, limits
+    def __init__(self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS, *, readable: bool = True) -> None:
+        self._backend, self.name, self._limits, self._readable = backend, name, limits, readable
 
     def look_up(self, name: str) -> bytes | None:
         """Return the bytes of a file, None when there is none or it is damaged.
@@ -54,6 +55,8 @@ class FileRecords:
         Raises:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
+        if not self._readable:
+            return None
         key = _key(name)
         with store_errors(self.name):
             value = self._backend.get_within(bounds.of_keys([key], self._limits)).get(key)
@@ -88,7 +91,7 @@ class FileRecords:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
         with store_errors(self.name):
-            stats = sorted(self._backend.list(FILES), key=lambda stat: -stat.modified_s)
+            stats = sorted(self._backend.list(FILES) if self._readable else (), key=lambda stat: -stat.modified_s)
         left = most
         for batch in batches([stat.key for stat in stats], store_layout.BATCH_KEYS):
             with store_errors(self.name):

@@ -27,11 +27,14 @@ from bundler.store.file_records import FILES
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
 from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
 from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
+from bundler.store.store_signatures import check_envelope, envelopes_by_manifest
 
 # Objects read in one call: the larger, the more memory; the smaller, the more round trips.
 READ_AT_ONCE = 64
 # Every kind of object; manifests and records, which name units, come before the units, and so do dictionaries.
-KINDS = (store_layout.MANIFESTS, RECORDS, FILES, store_layout.DICTIONARIES, store_layout.UNITS)
+KINDS = (
+    store_layout.MANIFESTS, RECORDS, FILES, store_layout.DICTIONARIES, store_layout.ENVELOPES, store_layout.UNITS,
+)  # fmt: skip
 _UNIT, _DICTIONARY, _RANKS = 1, 2, 3
 T = TypeVar("T")
 
@@ -74,7 +77,7 @@ class Maintenance:
     def stats(self) -> StoreStats:
         """Count and add up."""
         with store_errors(self._name):
-            manifests, records, files, dictionaries, units = [[*self._backend.list(prefix)] for prefix in KINDS]
+            manifests, records, files, dictionaries, _, units = [[*self._backend.list(prefix)] for prefix in KINDS]
             tags, failures = (len([*self._backend.list_refs(prefix)]) for prefix in (store_layout.TAGS, FAILURES))
         reached, _ = self._reached()
         return StoreStats(
@@ -133,11 +136,15 @@ class Maintenance:
             now_s = self._backend.now_s()
             everything = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
         reached, unfollowed = self._reached()
+        signed = envelopes_by_manifest([stat.key for stat in everything])
+        reached.update(*(signed[key] for key in reached & signed.keys()))
         compressed_with = self._dictionaries_needed(everything)
         reached |= {compressed_with[key] for key in reached if key in compressed_with}
         loose = [s for s in everything if s.key not in reached]
         needed = self._needed_by([s for s in loose if _names_units(s.key)])
         needed |= {s.key: [compressed_with[s.key]] for s in loose if s.key in compressed_with}
+        for manifest in needed.keys() & signed.keys():
+            needed[manifest] += signed[manifest]
         used_s = _last_used_s(loose, needed)
         loose.sort(key=lambda s: (used_s[s.key], _rank(s.key), s.key))
         tagged = [s for s in everything if s.key in reached]
@@ -264,6 +271,8 @@ class Maintenance:
             needed[key] = list(units)
         elif key.startswith(f"{store_layout.DICTIONARIES}/"):
             opened(key, value)
+        elif key.startswith(f"{store_layout.ENVELOPES}/"):
+            check_envelope(key, value)
         else:
             unit = known.get(key)
             store_layout.check_seal(value, key, None if unit is None else unit.size)
@@ -344,7 +353,8 @@ def _names_units(key: str) -> bool:
 def _rank(key: str) -> int:
     """Return the order of removal among objects that were last used at the same time: each before the objects that it needs."""
     prefix = "/".join(key.split("/", 2)[:2])
-    return {store_layout.DICTIONARIES: _DICTIONARY, store_layout.UNITS: _UNIT}.get(prefix, 0)
+    ranks = {store_layout.DICTIONARIES: _DICTIONARY, store_layout.ENVELOPES: _UNIT, store_layout.UNITS: _UNIT}
+    return ranks.get(prefix, 0)
 
 
 def _called(key: str) -> str:

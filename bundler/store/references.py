@@ -14,7 +14,7 @@ from bundler.backends.port import Backend
 from bundler.errors import BundlerError, ConfigError, NotFound
 from bundler.store import store_layout
 from bundler.store.error_translation import store_errors
-from bundler.store.store_layout import Hint
+from bundler.store.store_signatures import SignedTag, envelopes_in
 
 #: The fewest digits of a shortened digest: of ten thousand bundles two begin with the same eight with a chance of one in eighty.
 SHORTEST_DIGEST = 8
@@ -37,20 +37,21 @@ class References:
     def __init__(self, backend: Backend, name: str) -> None:
         self._backend, self._name = backend, name
 
-    def manifest(self, name: str) -> tuple[str, Sequence[Hint]]:
-        """Return the key of the manifest that a tag or digest names, and the dictionaries that a tag names with it.
+    def find(self, name: str) -> SignedTag:
+        """Return the key of the manifest that a tag or digest names, and what a tag says besides.
 
         A tag wins over a digest that begins with the same characters.  Raises as `BundleStore.pull`.
         """
         if name.startswith(_PREFIX):
-            return self._by_digest(name), ()
+            return SignedTag(None, self._by_digest(name), ())
         with store_errors(self._name):
             value = self._backend.read_ref(store_layout.tag_key(name))
         if value is not None:
-            return store_layout.decode_tag(value, name), store_layout.hints_of(value)
+            manifest, hints = store_layout.decode_tag(value, name), store_layout.hints_of(value)
+            return SignedTag(name, manifest, hints, envelopes_in(value))
         if _HEX.fullmatch(name) and len(name) >= SHORTEST_DIGEST:
             try:
-                return self._by_digest(_PREFIX + name), ()
+                return SignedTag(None, self._by_digest(_PREFIX + name), ())
             except NotFound:
                 raise NotFound(
                     f"{self._name}: no tag {name!r}, and no bundle whose digest begins so", tag=name

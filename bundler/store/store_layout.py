@@ -6,14 +6,14 @@
     v1/u/<64 hex>   a unit: the launch set of one kernel, the rest of one kernel, or one other file
     v1/d/<64 hex>   a dictionary that units were compressed with, by the digest of its bytes
     v1/m/<64 hex>/<16 hex>   a manifest: content and observations of a bundle, by the digests of both
-    v1/t/<tag>      a ref: which manifest, and which dictionaries its units were compressed with lately
+    v1/t/<tag>      a ref: which manifest, which dictionaries its units were compressed with lately, and signatures (store_signatures.py)
+    v1/e/<64 hex>/<16 hex>   a signature of a bundle, by the digests of both
 
     value   TBV1, digest of the rest, one zstd frame
             TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it
 
-Keys begin with the major version of this layout, so that two versions of the library share a store without reading each
-other's objects.  Units are named by the digests of what is in them, however they are compressed: bundles that share kernels
-share units.
+Keys begin with the major version of this layout, so that two versions of the library share a store without reading each other's objects.
+Units are named by the digests of what is in them, however they are compressed: bundles that share kernels share units.
 
 Every module of this room reads and writes objects and refs through it.
 """
@@ -40,7 +40,7 @@ from bundler.format.manifest import Content
 from bundler.format.summary import count
 
 MAJOR = "v1"
-UNITS, MANIFESTS, TAGS, DICTIONARIES = f"{MAJOR}/u", f"{MAJOR}/m", f"{MAJOR}/t", f"{MAJOR}/d"
+UNITS, MANIFESTS, TAGS, DICTIONARIES, ENVELOPES = (f"{MAJOR}/{kind}" for kind in "umtde")
 ZSTD_LEVEL = 6
 # What one call to a byte store may carry; larger ones are split.
 BATCH_BYTES = 16 * MIB
@@ -334,9 +334,10 @@ def tag_key(tag: str) -> str:
     return f"{TAGS}/{tag}"
 
 
-def encode_tag(manifest: str, hints: Sequence[Hint] = ()) -> bytes:
-    """Return the value of a tag that names a manifest by its key, and dictionaries that are worth fetching with its units."""
-    return wire.pack([1, manifest, *([[list(hint) for hint in hints]] if hints else [])])
+def encode_tag(manifest: str, hints: Sequence[Hint] = (), envelopes: Sequence[bytes] = ()) -> bytes:
+    """Return the value of a tag that names a manifest by its key, dictionaries that are worth fetching with its units, and signatures."""
+    rows: list[Any] = [[list(hint) for hint in hints]] if hints or envelopes else []
+    return wire.pack([1, manifest, *rows, *([list(envelopes)] if envelopes else [])])
 
 
 def unpack_ref(value: bytes, what: str) -> list[Any]:

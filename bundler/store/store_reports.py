@@ -142,3 +142,13 @@ class PruneReport(Summarized):
     unfollowed: Reasons = ()
     held: tuple[Held, ...] = ()
     grace_s: float = 0.0
+
+
+@dataclass
+class Sent:
+    """What a push sent so far; what it tells at its end is a `PushReport`."""
+
+    units: int = 0
+    present: int = 0
+    bytes: int = 0
+    repaired: int = 0

@@ -10,10 +10,11 @@ from __future__ import annotations
 from functools import partial
 
 from bundler.backends.port import Backend
-from bundler.errors import DigestMismatch, NotFound
+from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle
+from bundler.format.bundle_union import entry_name
 from bundler.format.limits import Limits
-from bundler.format.manifest import Observed, merge_observed
+from bundler.format.manifest import Content, Observed, merge_observed
 from bundler.store import bounds, store_layout
 from bundler.store.damage import checked
 from bundler.store.error_translation import store_errors
@@ -44,6 +45,18 @@ def read_manifest(
     return checked(backend, name, manifest, value, decode, () if read_only else (DigestMismatch,))
 
 
+def current_manifest(before: bytes | None, tag: str | None, *, damaged_ok: bool) -> str | None:
+    """Return the manifest that a tag's value names, None for a tag that is not set; raises `FormatError` for damage, unless that is fine."""
+    if before is None or tag is None:
+        return None
+    try:
+        return store_layout.decode_tag(before, tag)
+    except FormatError:
+        if damaged_ok:
+            return None
+        raise
+
+
 def seen_too(bundle: Bundle, stored: tuple[bytes, bytes], limits: Limits) -> Bundle:
     """Return a bundle with what a manifest of the same content has observed besides.
 
@@ -59,3 +72,10 @@ def seen_too(bundle: Bundle, stored: tuple[bytes, bytes], limits: Limits) -> Bun
         bundle.content, merge_observed(bundle.observed, Observed.decode(observed_bytes, limits)), bundle.blobs,
         content_bytes=content_bytes, writable=bundle.writable, variants_dropped=bundle.variants_dropped,
     )  # fmt: skip
+
+
+def without(held: Bundle, bundle: Bundle) -> Bundle:
+    """Return the content of a tag without the entries that a bundle has too."""
+    brought = {entry_name(entry) for entry in bundle.content.entries}
+    kept = [entry for entry in held.content.entries if entry_name(entry) not in brought]
+    return Bundle(Content.of(kept, held.tuning_records), held.observed, held.blobs)

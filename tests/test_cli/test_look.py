@@ -11,6 +11,7 @@ import pytest
 
 import bundler
 from bundler.format.manifest import Content
+from bundler.lifecycle.binary_resources import read_resources
 
 pytestmark = pytest.mark.toolchain
 KERNELS = Path(bundler.__file__).parent / "cli" / "demo_kernels.py"
@@ -216,3 +217,59 @@ def test_json_is_one_document(cli, packed):
         result = cli(*words, "--json")
         assert isinstance(json.loads(result.stdout), dict)
         assert result.stderr == ""
+
+
+def test_inspect_resources_lists_what_each_kernel_takes(cli, cli_json, packed):
+    """Inspect --resources has a row for each kernel, of NVIDIA's and of AMD's, with the figures of its binary."""
+    status, told = cli_json("inspect", packed, "--resources")
+    assert (status, set(told)) == (0, {"path", "digest", "kernels"})
+    assert len(told["kernels"]) == 4
+    with bundler.Bundle.load(packed) as bundle:
+        for kernel, facts in zip(bundle.kernels, told["kernels"], strict=True):
+            read = read_resources(bundle.read(kernel.binary), kernel.spec.entry)
+            assert (facts["key"], facts["problem"]) == (kernel.key, None)
+            assert facts["resources"]["registers"] == read.registers > 0
+            assert facts["resources"]["scalar_registers"] == read.scalar_registers
+            assert facts["resources"]["constant_bytes"] == {str(bank): size for bank, size in read.constant_bytes}
+            assert (facts["dynamic_shared_bytes"], facts["binary_bytes"]) == (
+                kernel.spec.shared_bytes,
+                kernel.binary.size,
+            )
+    result = cli("inspect", packed, "--resources", "--kernel", "gelu*")
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = [line.split() for line in result.stdout.splitlines() if "_kernel" in line]
+    assert [row[:4] for row in rows] == [
+        [facts["name"], facts["target"], str(facts["warps"]), str(facts["resources"]["registers"])]
+        for facts in told["kernels"]
+        if facts["name"] == "gelu_kernel"
+    ]
+    assert result.stdout.splitlines()[-1] == "2 kernels"
+
+
+def test_inspect_resources_names_a_binary_that_cannot_be_read(cli, cli_json, packed, tmp_path):
+    """A kernel whose binary holds no such function is told with the reason, the others have their figures, and the exit status is 1."""
+    path = rebuilt(packed, tmp_path / "renamed.tbundle", _with_another_entry)
+    status, told = cli_json("inspect", path, "--resources")
+    assert status == 1
+    for facts in told["kernels"]:
+        unknown = facts["name"] == "gelu_kernel"
+        assert (facts["resources"] is None, facts["problem"] is not None) == (unknown, unknown)
+    result = cli("inspect", path, "--resources")
+    assert result.exit_code == 1
+    assert (
+        "error: the binaries of 2 kernels cannot be read: another: the device binary has no kernel of that name"
+        in result.stderr
+    )
+
+
+def _with_another_entry(kernel):
+    if kernel.name != "gelu_kernel":
+        return kernel
+    return dataclasses.replace(kernel, spec=dataclasses.replace(kernel.spec, entry="another"))
+
+
+def test_inspect_answers_one_question_at_a_time(cli, packed):
+    """--leaks, --show and --resources exclude each other."""
+    for words in (("--leaks", "--show", "ptx"), ("--leaks", "--resources"), ("--show", "ptx", "--resources")):
+        result = cli("inspect", packed, *words)
+        assert (result.exit_code, "are two questions; ask one" in result.stderr) == (2, True)

@@ -309,9 +309,9 @@ print(scheduler.heard)
 def test_servers_find_the_plug_ins():
     """Each entry point leads to a function that takes no argument, in the groups that vLLM 0.33 and SGLang 0.5.23 read."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert sorted(declared) == ["sglang.srt.plugins", "vllm.general_plugins"]
-    for group, points in declared.items():
-        for name, value in points.items():
+    assert sorted(declared) == ["sglang.srt.plugins", "torch_dynamo_backends", "vllm.general_plugins"]
+    for group in ("sglang.srt.plugins", "vllm.general_plugins"):
+        for name, value in declared[group].items():
             importlib.metadata.EntryPoint(name, value, group).load()()
 
 

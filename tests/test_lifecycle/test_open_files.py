@@ -34,6 +34,7 @@ NOT_REPLACED = {
     ("runtime/tuning/launch_dump.py", "open a"): "a log that the user asked for grows at its end",
     ("runtime/tuning/tuner_reports.py", "open a"): "a log that the user asked for grows at its end",
     ("toolchain/compile_call.py", "write_bytes"): "a worker's own temporary directory",
+    ("trust/signing_keys.py", "open wb"): "the descriptor of a new file, which is linked to its name",
 }
 _CREATES = {"O_EXCL"}
 _WRITES = {"O_WRONLY", "O_RDWR", "O_APPEND", "O_TRUNC"}

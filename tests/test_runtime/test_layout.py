@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically, FormatError, LimitExceeded
+from bundler.format import device_elf
+from bundler.format.device_elf import section_named
 from bundler.lifecycle.elf import why_unusable
 from bundler.runtime import build_plan
 from bundler.runtime.launch import parameter_layout
@@ -163,9 +165,7 @@ def test_metadata_that_is_a_bomb_is_refused(recorded):
 
 def test_more_metadata_than_any_kernel_has_is_a_limit(monkeypatch, recorded):
     """The note's size is looked at before it is decoded."""
-    from bundler.runtime.launch import parameter_layout
-
-    monkeypatch.setattr(parameter_layout, "_MAX_METADATA_BYTES", 64)
+    monkeypatch.setattr(device_elf, "_MAX_METADATA_BYTES", 64)
     kernel = first(recorded, "add", "hip:gfx942")
     with pytest.raises(LimitExceeded):
         read_layout(recorded.bundle.read(kernel.binary), "add")
@@ -180,7 +180,7 @@ def test_the_extension_finds_the_section_that_python_finds(recorded, data):
     kernel = first(recorded, data.draw(st.sampled_from(["add", "nested", "nothing"])), "cuda:90")
     image = bytearray(recorded.bundle.read(kernel.binary))
     wanted = b".nv.info." + kernel.launch.entry.encode()
-    assert parameter_layout._find_section(bytes(image), wanted) == parameter_layout._section_named(bytes(image), wanted)
+    assert parameter_layout._find_section(bytes(image), wanted) == section_named(bytes(image), wanted)
     assert parameter_layout._find_section(bytes(image), b".none") is None
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(
@@ -193,4 +193,4 @@ def test_the_extension_finds_the_section_that_python_finds(recorded, data):
     found = parameter_layout._find_section(damaged, wanted)
     if found is not NotImplemented:
         assert why_unusable(damaged) is None
-        assert found == parameter_layout._section_named(damaged, wanted)
+        assert found == section_named(damaged, wanted)

@@ -160,7 +160,7 @@ def test_without_redis_py_the_message_names_the_extra(monkeypatch):
 
 def test_trust_is_checked_when_a_store_is_opened(url):
     """A misspelled trust is not taken for any."""
-    with pytest.raises(ConfigError, match="expected 'kernels' or 'code'"):
+    with pytest.raises(ConfigError, match="expected 'kernels', 'code' or 'signed'"):
         bundler.open_store(url, trust="Code")
 
 

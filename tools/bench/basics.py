@@ -11,6 +11,7 @@ from typing import Any
 
 from tools.bench.fresh import imports
 from tools.bench.hits import hits
+from tools.bench.signature_cost import signature_cost
 from tools.shared import example_kernels, measurement
 from tools.shared.measurement import row
 
@@ -20,7 +21,7 @@ RECORDING_TARGET_US = 200.0
 def basics(rounds: int) -> list[dict[str, Any]]:
     """Return the rows of all."""
     with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as folder:
-        return [*imports(rounds), *hits(Path(folder), rounds), recording_cost(rounds)]
+        return [*imports(rounds), *hits(Path(folder), rounds), recording_cost(rounds), *signature_cost(rounds)]
 
 
 def recording_cost(rounds: int) -> dict[str, Any]:

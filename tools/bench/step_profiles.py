@@ -127,7 +127,8 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
     steps, name = Steps(), "bench"
     with _backend(url, float(patience_s)) as backend:
         steps.done(START[0])
-        manifest, hints = References(backend, name).manifest(tag)
+        named = References(backend, name).find(tag)
+        manifest, hints = named.manifest, named.hints
         steps.done(START[1])
         content_bytes, observed = read_manifest(backend, name, manifest, DEFAULT_LIMITS)
         steps.done(START[2])

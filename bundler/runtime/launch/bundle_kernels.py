@@ -24,6 +24,7 @@ from bundler.runtime.launch.loaded_plans import Loader
 from bundler.runtime.launch.plan_builder import BACKENDS
 from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.launch.static_kernel import StaticKernel
+from bundler.trust.admission import admit
 
 
 def load(
@@ -48,12 +49,14 @@ def load(
         DriverUnavailable: no driver or no device for any kernel of the bundle.
         NotFound: the bundle has no kernel, or a fallback is for none of its kernels.
         FormatError, DigestMismatch: what is at the path is not a bundle, or a damaged one.
+        Untrusted: the environment requires a signature, and no trusted key vouches for the bundle.
     """
     # Only what was opened here is closed here: a bundle that was given may serve others.
     owned = None
     if not isinstance(bundle, Bundle):
         bundle = owned = Bundle.load(bundle)
     try:
+        admit(bundle)
         return Kernels(bundle, driver or _open_for(bundle), fallback or {}, owned=owned, debug=debug)
     except BaseException:
         if owned is not None:

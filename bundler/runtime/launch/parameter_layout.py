@@ -2,38 +2,27 @@
 """`read_layout`: reads out of a device binary where its kernel expects each parameter, for `plan_builder`.
 
 A cubin says it in the section `.nv.info.ENTRY`, a list of attributes; an hsaco in a note, a msgpack map.  Both are read
-as hostile input: what comes back is a layout or a `FormatError`.  `tuning/occupancy.py` reads registers from the same places.
+as hostile input, by `format/device_elf.py`: what comes back is a layout or a `FormatError`.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgpack
-
 from bundler.errors import FormatError, LimitExceeded
+from bundler.format.device_elf import INFO, amd_kernel, attributes, section_named
 from bundler.format.summary import count
 from bundler.lifecycle.elf import why_unusable
 
 MAX_PARAMETERS = 4096  # a parameter has a byte at least, and a kernel takes 4 KiB of them, 32 KiB on the newest chips
 MAX_BUFFER_BYTES = 32764
-_MAX_SECTIONS = 65536
-_MAX_METADATA_BYTES = 1 << 20
-_MAX_TEXT_BYTES = 4096
 # What a kernel declares is some hundred bytes; more is not kept in memory to be compared with.
 _MAX_KNOWN_BYTES = 2048
 
-_ELF_HEADER = struct.Struct("<40xQ10xHHH")  # section table: offset, size of a row, rows, the row that holds the names
-_SECTION = struct.Struct("<II16xQQ24x")  # name, type, offset, size
-_NOTE_SECTION = 7
-_NOTE = struct.Struct("<III")  # bytes of the name, bytes of the content, type
-_AMD_METADATA = (b"AMDGPU\0", 32)
-_ATTRIBUTE = struct.Struct("<BBH")  # format, attribute, a value or the bytes that follow
-_SIZED = 4
 _KPARAM_INFO, _KPARAM_INFO_2, _CBANK_PARAM_SIZE, _REQUIRED_THREADS = 0x17, 0x45, 0x19, 0x10
 _KPARAM = struct.Struct("<IHHI")  # index, ordinal, offset, packed; the size is the packed word's upper 14 bits
 _SIZE_SHIFT = 18
@@ -77,14 +66,14 @@ def read_layout(image: bytes, entry: str) -> Layout:
         LimitExceeded: more of anything than a kernel can have.
     """
     try:
-        wanted = b".nv.info." + entry.encode()
+        wanted = INFO + b"." + entry.encode()
         # The extension answers for a whole binary that is written as linkers do; whatever is wrong with another, is found out here.
         info = NotImplemented if _find_section is None else _find_section(image, wanted)
         if info is NotImplemented:
             why = why_unusable(image)
             if why is not None:
                 raise FormatError(f"{entry}: the device binary is {why}", kernel=entry)
-            info = _section_named(image, wanted)
+            info = section_named(image, wanted)
         if info is None:
             return _checked(_hsaco_layout(image, entry), entry)
         # Kernels that differ in their constants alone often declare the same, byte for byte.
@@ -93,52 +82,13 @@ def read_layout(image: bytes, entry: str) -> Layout:
         raise FormatError(f"{entry}: the device binary is damaged ({error})", kernel=entry) from error
 
 
-def _section_named(image: bytes, wanted: bytes) -> bytes | None:
-    """Return the bytes of the last section of a name, None when there is none."""
-    rows, names_row = _sections(image)
-    if names_row >= len(rows):
-        return None
-    _, _, names_start, names_bytes = rows[names_row]
-    names, wanted = image[names_start : names_start + names_bytes], wanted + b"\0"
-    for name, _, start, size in reversed(rows):
-        if names.startswith(wanted, name):
-            return image[start : start + size]
-    return None
-
-
-def cubin_attributes(image: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (attribute, the value in its head, the bytes after it) of what a cubin says about all its functions."""
-    yield from _attributes(_section_named(image, b".nv.info") or b"")
-
-
-def amd_kernel(image: bytes, entry: str) -> dict[Any, Any]:
-    """Return what an hsaco's metadata say of a kernel; raises `FormatError` when they say nothing."""
-    for _, kind, start, size in _sections(image)[0]:
-        for content in _metadata_notes(image[start : start + size]) if kind == _NOTE_SECTION else ():
-            found = _find_kernel(_unpack(content, entry), entry)
-            if found is not None:
-                return found
-    raise FormatError(f"{entry}: the device binary has no kernel of that name", kernel=entry)
-
-
-def _sections(image: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
-    """Return (place of the name, type, offset, size) of each section, and the row of the one that holds the names."""
-    table, row_bytes, rows, names_row = _ELF_HEADER.unpack_from(image)
-    if rows > _MAX_SECTIONS or row_bytes < _SECTION.size:
-        raise FormatError(f"the device binary has {count(rows, 'section')} of {count(row_bytes, 'byte')}")
-    if row_bytes == _SECTION.size:  # as every linker writes it
-        found = [*_SECTION.iter_unpack(image[table : table + rows * row_bytes])]
-        return found, names_row
-    return [_SECTION.unpack_from(image, table + row * row_bytes) for row in range(rows)], names_row
-
-
 # NVIDIA ---------------------------------------------------------------------------------------------------------------
 
 
 def _cubin_layout(info: bytes, entry: str) -> Layout:
     slots: dict[int, Slot] = {}
     buffer_bytes, threads = 0, None
-    for attribute, value, payload in _attributes(info):
+    for attribute, value, payload in attributes(info):
         if attribute == _KPARAM_INFO:
             _, ordinal, offset, packed = _KPARAM.unpack_from(payload)
             if ordinal in slots:
@@ -159,70 +109,11 @@ def _cubin_layout(info: bytes, entry: str) -> Layout:
 _known_cubin_layout = functools.lru_cache(maxsize=1024)(_cubin_layout)
 
 
-def _attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (attribute, the value in its head, the bytes after it)."""
-    at = 0
-    while at < len(info):
-        form, attribute, value = _ATTRIBUTE.unpack_from(info, at)
-        at += _ATTRIBUTE.size
-        size = value if form == _SIZED else 0
-        yield attribute, value, info[at : at + size]
-        at += size
-
-
 # AMD ------------------------------------------------------------------------------------------------------------------
 
 
 def _hsaco_layout(image: bytes, entry: str) -> Layout:
     return _layout_of(amd_kernel(image, entry), entry)
-
-
-def _metadata_notes(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at + _NOTE.size <= len(data):
-        name_bytes, size, kind = _NOTE.unpack_from(data, at)
-        name_at = at + _NOTE.size
-        start = name_at + -(-name_bytes // 4) * 4
-        if (data[name_at : name_at + name_bytes], kind) == _AMD_METADATA:
-            yield data[start : start + size]
-        at = start + -(-size // 4) * 4
-
-
-def _unpack(content: bytes, entry: str) -> Any:
-    if len(content) > _MAX_METADATA_BYTES:
-        raise LimitExceeded(
-            f"{entry}: {len(content)} bytes of metadata in the device binary", limit=_MAX_METADATA_BYTES
-        )
-    try:
-        return msgpack.unpackb(
-            content,
-            object_pairs_hook=_unique,
-            max_str_len=_MAX_TEXT_BYTES,
-            max_bin_len=_MAX_TEXT_BYTES,
-            max_ext_len=0,
-            # The decoder allocates what a container declares; each member takes a byte at least.
-            max_array_len=len(content),
-            max_map_len=len(content),
-        )
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise FormatError(
-            f"{entry}: the metadata of the device binary cannot be read ({error})", kernel=entry
-        ) from error
-
-
-def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return found
-
-
-def _find_kernel(root: Any, entry: str) -> dict[Any, Any] | None:
-    kernels = root.get("amdhsa.kernels") if isinstance(root, dict) else None
-    for kernel in kernels if isinstance(kernels, list) else ():
-        if isinstance(kernel, dict) and kernel.get(".name") == entry:
-            return kernel
-    return None
 
 
 def _layout_of(kernel: dict[Any, Any], entry: str) -> Layout:

@@ -120,8 +120,13 @@ class StaticKernel(Gridded):
                 return self._handle(specialization, self._driver.device())
         raise NotFound(f"{self.name}: no specialization has the key {key!r}", kernel=self.name, key=key)
 
-    def bound(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> BoundCall | None:
+    def repeated(
+        self, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[Callable[..., None], int | bytes, int] | None:
         """Return how calls like this one are launched, for who launches them again; None where each has to be looked at in full.
+
+        Returns:
+            the launcher; what it takes of the call's values, the first so many or those at these places; the blocks of a cluster.
 
         Raises:
             as a call.
@@ -130,7 +135,12 @@ class StaticKernel(Gridded):
         self._reader.read(args, self._positions, device, key, values)
         if UNCACHEABLE in key or len(args) > len(self._positions):
             return None
-        return self._bind(self._choose(device, args, keywords), device, args, keywords)
+        bound = self._bind(self._choose(device, args, keywords), device, args, keywords)
+        told = bound.told()
+        if told is None:
+            return None
+        launcher, taken, *_ = told
+        return launcher, taken, bound.loaded.plan.cluster
 
     def add(self, specializations: Sequence[Specialization]) -> None:
         """Let further specializations be chosen."""

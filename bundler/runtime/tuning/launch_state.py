@@ -28,6 +28,7 @@ from bundler.runtime.tuning.candidate_compiler import CompiledConfig
 from bundler.runtime.tuning.result_lookup import Choice, ResultLookup
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
+from bundler.trust.admission import admit
 
 _LOG = logging.getLogger("bundler.runtime")
 
@@ -57,6 +58,8 @@ class LaunchState:
         driver = options.driver or open_first_driver(BACKENDS)
         loader, hooks, given = Loader(driver), Hooks(), options.bundle
         bundle = given if isinstance(given, Bundle | None) else Bundle.load(given)
+        if bundle is not None:
+            admit(bundle)
         lookup = ResultLookup(name, function, bundle, options, results=results)
         return LaunchState(driver, StaticKernel(name, [], loader, hooks), loader, hooks, bundle, lookup)
 

@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass
 
 from bundler.errors import FormatError
+from bundler.format.device_elf import INFO, amd_kernel, attributes, section_named
 from bundler.format.entries import Target
 from bundler.runtime.launch.driver import DeviceProperties
-from bundler.runtime.launch.parameter_layout import amd_kernel, cubin_attributes
 
 _REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
 _BY_SYMBOL = struct.Struct("<II")  # index of the function's symbol, a number
@@ -101,7 +101,7 @@ def _cubin_usage(image: bytes, entry: str) -> Usage:
     """Read the counts, which are kept by symbol; a binary of Triton has its kernel's, and those of functions that are called."""
     counts: dict[int, list[int]] = {_REGCOUNT: [], _FRAME_SIZE: []}
     try:
-        for attribute, _, payload in cubin_attributes(image):
+        for attribute, _, payload in attributes(section_named(image, INFO) or b""):
             if attribute in counts and len(payload) >= _BY_SYMBOL.size:
                 counts[attribute].append(_BY_SYMBOL.unpack_from(payload)[1])
     except struct.error as error:

@@ -73,22 +73,19 @@ class RepeatedLaunches:
         if choice is None or len(tuned.choices) > 1:
             return None
         state = tuned.ready()
-        bound = (
-            None
-            if choice.config in state.through_triton
-            else state.static.bound(args, {**self.fixed, **choice.keywords})
-        )
-        told = None if bound is None else bound.told()
-        if bound is None or told is None:
+        if choice.config in state.through_triton:
             return None
-        launcher, taken, *_ = told
+        repeated = state.static.repeated(args, {**self.fixed, **choice.keywords})
+        if repeated is None:
+            return None
+        launcher, taken, cluster = repeated
         # Keywords are the same in each such call, and compiled in, so that nothing of them is passed.
         if (taken if isinstance(taken, int) else max(taken) + 1) > len(args):
             return None
         known: dict[Args, tuple[int, int, int]] = {}
-        return launcher, taken, known, Row(choice, bound.loaded.plan.cluster, known), None
+        return launcher, taken, known, _Repeated(choice, cluster, known), None
 
-    def _measure(self, row: Row, args: Args, _keywords: dict[str, Any], numbers: Args) -> tuple[int, int, int]:
+    def _measure(self, row: _Repeated, args: Args, _keywords: dict[str, Any], numbers: Args) -> tuple[int, int, int]:
         grid = self.grid_of(row.choice, (*args[: self.start], *numbers))
         sizes = grids.checked(grid, self.tuned.__name__, self._backend, row.cluster)
         # True and 1.0 are equal to 1, and no sizes.
@@ -99,7 +96,7 @@ class RepeatedLaunches:
         return sizes
 
 
-class Row(NamedTuple):
+class _Repeated(NamedTuple):
     """What is known of one kind of calls: its choice, the blocks of a cluster, and grids by numbers."""
 
     choice: Choice

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands `key` and `sign`, and `verify --signed`: keys, who is trusted for what, and signatures of bundle files.
+
+`app.py` lists the first two; `inspection.py` calls `tell_signature`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from bundler import config
+from bundler.cli import wording
+from bundler.cli.command import FINE, PROBLEM, Commands, example, reports
+from bundler.cli.quantities import to_seconds
+from bundler.cli.terminal import Column, Screen
+from bundler.format.bundle import Bundle
+from bundler.format.bundle_file import check_replaceable, replace_content
+from bundler.trust import minisign
+from bundler.trust.file_signatures import judge_file, trust_public_file
+from bundler.trust.signing import sign as sign_file
+from bundler.trust.signing_keys import SigningKey
+from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, revoke_key
+
+COLUMNS = (
+    Column("name", shrinks=True),
+    Column("id"),
+    Column("state"),
+    Column("trust"),
+    Column("tags", shrinks=True),
+    Column("targets", shrinks=True),
+    Column("families", shrinks=True),
+)
+PUBLIC_SUFFIX = ".pub"
+folder_option = click.option(
+    "--keys",
+    "folder",
+    metavar="DIR",
+    help=f"The folder of trusted keys; else {config.PREFIX}KEYS, else ~/.config/triton-bundler/keys.",
+)
+
+
+def _folder(given: str | None) -> str:
+    return given or config.signature_settings().keys
+
+
+@click.group(
+    cls=Commands,
+    short_help="Make a key to sign with; say whose signatures count, and for what.",
+    epilog=example("key new release.pem", "key trust release.pub --name release --tag 'prod/*'", "key list", "key revoke release"),
+)  # fmt: skip
+def key() -> None:
+    """Make a key to sign with, and say whose signatures count here, and for what.
+
+    Each command takes --json.
+    """
+
+
+@key.command(short_help="Make a key.", epilog=example("key new release.pem"))
+@click.argument("file")
+@reports
+def new(screen: Screen, file: str) -> int:
+    """Make a private key in FILE, with mode 0600, and its public half beside it, as minisign writes them. Nothing is overwritten."""
+    made, public = SigningKey.generate(), os.path.splitext(file)[0] + PUBLIC_SUFFIX
+    if public == file:
+        raise click.UsageError(
+            f"{file} is what the public half is called: give the private key another ending, such as .pem"
+        )
+    if os.path.lexists(public):
+        raise click.UsageError(f"{public} is there already: choose another name")
+    check_replaceable(public)
+    made.save(file)
+    replace_content(public, minisign.write_public(made).encode())
+    screen.facts([("private", f"{file}: keep it secret"), ("public", f"{public}: give it to who is to trust you")])
+    screen.done(f"key {made.key_id}")
+    screen.finish({"private": file, "public": public, "key_id": made.key_id})
+    return FINE
+
+
+@key.command("list", short_help="List whose signatures count.", epilog=example("key list"))
+@folder_option
+@reports
+def listed(screen: Screen, folder: str | None) -> int:
+    """List the trusted keys, and what each may vouch for."""
+    place = _folder(folder)
+    keys = TrustedKeys.load(place).by_name
+    if keys:
+        screen.table(COLUMNS, [_row(name, one) for name, one in keys.items()])
+        screen.line()
+    screen.done(f"{wording.count(len(keys), 'trusted key')} in {place}")
+    screen.finish({"keys": place, "trusted": [_told(name, one) for name, one in keys.items()]})
+    return FINE
+
+
+def _row(name: str, one: TrustedKey) -> tuple[str, ...]:
+    state = "revoked" if one.revoked else "expired" if one.expires and time.time() >= one.expires else "in force"
+    return (
+        name,
+        one.key_id,
+        state,
+        *(", ".join(words) or "-" for words in (one.trust, one.tags, one.targets, one.families)),
+    )
+
+
+def _told(name: str, one: TrustedKey) -> dict[str, Any]:
+    return {"name": name, "key_id": one.key_id, **msgspec.to_builtins(one)}
+
+
+@key.command(
+    short_help="Let somebody's signatures count.",
+    epilog=example("key trust release.pub --name release --tag 'prod/*' --trust kernels"),
+)
+@click.argument("file")
+@click.option("--name", required=True, metavar="NAME", help="What to call the key here.")
+@click.option("--tag", "tags", multiple=True, metavar="GLOB", help="Tags that it may sign; without it, all.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="GLOB",
+    help="Targets that it may sign kernels for, such as cuda:*; without it, all.",
+)
+@click.option(
+    "--family", "families", multiple=True, metavar="GLOB", help="Server caches that it may sign; without it, none."
+)
+@click.option(
+    "--trust",
+    "levels",
+    multiple=True,
+    type=click.Choice(["kernels", "code"]),
+    help="What it may vouch for; without it, kernels.",
+)
+@click.option("--expires", "expires_s", callback=to_seconds, metavar="DURATION", help="For how long: 36h, 90d.")
+@click.option("--comment", default="", metavar="TEXT", help="For people.")
+@folder_option
+@reports
+def trust(
+    screen: Screen,
+    file: str,
+    name: str,
+    tags: tuple[str, ...],
+    targets: tuple[str, ...],
+    families: tuple[str, ...],
+    levels: tuple[Any, ...],
+    expires_s: int | None,
+    comment: str,
+    folder: str | None,
+) -> int:
+    """Trust the public key in FILE, of `key new` or of minisign, within a scope; a key of that name is replaced."""
+    scope = KeyScope(tags=tags or ("*",), targets=targets or ("*",), families=families, trust=levels or ("kernels",))
+    expires = 0 if expires_s is None else int(time.time()) + expires_s
+    place = _folder(folder)
+    one = trust_public_file(place, name, file, scope, expires=expires, comment=comment)
+    screen.done(f"key {one.key_id} is trusted as {name} in {place}")
+    screen.finish({"keys": place, **_told(name, one)})
+    return FINE
+
+
+@key.command(short_help="Let a key count no more.", epilog=example("key revoke release"))
+@click.argument("name")
+@folder_option
+@reports
+def revoke(screen: Screen, name: str, folder: str | None) -> int:
+    """Revoke the key NAME: nothing counts any more that it signed, whenever that was. Its file stays, and says so."""
+    path = revoke_key(_folder(folder), name, time.time())
+    screen.done(f"key {name} is revoked: {path}")
+    screen.finish({"name": name, "path": path})
+    return FINE
+
+
+@click.command(short_help="Sign a bundle.", epilog=example("sign model.tbundle --key release.pem --expires 90d"))
+@click.argument("bundle")
+@click.option("--key", "key_file", required=True, metavar="FILE", help="The private key, of `key new`.")
+@click.option("-o", "--output", metavar="FILE", help="Where the signed copy goes; without it, in place of BUNDLE.")
+@click.option(
+    "--expires",
+    "expires_s",
+    callback=to_seconds,
+    metavar="DURATION",
+    help="For how long the signature counts: 36h, 30d.",
+)
+@click.option(
+    "--trust",
+    type=click.Choice(["kernels", "code"]),
+    help="What is vouched for; without it, all that is in the bundle.",
+)
+@click.option("--minisign", "beside", is_flag=True, help="Also write BUNDLE.minisig, which minisign checks.")
+@reports
+def sign(
+    screen: Screen, bundle: str, key_file: str, output: str | None, expires_s: int | None, trust: Any, beside: bool
+) -> int:
+    """Verify BUNDLE and put a signature into it, beside those of other keys; its digest stays."""
+    report = sign_file(bundle, key_file, output=output, expires_s=expires_s, trust=trust, minisign=beside)
+    screen.facts([
+        ("bundle", report.digest),
+        ("key", report.key_id),
+        ("for", ", ".join((report.trust, *report.targets, *report.families))),
+        ("until", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires)) if report.expires else ""),
+        ("minisign", report.minisign),
+    ])  # fmt: skip
+    screen.done(f"signed {report.path}")
+    screen.finish(msgspec.to_builtins(report))
+    return FINE
+
+
+def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str, Any], int]:
+    """Judge the signatures of a bundle file; returns what `--json` says of it, and the exit status."""
+    judgement = judge_file(bundle, path)
+    if judgement.good:
+        screen.done(f"{path} is signed by {judgement.key}")
+    else:
+        screen.complain(f"{path}: {judgement.reason}; {judgement.fix}")
+    return {"ok": judgement.good, "key": judgement.key, "reason": judgement.reason}, FINE if judgement.good else PROBLEM

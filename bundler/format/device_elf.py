@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the ELF file that a device binary is: `sections`, `section_named` and `symbol_named`, the `attributes` of a cubin, the metadata of an
+hsaco's kernel by `amd_kernel`.
+
+Everything is read as hostile input: what comes back is bounded, and what is wrong is a `FormatError`, or a `struct.error`, which callers
+turn into one with the kernel's name.  `runtime/launch/parameter_layout.py`, `runtime/tuning/occupancy.py` and
+`lifecycle/binary_resources.py` call it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgpack
+
+from bundler.errors import FormatError, LimitExceeded
+from bundler.format.summary import count
+
+INFO = b".nv.info"  # of all functions; that of one has its name behind a dot
+_MAX_SECTIONS = 65536
+_MAX_METADATA_BYTES = 1 << 20
+_MAX_TEXT_BYTES = 4096
+
+_ELF_HEADER = struct.Struct("<40xQ10xHHH")  # section table: offset, size of a row, rows, the row that holds the names
+_SECTION = struct.Struct("<IIQQQQI20x")
+_SYMBOL = struct.Struct("<I2xHQQ")  # name, the section that it lies in, address, size
+_SYMBOL_TABLE, _NOTE_SECTION = 2, 7
+_NOTE = struct.Struct("<III")  # bytes of the name, bytes of the content, type
+_AMD_METADATA = (b"AMDGPU\0", 32)
+_ATTRIBUTE = struct.Struct("<BBH")  # format, attribute, a value or the bytes that follow
+_SIZED = 4
+
+
+class ElfSection(NamedTuple):
+    """A row of the section table; `name_at` is a place in the bytes that hold the names, `link` the row that belongs to this one."""
+
+    name_at: int
+    kind: int
+    flags: int
+    address: int
+    start: int
+    size: int
+    link: int
+
+
+def sections(image: bytes) -> tuple[list[ElfSection], int]:
+    """Return all sections, and the row of the one that holds their names."""
+    table, row_bytes, rows, names_row = _ELF_HEADER.unpack_from(image)
+    if rows > _MAX_SECTIONS or row_bytes < _SECTION.size:
+        raise FormatError(f"the device binary has {count(rows, 'section')} of {count(row_bytes, 'byte')}")
+    if row_bytes == _SECTION.size:  # as every linker writes it
+        return [*map(ElfSection._make, _SECTION.iter_unpack(image[table : table + rows * row_bytes]))], names_row
+    return [ElfSection._make(_SECTION.unpack_from(image, table + row * row_bytes)) for row in range(rows)], names_row
+
+
+def section_named(image: bytes, wanted: bytes) -> bytes | None:
+    """Return the bytes of the last section of a name, None when there is none."""
+    rows, names_row = sections(image)
+    if names_row >= len(rows):
+        return None
+    names, wanted = content_of(image, rows[names_row]), wanted + b"\0"
+    for row in reversed(rows):
+        if names.startswith(wanted, row.name_at):
+            return content_of(image, row)
+    return None
+
+
+def content_of(image: bytes, row: ElfSection) -> bytes:
+    """Return the bytes of a section; fewer than its row says where the binary ends before."""
+    return image[row.start : row.start + row.size]
+
+
+def symbol_named(image: bytes, rows: list[ElfSection], wanted: bytes) -> tuple[int, int, int] | None:
+    """Return (number, section, address) of the first symbol of a name in the first table of symbols; None when there is none."""
+    table = next((row for row in rows if row.kind == _SYMBOL_TABLE), None)
+    if table is None or table.link >= len(rows):
+        return None
+    names, wanted = content_of(image, rows[table.link]), wanted + b"\0"
+    symbols = content_of(image, table)
+    for number, symbol in enumerate(_SYMBOL.iter_unpack(symbols[: len(symbols) // _SYMBOL.size * _SYMBOL.size])):
+        name_at, section, address, _ = symbol
+        if names.startswith(wanted, name_at):
+            return number, section, address
+    return None
+
+
+def attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (attribute, the value in its head, the bytes after it) of a section `.nv.info`."""
+    _check_length(len(info), "attributes")
+    at = 0
+    while at < len(info):
+        form, attribute, value = _ATTRIBUTE.unpack_from(info, at)
+        at += _ATTRIBUTE.size
+        size = value if form == _SIZED else 0
+        yield attribute, value, info[at : at + size]
+        at += size
+
+
+def amd_kernel(image: bytes, entry: str) -> dict[Any, Any]:
+    """Return what an hsaco's metadata say of a kernel; raises `FormatError` when they say nothing."""
+    notes = [row for row in sections(image)[0] if row.kind == _NOTE_SECTION]
+    # Together: any number of rows may name the same bytes.
+    _check_length(sum(row.size for row in notes), f"metadata of {entry}")
+    for row in notes:
+        for content in _metadata_notes(content_of(image, row)):
+            found = _find_kernel(_unpack(content, entry), entry)
+            if found is not None:
+                return found
+    raise FormatError(f"{entry}: the device binary has no kernel of that name", kernel=entry)
+
+
+def _check_length(size: int, what: str) -> None:
+    if size > _MAX_METADATA_BYTES:
+        raise LimitExceeded(
+            f"the device binary has {count(size, 'byte')} of {what}; at most {_MAX_METADATA_BYTES} are read",
+            limit=_MAX_METADATA_BYTES, got=size,
+        )  # fmt: skip
+
+
+def _metadata_notes(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + _NOTE.size <= len(data):
+        name_bytes, size, kind = _NOTE.unpack_from(data, at)
+        name_at = at + _NOTE.size
+        start = name_at + -(-name_bytes // 4) * 4
+        if (data[name_at : name_at + name_bytes], kind) == _AMD_METADATA:
+            yield data[start : start + size]
+        at = start + -(-size // 4) * 4
+
+
+def _unpack(content: bytes, entry: str) -> Any:
+    try:
+        return msgpack.unpackb(
+            content,
+            object_pairs_hook=_unique,
+            max_str_len=_MAX_TEXT_BYTES,
+            max_bin_len=_MAX_TEXT_BYTES,
+            max_ext_len=0,
+            # The decoder allocates what a container declares; each member takes a byte at least.
+            max_array_len=len(content),
+            max_map_len=len(content),
+        )
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise FormatError(
+            f"{entry}: the metadata of the device binary cannot be read ({error})", kernel=entry
+        ) from error
+
+
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _find_kernel(root: Any, entry: str) -> dict[Any, Any] | None:
+    kernels = root.get("amdhsa.kernels") if isinstance(root, dict) else None
+    for kernel in kernels if isinstance(kernels, list) else ():
+        if isinstance(kernel, dict) and kernel.get(".name") == entry:
+            return kernel
+    return None

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ed25519 by the package `cryptography`, which this module alone imports, and for verifying by Python's own OpenSSL where it has one.
+
+`public_of`, `sign` and `verifies` take and return raw bytes: 32 for a private or public key, 64 for a signature (RFC 8032).  Keys of this
+room (`signing_keys.py`, `trusted_keys.py`, `minisign.py`) call them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from bundler.errors import ConfigError
+from bundler.trust import openssl_verification
+
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
+# Points of small order, without their sign bit (RFC 8032 does not demand that they are refused): under such a key a signature that anybody can
+# make is good for every message.
+_WEAK = frozenset(
+    bytes.fromhex(text)
+    for text in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+)
+
+
+def key_id(public: bytes) -> str:
+    """Return the name of a public key: the first 16 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(public).hexdigest()[:16]
+
+
+def new_private() -> bytes:
+    """Return a private key from the system's source of randomness."""
+    return os.urandom(KEY_BYTES)
+
+
+def public_of(private: bytes) -> bytes:
+    """Return the public key of a private one.
+
+    Raises:
+        ConfigError: `cryptography` is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise _missing() from error
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def sign(private: bytes, message: bytes) -> bytes:
+    """Return the signature of a message.
+
+    Raises:
+        ConfigError: `cryptography` is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise _missing() from error
+    return Ed25519PrivateKey.from_private_bytes(private).sign(message)
+
+
+def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
+    """Tell whether a signature is of this message by this key; bytes of a wrong length are no signature, nor a key.
+
+    Raises:
+        ConfigError: neither Python's OpenSSL can tell, nor is `cryptography` installed.
+    """
+    if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES or is_weak(public):
+        return False
+    known = openssl_verification.verifies(public, signature, message)
+    if known is not None:
+        return known
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError as error:
+        raise _missing() from error
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def is_weak(public: bytes) -> bool:
+    """Whether anybody can sign for this public key."""
+    return public[:-1] + bytes([public[-1] & 0x7F]) in _WEAK if public else True
+
+
+def _missing() -> ConfigError:
+    from bundler.project import install  # a restore needs none of it
+
+    return ConfigError(
+        f"signatures need the package cryptography, which is not installed; {install('trust')}", extra="trust"
+    )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`judge_file`: who vouches for a bundle file, by the signatures in it or by one of minisign's beside it; `trust_public_file` takes a key in.
+
+`triton-bundler verify --signed` and `triton-bundler key trust` call them.  A restore goes by what is in the file alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+
+from msgspec.structs import replace
+
+from bundler.errors import FormatError, NotFound
+from bundler.format.bundle import Bundle
+from bundler.format.bundle_file import os_errors, read_regular
+from bundler.trust import minisign
+from bundler.trust.ed25519 import key_id
+from bundler.trust.signature_policy import Judgement, SignaturePolicy
+from bundler.trust.signing import MINISIGN_SUFFIX, file_chunks
+from bundler.trust.statements import BundleStatement, TrustLevel
+from bundler.trust.subjects import subject_of
+from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, write_key
+
+
+def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel | None = None) -> Judgement:
+    """Judge an open bundle and the file that it was loaded from, by the trusted keys of the settings.
+
+    Args:
+        bundle: the open bundle.
+        path: its file; beside it, with `.minisig` after its name, a signature of minisign may lie.
+        trust: what has to be vouched for; None for `code` where anything in it runs on the CPU.
+
+    Raises:
+        FormatError, DigestMismatch, LimitExceeded: signatures, or files of keys, cannot be read.
+    """
+    policy = SignaturePolicy.load()
+    subject = subject_of(bundle)
+    subject = replace(subject, trust=trust or subject.trust)
+    judgement = policy.of_bundle(bundle.signatures, subject)
+    if judgement.good:
+        return judgement
+    beside = os.fspath(path) + MINISIGN_SUFFIX
+    try:
+        with os_errors(beside, "read"):
+            text = read_regular(beside, minisign.MAX_TEXT_BYTES).decode("utf-8", "replace")
+    except NotFound:
+        return judgement
+    numbers = {_number(key): (name, key) for name, key in policy.keys.by_name.items()}
+    for number, (name, key) in numbers.items():
+        if minisign.check(text, file_chunks(path), [minisign.PublicKey(number, key.public)]) is None:
+            continue
+        said = BundleStatement(
+            content=subject.content,
+            targets=subject.targets,
+            families=subject.families,
+            trust=subject.trust,
+            signed_at=0,
+        )
+        refused = key.why_not(said, time.time())
+        if refused is None:
+            return Judgement(name)
+        return replace(judgement, reason=f"{judgement.reason}; key {name!r}, which signed {beside}, {refused}")
+    return replace(judgement, reason=f"{judgement.reason}; {beside} is of no trusted key, or not of these bytes")
+
+
+def trust_public_file(
+    folder: str | os.PathLike[str],
+    name: str,
+    public: str | os.PathLike[str],
+    scope: KeyScope,
+    *,
+    expires: int = 0,
+    comment: str = "",
+) -> TrustedKey:
+    """Read a public key, as `key new` and minisign write them, and put it among the trusted ones.
+
+    Args:
+        folder: of the trusted keys.
+        name: what messages call the key.
+        public: its file.
+        scope: what it may vouch for.
+        expires: when it stops counting, in seconds since 1970; 0 for never.
+        comment: for people.
+
+    Raises:
+        NotFound, AccessDenied, FormatError: the file cannot be read, or is no public key; or another name has that key.
+        ConfigError: the name cannot be a file's.
+    """
+    with os_errors(public, "read"):
+        text = read_regular(public, minisign.MAX_TEXT_BYTES).decode("utf-8", "replace")
+    number, raw = minisign.read_public(text)
+    identity = key_id(raw)
+    known = TrustedKeys.load(folder).names.get(identity)
+    if known not in (None, name):
+        raise FormatError(
+            f"{os.fspath(public)} is the key that is trusted as {known!r} already; revoke or change that one"
+        )
+    key = TrustedKey(
+        key=base64.b64encode(raw).decode(),
+        minisign="" if number.hex() == identity else number.hex(),
+        tags=scope.tags,
+        targets=scope.targets,
+        families=scope.families,
+        trust=scope.trust,
+        expires=expires,
+        comment=comment,
+    )
+    write_key(folder, name, key)
+    return key
+
+
+def _number(key: TrustedKey) -> bytes:
+    return bytes.fromhex(key.minisign or key.key_id)

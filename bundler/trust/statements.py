@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a signature says: this bundle is mine, or this tag names that bundle.
+
+`BundleStatement` and `TagStatement` are the payloads of envelopes (`envelope.py`), as canonical JSON: members in the order of their names, no
+blanks.  `signing.py` fills them in, `signature_policy.py` compares them with what is there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+import msgspec
+
+from bundler.errors import FormatError
+
+TrustLevel = Literal["kernels", "code"]
+_Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+_Names = Annotated[tuple[_Name, ...], msgspec.Meta(max_length=1024)]
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_LONGEST_SHOWN = 200
+
+
+class _Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both kinds have.
+
+    Attributes:
+        statement: version of the form; another one is refused, since a field that is not understood may forbid something.
+        signed_at: when it was signed, in seconds since 1970 on the signer's clock.
+        expires: when it stops counting, in the same seconds; 0 for never.
+    """
+
+    payload_type: ClassVar[str]
+    statement: Literal[1] = 1
+    signed_at: _Seconds
+    expires: _Seconds = 0
+
+    def encode(self) -> bytes:
+        """Return the payload, equal for equal statements."""
+        return msgspec.json.encode(self, order="sorted")
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self:
+        """Read a payload whose signature was found good.
+
+        Raises:
+            FormatError: it is no statement of this kind.
+        """
+        try:
+            return msgspec.json.decode(payload, type=cls)
+        except msgspec.DecodeError as error:
+            raise FormatError(
+                f"signed statement {payload[:_LONGEST_SHOWN]!r}: {error}; sign again with this release"
+            ) from error
+
+
+class BundleStatement(_Statement, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody vouches for a bundle.
+
+    Attributes:
+        content: the bundle's digest, which covers all that its kernels are.
+        stored: digest of what was observed of it and of its sections as they are stored; empty when only the content counts, as in a store, where
+            units have digests of their own.
+        targets: of the kernels in it, sorted.
+        families: names of server caches in it, sorted.
+        trust: whether it holds kernels alone, or also what runs on the CPU.
+    """
+
+    payload_type = "application/vnd.triton-bundler.bundle.v1+json"
+    content: _Hex
+    stored: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    targets: _Names = ()
+    families: _Names = ()
+    trust: TrustLevel = "kernels"
+
+
+class TagStatement(_Statement, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody says which bundle a tag names.
+
+    Attributes:
+        store: the name that the store has for signers, which keeps a statement from being carried to another one.
+        tag: the tag.
+        content: digest of the bundle.
+        epoch: counts up with each statement about a tag: a lower one than was seen is an old statement played again.
+    """
+
+    payload_type = "application/vnd.triton-bundler.tag.v1+json"
+    store: _Name
+    tag: _Name
+    content: _Hex
+    epoch: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]

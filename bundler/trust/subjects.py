@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`subject_of`: a bundle as a signature has to describe it.  Who signs (`signing.py`) and who judges (`admission.py`) ask the same function."""
+
+from __future__ import annotations
+
+from bundler.format import names
+from bundler.format.bundle import Bundle
+from bundler.format.tree_index import is_tree_path
+from bundler.trust.signature_policy import Subject
+
+# Any other file that calls itself a result of tuning could be a program.
+_TUNED = (names.AUTOTUNE_SUFFIX, names.BEST_CONFIG_SUFFIX)
+
+
+def subject_of(bundle: Bundle) -> Subject:
+    """Return what a signature of this bundle has to be of."""
+    return Subject(
+        content=bundle.digest.removeprefix("sha256:"),
+        stored=bundle.stored_digest,
+        targets=tuple(sorted({str(kernel.target) for kernel in bundle.kernels})),
+        # The family stands in the path, and a restore refuses an index whose own family is another one.
+        families=tuple(sorted({entry.path.split("/")[1] for entry in bundle.opaque if is_tree_path(entry.path)})),
+        trust="code" if _has_code(bundle) else "kernels",
+    )
+
+
+def _has_code(bundle: Bundle) -> bool:
+    """Whether anything in it may run on the CPU: what `trust="kernels"` leaves out."""
+    return bool(
+        bundle.helpers
+        or bundle.opaque
+        or any(not entry.path.endswith(_TUNED) for entry in bundle.tuning_files)
+        or any(kernel.layout.has_library for kernel in bundle.kernels)
+    )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What somebody who can put a file among the keys, or give one to a user, tries."""
+
+import base64
+import json
+import os
+
+import pytest
+
+from bundler.errors import AccessDenied, BundlerError, FormatError, LimitExceeded
+from bundler.trust import ed25519
+from bundler.trust.file_signatures import trust_public_file
+from bundler.trust.signing_keys import SigningKey
+from bundler.trust.trusted_keys import MAX_FILE_BYTES, KeyScope, TrustedKey, TrustedKeys
+
+GOOD = base64.b64encode(SigningKey(b"k" * 32).public).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[" * 100_000,
+        '{"key": "' + GOOD + '", "trust": ["root"]}',
+        '{"key": "' + GOOD + '", "tags": "*"}',
+        '{"key": "' + GOOD + '", "tags": [""]}',
+        '{"key": "' + GOOD + '", "revoked": -1}',
+        '{"key": "' + GOOD + '", "revoked": null}',
+        '{"key": "' + GOOD + '", "minisign": "zz"}',
+        '{"key": "' + GOOD[:-4] + '"}',
+        '{"Key": "' + GOOD + '"}',
+        '{"key": "' + GOOD + '", "expires": 1e400}',
+        json.dumps({"key": GOOD, "tags": ["*"] * 300}),
+        "\ud800".encode("utf-8", "surrogatepass").decode("latin1"),
+    ],
+)
+def test_hostile_files_among_the_keys(text, signers):
+    """None of them is left out silently, since it could be one that was revoked; each is a typed error that names the file."""
+    (signers.folder / "evil.json").write_text(text)
+    with pytest.raises((FormatError, LimitExceeded), match=r"evil\.json"):
+        TrustedKeys.load(signers.folder)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "large", "dangling"])
+def test_what_is_no_file_among_the_keys(kind, signers):
+    """Nobody waits for it, and it is not passed over."""
+    path = signers.folder / "evil.json"
+    {
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "large": lambda: path.write_bytes(b" " * (MAX_FILE_BYTES + 1)),
+        "dangling": lambda: path.symlink_to("nothing"),
+    }[kind]()
+    with pytest.raises(BundlerError, match=r"evil\.json"):
+        TrustedKeys.load(signers.folder)
+
+
+def test_a_revoked_key_under_a_second_name(signers):
+    """A copy of its file does not bring it back: two names for one key are refused, whichever is read first."""
+    signers.trust(name="again", revoked=1)
+    with pytest.raises(FormatError, match=r"'again' and 'alice'|'alice' and 'again'"):
+        signers.policy()
+    with pytest.raises(FormatError, match="are the same key"):
+        TrustedKeys({name: TrustedKey(key=GOOD) for name in ("a", "b")})
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_folder_that_others_could_write_to(mode, signers):
+    """Whoever can add a file there is trusted by it."""
+    signers.folder.chmod(mode)
+    with pytest.raises(AccessDenied, match="chmod go-w"):
+        signers.policy()
+
+
+def test_a_key_file_that_others_could_write_to(signers):
+    """Where they get as far as the file; in a folder that is closed to them they do not."""
+    (signers.folder / "alice.json").chmod(0o666)
+    assert signers.policy().keys.by_name
+    signers.folder.chmod(0o755)
+    with pytest.raises(AccessDenied, match=r"alice\.json"):
+        signers.policy()
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden", "x" * 101, "a\0b"])
+def test_names_that_lead_out_of_the_folder(name, signers, tmp_path):
+    """Nothing is written."""
+    from bundler.trust import minisign
+
+    (tmp_path / "k.pub").write_text(minisign.write_public(signers.mallory))
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with pytest.raises(BundlerError, match="name of a key"):
+        trust_public_file(signers.folder, name, tmp_path / "k.pub", KeyScope())
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 100, b"untrusted comment: x\nRWQ\n", b"x" * 100_000, b"ssh-ed25519 AAAA me\n"]
+)
+def test_hostile_public_keys(data, signers, tmp_path):
+    """Whatever somebody sends as a public key, it is a typed error or nothing."""
+    (tmp_path / "k.pub").write_bytes(data)
+    with pytest.raises(FormatError):
+        trust_public_file(signers.folder, "evil", tmp_path / "k.pub", KeyScope())
+    assert [*signers.policy().keys.by_name] == ["alice"]
+
+
+def test_keys_of_which_anything_would_be_a_signature(signers):
+    """Points of small order, for which libraries accept a signature of everything, verify nothing, and are no keys."""
+    for point in (bytes(32), b"\x01" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f", b"\xed" + b"\xff" * 31):
+        zero = b"\x01" + bytes(63)
+        assert not any(ed25519.verifies(point, zero, message) for message in (b"one", b"two", b"three", b"four"))
+        (signers.folder / "evil.json").write_text(json.dumps({"key": base64.b64encode(point).decode()}))
+        with pytest.raises(FormatError, match="anybody can sign"):
+            signers.policy()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What judging a signature adds to a restore: the first of a process, with its imports, and the later ones.
+
+`basics.py` shows the rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tools.bench.fresh import child_environment
+from tools.shared import measurement
+from tools.shared.measurement import row
+from tools.shared.processes import ROOT
+
+BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
+TARGET_MS = 5.0
+# CPU time: a clock on the wall says more about the other programs of this machine than about milliseconds.
+_CODE = """
+import json, sys, time, bundler
+from bundler.lifecycle import restoration
+real, spent = restoration.admit, []
+def timed(*given):
+    began = time.process_time()
+    admission = real(*given)
+    spent.append((time.process_time() - began) * 1e3)
+    return admission
+restoration.admit = timed
+for number in range(4):
+    assert bundler.restore(sys.argv[1], f"{sys.argv[2]}/{number}", only="all").signatures
+print(json.dumps(spent))
+"""
+
+
+def signature_cost(rounds: int) -> list[dict[str, Any]]:
+    """Return the rows; raises `ConfigError` where the package `cryptography` is missing, which signs."""
+    import bundler
+    from bundler.trust.trusted_keys import TrustedKey, write_key
+
+    key = bundler.SigningKey.generate()
+    with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as folder:
+        signed = Path(folder) / "signed.tbundle"
+        bundler.sign(BUNDLE, key, output=signed)
+        write_key(f"{folder}/keys", "bench", TrustedKey(key=base64.b64encode(key.public).decode()))
+        settings = {"SIGNATURES": "require", "KEYS": f"{folder}/keys", "LOCAL": f"{folder}/local"}
+        samples: list[list[float]] = []
+        with child_environment() as environment:
+            environment |= {f"TRITON_BUNDLER_{name}": value for name, value in settings.items()}
+            for number in range(rounds + 1):
+                command = [sys.executable, "-c", _CODE, str(signed), f"{folder}/{number}"]
+                done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                if number:  # the first fills the bytecode cache
+                    samples.append(json.loads(done.stdout))
+    first, later = [one[0] for one in samples], [time for one in samples for time in one[1:]]
+    return [
+        row("judging a signature, first restore of a process (CPU)", measurement.median(first), "ms", most=TARGET_MS, samples=first),
+        row("judging a signature, later restores (CPU)", measurement.median(later), "ms", samples=later),
+    ]  # fmt: skip
