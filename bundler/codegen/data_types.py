@@ -72,6 +72,10 @@ def _rows() -> tuple[DataType, ...]:
 
 #: Every dtype that the generator knows, by name.
 DATA_TYPES = {row.name: row for row in _rows()}
+#: What signatures call the 8-bit floats, which not every target has.
+FLOAT8_TYPES = {
+    row.name: row.stored.replace("tl.float", "fp") for row in DATA_TYPES.values() if row.kind is NumberKind.FLOAT8
+}
 # A float that is converted to a narrow or unsigned integer goes through a signed one that holds every value of it: what is below zero then wraps, as
 # in torch, where a direct conversion would be undefined.
 _BY_WAY_OF = {"uint8": "tl.int32", "uint16": "tl.int32", "int8": "tl.int32", "int16": "tl.int32", "uint32": "tl.int64", "uint64": "tl.int64"}  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 aten = torch.ops.aten
@@ -74,6 +75,20 @@ def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False
     functional = torch.func.functionalize(called, remove="mutations")
     mode = "symbolic" if dynamic else "fake"
     traced = make_fx(functional, decomposition_table=decompositions(), tracing_mode=mode)(*example_inputs)
+    if _changes_what_it_made(traced):
+        functional = torch.func.functionalize(traced, remove="mutations")
+        traced = make_fx(functional, tracing_mode=mode)(*example_inputs)
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced
+
+
+def _changes_what_it_made(traced: fx.GraphModule) -> bool:
+    """Whether some operator of a graph changes a tensor that is no input, as decompositions do that came after the graph was made functional."""
+    return any(
+        node.op == "call_function"
+        and isinstance(node.target, OpOverload)
+        and node.target._schema.is_mutable  # noqa: SLF001
+        and node.args[0].op != "placeholder"
+        for node in traced.graph.nodes
+    )

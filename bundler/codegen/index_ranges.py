@@ -27,6 +27,19 @@ def exact_quotient(expr: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
     return sympy.Add(*terms)
 
 
+def _rejoined(expr: sympy.Expr) -> sympy.Expr:
+    """Return a sum in which a quotient and the remainder beside it are one quotient again: `8 * (i // 8) + i % 8` is `i`."""
+    terms = sympy.Add.make_args(expr)
+    for term in terms:
+        coefficient, factor = term.as_coeff_Mul()
+        if isinstance(factor, ModularIndexing):
+            base, divisor, modulus = factor.args
+            rest = coefficient * modulus * FloorDiv(base, divisor * modulus)
+            if rest in terms:
+                return _rejoined(sympy.expand(expr - term - rest + coefficient * FloorDiv(base, divisor)))
+    return expr
+
+
 class Ranges:
     """What is known of the symbols of a kernel: a variable runs from 0 to its size - 1; other symbols are sizes of the program.
 
@@ -87,7 +100,7 @@ class Ranges:
             return self._remainder(*made.args)
         if isinstance(expr, (FloorDiv, ModularIndexing)):
             return self.simplified(made)
-        return sympy.expand(made)
+        return _rejoined(sympy.expand(made))
 
     def _quotient(self, base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
         whole, rest = self._multiples(base, divisor)

@@ -245,11 +245,30 @@ def _scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         place = builder.pool.indirect(index.at(indices), target.sizes[dim], wrap=False)
         return tuple(place if n == dim else i for n, i in enumerate(indices))
 
+    if call.operator == "scatter" and tuple(index.sizes) == tuple(_sizes_of_slice(target, dim, sympy.Integer(1))):
+        return _one_of_each_row(builder, call, dim, source, places)
+
     # Values beyond the index are not written.
     spread = source
     if source.sizes:
         spread = builder.lazy(index.sizes, source.dtype, source.at, source.origins)
     return _written(builder, call, target, index.sizes, spread, places, add=call.operator == "scatter_add")
+
+
+def _one_of_each_row(
+    builder: GraphBuilder, call: OperatorCall, dim: int, source: LazyTensor, places: Callable[[Indices], Indices]
+) -> LazyTensor:
+    """Write one element of each row: every element is the source's where it is at the row's place, so nothing is written twice."""
+    target, pool, dtype = call.arguments["self"], builder.pool, call.dtype
+
+    def at(indices: Indices) -> Term:
+        first = tuple(sympy.Integer(0) if n == dim else index for n, index in enumerate(indices))
+        here = pool.operate("eq", pool.index(indices[dim]), pool.index(places(first)[dim]), dtype="bool")
+        value = pool.cast(source.at(first if source.sizes else ()), dtype)
+        return pool.operate("where", here, value, target.at(indices), dtype=dtype)
+
+    origins = call.origins.union(target.origins, source.origins, call.arguments["index"].origins)
+    return builder.lazy(call.sizes, dtype, at, origins)
 
 
 def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:

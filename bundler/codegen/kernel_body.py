@@ -229,7 +229,7 @@ class BodyWriter:
         if term.dtype == "int64":
             text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else f"({text}).to(tl.int64)"
         elif expr.is_Integer:
-            text = f"tl.full([], {text}, tl.int32)"
+            text = f"tl.full([], {text}, {self._index_type})"  # compared with indices alone
         return self._line(term, masks, Value(text, term.dtype))
 
     def _checked(self, term: Term, masks: Masks) -> Value:
@@ -254,11 +254,15 @@ class BodyWriter:
             if part is not None:
                 self._define(*part)
             elif symbol in self._symbols:
-                names[symbol] = sympy.Symbol(self._symbols[symbol].text, integer=True, nonnegative=True)
+                names[symbol] = sympy.Symbol(self._index_operand(self._symbols[symbol]), integer=True, nonnegative=True)
             else:
                 names[symbol] = sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True)
         ranges = self._space.ranges()
-        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative)
+        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=self._index_type)
+
+    def _index_operand(self, value: Value) -> str:
+        """Return a value as a part of an address: its product with a stride has the bits of an index."""
+        return f"{value.text}.to(tl.int64)" if self._shape.wide and value.dtype == "int32" else value.text
 
     def _define(self, dimension: Dimension, part: Part) -> None:
         """Write the line of a part of an index, once in its scope."""

@@ -88,7 +88,7 @@ def write_kernel(
     space = IterationSpace(dimensions)
     inner = _runs_along_rows(group, space)
     persistent = reduces and _is_short(space, inner=inner)
-    wide = _needs_wide_indices(group, buffers, size_hints)
+    wide = _needs_wide_indices(group, buffers)
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
     shape = KernelShape(space, persistent, _constant_masks(space, persistent=persistent, atomic=atomic), wide, removed)
     written = {loop.buffer for loop in group.loops}
@@ -154,10 +154,10 @@ def _read_indices(loop: Loop) -> list[sympy.Expr]:
     return [index for root in loop.roots for _, index, _ in loads_of(root)]
 
 
-def _needs_wide_indices(group: LoopGroup, buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> bool:
-    """Whether some index may leave 32 bits; for sizes that change, as the example has them."""
+def _needs_wide_indices(group: LoopGroup, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether some index may leave 32 bits; a size that changes from call to call may, however small the example's is."""
     sizes = [numel([size for _, size in group.dimensions]), *(buffers[name].layout.storage for name in group.touched)]
-    return any(_hint(size, hints) > _LARGEST_NARROW for size in sizes)
+    return not all(size.is_Integer and size <= _LARGEST_NARROW for size in sizes)
 
 
 def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) -> frozenset[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bundler.format.entries import Target
 from bundler.runtime import heuristics
 from bundler.runtime.heuristics.facts import Device, Facts, HeuristicKind, Policy, ReductionHint, Setting, TileHint
 from bundler.runtime.launch.drivers import open_first_driver
@@ -111,6 +112,12 @@ class ModuleKernel:
 @functools.lru_cache(maxsize=1)
 def _driver() -> Any:
     return open_first_driver(("cuda", "hip"))
+
+
+def current_target() -> Target:
+    """Return what this process launches on as builds name it."""
+    driver = _driver()
+    return Target.parse(f"{driver.backend}:{driver.properties(driver.device()).arch}")
 
 
 def current_device() -> Device:

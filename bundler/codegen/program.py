@@ -81,6 +81,7 @@ class Program:
 
         Raises:
             CompileFailed: a kernel does not compile for a target; the first one's message.
+            UnsupportedOperator: a kernel has an 8-bit float that a target lacks.
             ConfigError: a target is none.
         """
         buildable = Buildable(self.options.name, self.sources, self.modules, self.plan)

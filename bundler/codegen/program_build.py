@@ -7,14 +7,16 @@ Each kernel is built with the first candidate of its heuristic on the target's d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bundler.codegen.data_types import FLOAT8_TYPES
 from bundler.compile.build_plan import Plan
 from bundler.compile.bundle_build import build
 from bundler.compile.compile_job import SourceRef
-from bundler.errors import CompileFailed
+from bundler.errors import CompileFailed, UnsupportedOperator
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.bundle_union import merge
 from bundler.format.digest import digest_text, sha256
@@ -24,6 +26,7 @@ from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.launch.program_plan import KernelChoice, ProgramPlan
 from bundler.runtime.launch.program_replay import PLAN_PREFIX, PLAN_SUFFIX
+from bundler.toolchain.option_defaults import float8_types
 
 if TYPE_CHECKING:
     from bundler.codegen.module_decorators import ModuleKernel
@@ -72,7 +75,10 @@ def build_bundle(program: Buildable, targets: Sequence[str], workers: int | None
     """Return a bundle with the program's kernels for all targets, and its plan; see `Program.build`."""
     plan = Plan()
     choices: dict[str, dict[str, KernelChoice]] = {name: {} for name in program.sources}
-    for target in map(Target.parse, targets):
+    chosen = [Target.parse(target) for target in targets]
+    for target in chosen:
+        refuse_missing_types(program.sources, target)
+    for target in chosen:
         device = device_of(target)
         for name, module_kernel in program.modules.items():
             config = module_kernel.on(device).configs[0]
@@ -85,6 +91,30 @@ def build_bundle(program: Buildable, targets: Sequence[str], workers: int | None
         raise CompileFailed(f"{first.name} for {first.target}: {first.reason}", name=first.name, reason=first.reason)
     entries = {name: replace(entry, choices=choices[name]) for name, entry in program.plan.kernels.items()}
     return merge([built.bundle, _of_plan(program.name, replace(program.plan, kernels=entries).to_json())])
+
+
+def has_float8(sources: Mapping[str, str], types: Collection[str] = tuple(FLOAT8_TYPES.values())) -> list[str]:
+    """Return the kernels that have one of these types, as signatures name them, in their text."""
+    pattern = re.compile(rf"\b(?:tl\.float|fp)(?:{'|'.join(text[2:] for text in types)})\b")
+    return [kernel for kernel, source in sources.items() if types and pattern.search(source)]
+
+
+def refuse_missing_types(sources: Mapping[str, str], target: Target) -> None:
+    """Raise where a kernel has a type that the compiler lacks for a target.
+
+    Raises:
+        UnsupportedOperator: an 8-bit float, as float8_e4m3fn before cuda:89.
+    """
+    there = float8_types(target)
+    for dtype, text in FLOAT8_TYPES.items():
+        if text not in there and (kernels := has_float8(sources, [text])):
+            known = ", ".join(name for name, other in FLOAT8_TYPES.items() if other in there)
+            raise UnsupportedOperator(
+                f"{kernels[0]} for {target}: Triton has no {dtype} there; expected one of {known}; "
+                "build for a newer architecture, or convert outside of the program",
+                operator=kernels[0],
+                dtypes=(dtype,),
+            )
 
 
 def _choice(config: Config) -> KernelChoice:

@@ -19,7 +19,9 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from bundler.codegen.graph_tracing import decompositions
+from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, Program, program_of_graph
+from bundler.codegen.program_build import has_float8, refuse_missing_types
 from bundler.errors import ConfigError, UnsupportedOperator
 from bundler.toolchain import tuner_toolchain as toolchain
 
@@ -62,6 +64,8 @@ def compile_graph(
     """Return what runs a graph of ATen operators: a program, or the graph itself where none can be generated."""
     try:
         program = program_of_graph(module)
+        if has_float8(program.sources) and program.device != "cpu":
+            refuse_missing_types(program.sources, current_target())
     except UnsupportedOperator as error:
         return _as_it_is(module, programs, error.message)
     if program.kernels and program.device == "cpu" and not _is_interpreted(program):

@@ -75,6 +75,13 @@ def options_of(target: Target) -> frozenset[str]:
     return frozenset(_defaults(target))
 
 
+def float8_types(target: Target) -> frozenset[str]:
+    """Return the 8-bit floats that a target's compiler has, as signatures name them: fp8e5 and so on."""
+    from triton.compiler.compiler import make_backend
+
+    return frozenset(make_backend(triton_target(target)).parse_options({}).supported_fp8_dtypes)
+
+
 def options_anywhere() -> frozenset[str]:
     """Return the names of the options that any backend has; none where Triton was not imported."""
     return frozenset().union(*map(options_of, _OF_EACH_BACKEND)) if "triton" in sys.modules else frozenset()

@@ -107,6 +107,22 @@ def scattered(a, i, v):
     return a.scatter(0, i, v), a.scatter_add(0, i, v)
 
 
+@case(lambda: (seeded(6, 4), torch.tensor([[1, 3, 1, 0], [2, 0, 5, 4]]), seeded(3, 5)))
+def scattered_often(a, i, v):
+    return a.scatter(0, i, v), a.scatter(0, i, 2.5)
+
+
+@case(lambda: (seeded(6, 9), torch.tensor([[1], [8], [0], [4], [4], [2]])), kernels=1)
+def one_hot_rows(a, i):
+    """One element of each row is replaced, as in the gradient of a loss of classes: no memory is filled first."""
+    return torch.zeros_like(a).scatter(1, i, -1.0) * a, a.scatter(1, i, 3.0), a.to(torch.int32).scatter(1, i, i.int())
+
+
+@case(lambda: (seeded(32, 6),), kernels=1)
+def summed_and_flattened(a):
+    return a.view(32, 2, 3, 1).sum(0).view(6)
+
+
 # Reductions ---------------------------------------------------------------------------------------------------------
 
 
@@ -280,3 +296,9 @@ def kept_and_padded(a, b):
 def kept_and_one_for_all(a, b):
     b = b.unsqueeze(0).expand(3, 1)
     return (b >= a).any(1), b.ne(b)
+
+
+@case(lambda: (seeded(6, 40, dtype=torch.bfloat16), seeded(40, dtype=torch.bfloat16)), kernels=1, tolerance=2e-2)
+def half_rms_norm(a, w):
+    """A decomposition of torch's that changes what it made."""
+    return F.rms_norm(a, (40,), w)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that kernels call: their cases run with pytest in a process in which Triton interprets."""
+"""The functions that kernels call, and the numbers in their text: their cases run with pytest in a process in which Triton interprets."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
-CASES = ("lib_reduction_cases.py", "lib_search_cases.py", "lib_number_cases.py")
+CASES = ("lib_reduction_cases.py", "lib_search_cases.py", "lib_number_cases.py", "literal_cases.py")
 
 
 @pytest.mark.parametrize("examples", ["few", pytest.param("all", marks=pytest.mark.slow)])

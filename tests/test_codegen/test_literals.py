@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of numbers, conversions and operands; what the numbers are worth is tried in Triton's interpreter."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Texts of numbers, conversions and operands; `test_lib` tries in Triton's interpreter what the numbers are worth."""
 
 import pytest
 
@@ -21,36 +16,6 @@ from bundler.codegen.data_types import (
 from bundler.codegen.literals import constant_text, literal_text
 from bundler.codegen.text_forms import is_atom, operand
 from bundler.errors import UnsupportedOperator
-
-HERE = Path(__file__).parent
-
-
-def test_numbers_have_the_bits_that_torch_gives_them(tmp_path):
-    """A number of each dtype, computed in Triton's interpreter, is torch's."""
-    pytest.importorskip("triton")
-    pytest.importorskip("torch")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--noconftest",
-        f"--rootdir={tmp_path}",
-        "-c",
-        os.devnull,
-    ]
-    done = subprocess.run(
-        [*command, HERE / "literal_cases.py"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GRAPHS`: 40 functions of tensors, as models have them, with inputs; `counts` generates kernels for each, by us and by Inductor.
+
+An input is a tensor without values, at the size of a model: nothing here is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Make = Callable[[], tuple[torch.Tensor, ...]]
+GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
+
+
+def graph(*shapes: tuple[int, ...] | torch.Tensor, dtype: torch.dtype = torch.float32) -> Callable[[Any], Any]:
+    """Add a function with inputs of these shapes; a tensor stands for itself."""
+
+    def make() -> tuple[torch.Tensor, ...]:
+        return tuple(item if isinstance(item, torch.Tensor) else torch.empty(item, dtype=dtype) for item in shapes)
+
+    def add(function: Any) -> Any:
+        GRAPHS[function.__name__] = (function, make)
+        return function
+
+    return add
+
+
+def gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the result of a function and the gradients of its inputs, the last input being the gradient of the result."""
+    *given, upstream = inputs
+    result, backward = torch.func.vjp(function, *given)
+    return (result, *backward(upstream))
+
+
+def indices(count: int, below: int) -> torch.Tensor:
+    """Return valid indices; what they are does not matter."""
+    return torch.arange(count) % below
+
+
+# Pointwise ----------------------------------------------------------------------------------------------------------
+
+
+@graph((4096, 4096), (4096, 4096))
+def chain(a: Tensor, b: Tensor) -> Any:
+    return torch.tanh(a * b + 1).relu() - b.sigmoid()
+
+
+@graph((1000, 3001), (3001,))
+def chain_uneven(a: Tensor, b: Tensor) -> Any:
+    return (a + b).abs().sqrt() * 2, a - b
+
+
+@graph((4096, 4096), (4096,), dtype=torch.bfloat16)
+def bias_gelu(a: Tensor, b: Tensor) -> Any:
+    return F.gelu(a + b)
+
+
+@graph((4096, 4096), (4096,), dtype=torch.bfloat16)
+def bias_gelu_tanh(a: Tensor, b: Tensor) -> Any:
+    return F.gelu(a + b, approximate="tanh")
+
+
+@graph((4096, 11008), (4096, 11008), dtype=torch.bfloat16)
+def swiglu(a: Tensor, b: Tensor) -> Any:
+    return F.silu(a) * b
+
+
+@graph((4096, 4096), dtype=torch.float16)
+def geglu_halves(a: Tensor) -> Any:
+    return F.glu(a) + F.gelu(a[:, :2048]) * a[:, 2048:]
+
+
+@graph((64, 128, 512), (128, 1), (512,))
+def broadcasts(a: Tensor, b: Tensor, c: Tensor) -> Any:
+    return torch.where(a > b, a * c, b - c), (a + c).clamp(-1, 1)
+
+
+@graph((2048, 2048), (2048, 2048))
+def transposed_sum(a: Tensor, b: Tensor) -> Any:
+    return a + b.t()
+
+
+@graph((32, 128, 64, 64))
+def channels_moved(a: Tensor) -> Any:
+    return a.permute(0, 2, 3, 1).contiguous() * 2
+
+
+@graph((8, 16, 1024, 64))
+def heads_merged(a: Tensor) -> Any:
+    return a.transpose(1, 2).reshape(8, 1024, 1024) + 1
+
+
+@graph((2048, 512), (1024, 512), (512, 512))
+def joined(a: Tensor, b: Tensor, c: Tensor) -> Any:
+    return torch.cat([a, b * 2, c.relu()]) + 1
+
+
+@graph((64, 3, 100, 100))
+def padded(a: Tensor) -> Any:
+    return F.pad(a, (1, 1, 2, 2), value=1.0) * 3
+
+
+@graph((1 << 20,), dtype=torch.float64)
+def doubles(a: Tensor) -> Any:
+    return a.exp().log1p(), a.round()
+
+
+@graph((4096, 1024), dtype=torch.bfloat16)
+def to_float8(a: Tensor) -> Any:
+    return a.to(torch.float8_e4m3fn), a.float().abs()
+
+
+@graph((1 << 20,), dtype=torch.int32)
+def integers(a: Tensor) -> Any:
+    return a // 3 + (a % 7), (a > 5) & (a != 9)
+
+
+@graph(indices(8192, 50257), (50257, 768), (8192, 768))
+def embedding_sum(i: Tensor, w: Tensor, p: Tensor) -> Any:
+    return F.embedding(i, w) + p
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@graph((4096, 512))
+def rows_held(a: Tensor) -> Any:
+    return a.sum(1), a.amax(1), a.mean(1)
+
+
+@graph((4096, 8192))
+def rows_looped(a: Tensor) -> Any:
+    return a.sum(1), a.amax(1)
+
+
+@graph((4096, 4096))
+def columns(a: Tensor) -> Any:
+    return a.sum(0), a.amax(0)
+
+
+@graph((64, 128, 1024))
+def mixed_directions(a: Tensor) -> Any:
+    return a.sum(2), a.sum(0)
+
+
+@graph((1 << 24,))
+def everything(a: Tensor) -> Any:
+    return a.sum(), a.amax()
+
+
+@graph((4096, 2048))
+def variances(a: Tensor) -> Any:
+    return torch.var_mean(a, 1)
+
+
+@graph((4096, 1000))
+def places(a: Tensor) -> Any:
+    return a.argmax(1), a.amax(1)
+
+
+@graph((4096, 4096), (4096, 4096), dtype=torch.bfloat16)
+def mean_squares(a: Tensor, b: Tensor) -> Any:
+    return ((a - b).float() ** 2).mean()
+
+
+# What models are made of ----------------------------------------------------------------------------------------------
+
+
+@graph((4096, 1024), dtype=torch.bfloat16)
+def softmax_held(a: Tensor) -> Any:
+    return torch.softmax(a, -1)
+
+
+@graph((4096, 50257))
+def softmax_looped(a: Tensor) -> Any:
+    return torch.softmax(a, -1)
+
+
+@graph((4096, 1000))
+def log_softmax(a: Tensor) -> Any:
+    return torch.log_softmax(a, -1)
+
+
+@graph((4096, 1024), (4096, 1024))
+def softmax_backward(a: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x: torch.softmax(x, -1), a, g)
+
+
+@graph((4096, 32000), indices(4096, 32000))
+def cross_entropy(a: Tensor, i: Tensor) -> Any:
+    return F.cross_entropy(a, i)
+
+
+@graph((4096, 32000), indices(4096, 32000), ())
+def cross_entropy_backward(a: Tensor, i: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x: F.cross_entropy(x, i), a, g)
+
+
+@graph((4096, 1024), (1024,), (1024,))
+def layer_norm(a: Tensor, w: Tensor, b: Tensor) -> Any:
+    return F.layer_norm(a, (1024,), w, b)
+
+
+@graph((4096, 4096), (4096,), (4096,))
+def layer_norm_looped(a: Tensor, w: Tensor, b: Tensor) -> Any:
+    return F.layer_norm(a, (4096,), w, b)
+
+
+@graph((4096, 1024), (1024,), (1024,), (4096, 1024))
+def layer_norm_backward(a: Tensor, w: Tensor, b: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x, y, z: F.layer_norm(x, (1024,), y, z), a, w, b, g)
+
+
+@graph((4096, 1024), (1024,), dtype=torch.bfloat16)
+def rms_norm(a: Tensor, w: Tensor) -> Any:
+    return F.rms_norm(a, (1024,), w)
+
+
+@graph((4096, 1024), (4096, 1024), (1024,), dtype=torch.bfloat16)
+def residual_rms_norm(a: Tensor, r: Tensor, w: Tensor) -> Any:
+    total = a + r
+    return total, F.rms_norm(total, (1024,), w)
+
+
+@graph((4096, 1024), (1024,), (4096, 1024))
+def rms_norm_backward(a: Tensor, w: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x, y: F.rms_norm(x, (1024,), y), a, w, g)
+
+
+@graph((32, 64, 32, 32), (64,), (64,))
+def group_norm(a: Tensor, w: Tensor, b: Tensor) -> Any:
+    return F.group_norm(a, 8, w, b)
+
+
+@graph((32, 64, 32, 32), (64,), (64,), (32, 64, 32, 32))
+def group_norm_backward(a: Tensor, w: Tensor, b: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x, y, z: F.group_norm(x, 8, y, z), a, w, b, g)
+
+
+@graph((4096, 4096), (4096, 4096), dtype=torch.bfloat16)
+def gelu_backward(a: Tensor, g: Tensor) -> Any:
+    return gradients(F.gelu, a, g)
+
+
+@graph((4096, 4096), (4096, 4096), (4096, 4096), dtype=torch.bfloat16)
+def swiglu_backward(a: Tensor, b: Tensor, g: Tensor) -> Any:
+    return gradients(lambda x, y: F.silu(x) * y, a, b, g)
+
+
+@graph((4096, 1024), (4096, 1024))
+def dropout(a: Tensor, r: Tensor) -> Any:
+    return F.dropout(a, 0.1) + r
+
+
+@graph((4, 32, 1024, 128), (1024, 128), (1024, 128), dtype=torch.bfloat16)
+def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    turned = torch.cat([-q[..., 64:], q[..., :64]], -1)
+    return q * cos + turned * sin
+
+
+@graph((4096, 1024), (4096, 1024), (4096, 1024), (4096, 1024))
+def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Any:
+    p.mul_(1 - 0.01 * 0.001)
+    m.lerp_(g, 0.1)
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    p.addcdiv_(m, (v / 0.002).sqrt() + 1e-8, value=-0.001)
+    return p
+
+
+@graph((4, 16, 512, 512), (4, 1, 1, 512))
+def masked_scores(s: Tensor, m: Tensor) -> Any:
+    causal = torch.ones(512, 512, dtype=torch.bool).tril()
+    return torch.softmax((s / 8.0 + m).masked_fill(~causal, float("-inf")), -1)
