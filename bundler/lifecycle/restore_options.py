@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,6 @@ from bundler.format.bundle import Keep
 
 if TYPE_CHECKING:
     from bundler.lifecycle.family import Family
-    from bundler.trust.signature_policy import SignaturePolicy
 
 Only = Literal["usable", "all"]
 Trust = Literal["kernels", "code", "signed"]
@@ -70,7 +69,8 @@ class RestoreOptions(Struct, frozen=True):
     rekey: bool = False
     allow_empty: bool = False
     trees: TreeOptions = msgspec.field(default_factory=TreeOptions)
-    signatures: SignaturePolicy | None = None
+    # A `SignaturePolicy`, or None; its module is not imported for a restore that nobody asks signatures of.
+    signatures: Any = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -625,7 +625,7 @@ def test_a_wrong_name_is_one_error(cli, packed, pushed, tmp_path, words, expecte
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ("http://host/0", "expected file:///absolute/path"),
+        ("ftp://host/0", "expected file:///absolute/path"),
         ("file:relative", "expected file:///absolute/path"),
         ("file://elsewhere/tmp/x", "expected file:///absolute/path"),
         ("{good}", "is not a directory"),

@@ -195,14 +195,14 @@ def test_a_damaged_frame_that_is_decoded_ahead_spoils_no_other(wide, decoded, mo
         source = bundle.blobs
         source.prefetch([bytes(32)] * container._MANY)
         irs = [section for section in source.sections if section.kind == container.IR]
-        real = container.Container._stored
+        real = container.Container.stored
 
         def damaged(self, section):
             if section is irs[1]:
                 raise DigestMismatch("damaged", what="section")
             return real(self, section)
 
-        monkeypatch.setattr(container.Container, "_stored", damaged)
+        monkeypatch.setattr(container.Container, "stored", damaged)
         digests = [source.content.digests_of(section.blobs)[0] for section in irs]
         assert source.stored_blobs(digests[:1])[0] == blobs[digests[0]]
         with pytest.raises(DigestMismatch, match="damaged"):
