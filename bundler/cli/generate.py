@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,11 +18,14 @@ from bundler.cli.build import parse_targets
 from bundler.cli.command import FINE, example, reports
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.terminal import Screen
-from bundler.codegen.program import GenerateOptions, Program, generate
 from bundler.compile import module_import
 from bundler.errors import ConfigError, NotFound
 from bundler.format.entries import Target
+from bundler.project import install
 from bundler.toolchain.torch_memory import example_tensor
+
+if TYPE_CHECKING:
+    from bundler.codegen.program import Program
 
 _INPUTS = "example_inputs"
 
@@ -85,6 +88,13 @@ def generate_command(
 
 
 def _generated(path: str, inputs: Sequence[str], targets: Sequence[Target], *, dynamic: bool, name: str) -> Program:
+    try:
+        # It needs torch, and what comes with torch, which the other commands do without.
+        from bundler.codegen.program import GenerateOptions, generate
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"generate needs torch, and {error.name} is not installed; {install('torch')}", extra="torch"
+        ) from error
     module_name, _, function_name = path.rpartition(":")
     if not module_name:
         raise click.UsageError(f"{path}: expected MODULE:FUNCTION, such as model.py:softmax")

@@ -2,6 +2,8 @@
 """`triton-bundler generate`: a function of a module becomes text, and a bundle with the program."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -71,3 +73,21 @@ def test_what_is_wrong_is_told(cli, module, words, message):
     result = cli("generate", f"{module}:softmax", *words)
     assert result.exit_code != 0
     assert message in result.output
+
+
+def test_without_torch_every_other_command_works_and_this_one_says_what_to_install(module):
+    """The command line imports the generator, and with it sympy, only for `generate`."""
+    program = (
+        "import sys\n"
+        "sys.modules.update({'torch': None, 'sympy': None})\n"
+        "from bundler.cli import main\n"
+        "sys.argv = ['triton-bundler', *sys.argv[1:]]\n"
+        "main()\n"
+    )
+
+    def run(*words):
+        return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+
+    assert run("--help").returncode == 0
+    refused = run("generate", f"{module}:softmax", "--input", "float32[16,32]", "--show")
+    assert (refused.returncode, refused.stderr.startswith("error: generate needs torch")) == (1, True), refused.stderr
