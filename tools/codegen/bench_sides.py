@@ -214,7 +214,7 @@ def _bytes(spec: TensorSpec) -> int:
 def _least(name: str, results: list[torch.Tensor]) -> int:
     """Return the bytes of inputs and results, which any program moves; of a table no more than is looked up."""
     outputs = sum(one.untyped_storage().nbytes() for one in results)
-    return outputs + sum(min(one.untyped_storage().nbytes(), outputs) for one in filled(name, DEVICE))
+    return int(outputs + sum(min(one.untyped_storage().nbytes(), outputs) for one in filled(name, DEVICE)))
 
 
 def _resources(folder: Path) -> Found:
