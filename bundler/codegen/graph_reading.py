@@ -183,6 +183,8 @@ class _Reader:
         for kind, cls in _TORCH_KINDS.items():
             if isinstance(item, cls):
                 return TorchValue(kind, str(item).removeprefix("torch."))
+        if isinstance(item, torch.Generator):
+            raise UnsupportedOperator("a generator of random numbers: expected torch's own", operator="generator")
         return item
 
     def _result(self, value: Any) -> TensorLayout | None:

@@ -36,7 +36,6 @@ _TAKEN_APART = [
     "elu",
     "softplus",
     "lerp",
-    "native_dropout",
     "_fused_rms_norm",
     "glu",
     "logsumexp",
@@ -44,7 +43,7 @@ _TAKEN_APART = [
     "masked_fill",
 ]
 # A reduction of its own computes mean and squares in one pass.
-_KEPT = ["var", "var_mean", "std", "any", "all", "isinf", "isnan", "sum", "mean"]
+_KEPT = ["bernoulli", "native_dropout", "var", "var_mean", "std", "any", "all", "isinf", "isnan", "sum", "mean"]
 
 
 @lru_cache(maxsize=1)

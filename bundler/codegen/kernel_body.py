@@ -22,7 +22,7 @@ from bundler.codegen.index_text import index_text
 from bundler.codegen.kernel_arguments import KernelArguments
 from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name, placed_loops
 from bundler.codegen.literals import constant_text
-from bundler.codegen.loop_nodes import Buffer, Loop
+from bundler.codegen.loop_nodes import SEEDS, Buffer, Loop
 from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbols_of
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
@@ -217,7 +217,7 @@ class BodyWriter:
         condition = self._value(mask, masks).text
         self._mask_dimensions[condition] = self._dimensions_of(mask)
         inside = tuple(dict.fromkeys((*masks, condition)))
-        if body.operator == "load" and not self._is_computed(body):
+        if body.operator == "load" and body.details[0] != SEEDS and not self._is_computed(body):
             return self._fetched(body, inside, term.details[0])
         value = self._value(body, inside)
         other = Value(constant_text(term.details[0], term.dtype), term.dtype)
@@ -279,6 +279,8 @@ class BodyWriter:
 
     def _loaded(self, term: Term, masks: Masks) -> Value:
         buffer, index, _ = term.details
+        if buffer == SEEDS:
+            return self._seed(term, masks)
         result = self._results.get((buffer, index))
         if result is not None:
             return result
@@ -286,6 +288,11 @@ class BodyWriter:
         if definition is not None:
             return self._value(definition, masks)
         return self._fetched(term, masks, 0)
+
+    def _seed(self, term: Term, masks: Masks) -> Value:
+        """Return a seed, which all lanes share."""
+        place = self.arguments.seed_offset(int(term.details[1]))
+        return self._line(term, masks, Value(f"tl.load({self.arguments.read(SEEDS)} + {place})", "int64"))
 
     def _is_computed(self, load: Term) -> bool:
         """Whether the kernel itself computes what a load reads."""

@@ -16,6 +16,8 @@ import sympy
 from bundler.codegen.loop_terms import Term, loads_of
 
 POINTWISE = "pointwise"
+#: The buffer that holds the seeds of a call's random numbers.
+SEEDS = "seeds"
 REDUCTIONS = frozenset(
     {
         "sum",
@@ -79,7 +81,7 @@ class Buffer:
     Attributes:
         name: in the program.
         layout: where its elements are.
-        source: `input`, `constant`, or `node` for what a node of the program writes.
+        source: `input`, `constant`, `seeds` for the seeds of random numbers, or `node` for what a node of the program writes.
         aligned: its address is known to be a multiple of 16 bytes.
         shared: its memory may be that of another buffer, since an operator that was called returned a view.
     """

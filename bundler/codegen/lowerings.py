@@ -17,6 +17,7 @@ from bundler.codegen.loop_terms import Term, in_order
 from bundler.codegen.operator_calls import OperatorCall
 from bundler.codegen.operator_support import check_term, check_type
 from bundler.codegen.pointwise_lowerings import POINTWISE
+from bundler.codegen.random_lowerings import RANDOM
 from bundler.codegen.reduction_lowerings import REDUCTIONS_BY_NAME
 from bundler.codegen.view_lowerings import VIEWS, sliced, without
 from bundler.errors import UnsupportedOperator
@@ -77,9 +78,10 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     for table in (POINTWISE, INDEXING):
         if name in table:
             return (table[name](builder, call),)
-    if name in REDUCTIONS_BY_NAME:
-        found = REDUCTIONS_BY_NAME[name](builder, call)
-        return found if isinstance(found, tuple) else (found,)
+    for several in (REDUCTIONS_BY_NAME, RANDOM):
+        if name in several:
+            found = several[name](builder, call)
+            return found if isinstance(found, tuple) else (found,)
     raise call.refusal("no kernel is generated for this operator")
 
 

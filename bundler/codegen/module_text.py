@@ -113,7 +113,7 @@ def triton_meta(text: KernelText) -> dict[str, Any]:
 
 
 def _is_one(parameter: KernelParameter) -> bool:
-    return not isinstance(parameter.outer, str) and parameter.outer == 1
+    return parameter.fixed and not isinstance(parameter.outer, str) and parameter.outer == 1
 
 
 def inductor_meta(text: KernelText) -> Mapping[str, Any]:
