@@ -367,10 +367,10 @@ class BodyWriter:
         self.num_store += 1
         mask = " & ".join(active) or "None"
         scope = self._outer if kept or self._inner is None else self._inner
-        if loop.mode == "atomic_add":
+        if loop.mode is not None and loop.mode.startswith("atomic_"):
             self.atomic = True
             text = f"tl.broadcast_to({text}, {shape})"
-            scope.stores.append(f"tl.atomic_add({pointer} + ({address}), {text}, {mask}, sem='relaxed')")
+            scope.stores.append(f"tl.{loop.mode}({pointer} + ({address}), {text}, {mask}, sem='relaxed')")
         else:
             scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
 

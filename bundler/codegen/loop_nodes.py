@@ -105,7 +105,7 @@ class Loop:
         kind: `pointwise`, or one of `REDUCTIONS`.
         index: where in the buffer the value goes, over the kept variables and indirect symbols.
         index_terms: (symbol, term) of the indirect symbols of `index`.
-        mode: None for a plain store; `atomic_add`, whose buffer holds a value already.
+        mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or `atomic_min` into a buffer that holds values already.
         origins: names of the operators that the loop came from.
     """
 
