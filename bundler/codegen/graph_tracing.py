@@ -47,6 +47,9 @@ _TAKEN_APART = [
     "dist",
     "unfold",
     "max_pool2d_with_indices_backward",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "_adaptive_avg_pool2d",
     "upsample_bilinear2d",
 ]
 # A reduction of its own computes mean and squares in one pass.

@@ -82,6 +82,7 @@ def module_text(text: KernelText) -> str:
         "reduction_hint": text.reduction_hint if text.kind != "pointwise" else None,
         "triton_meta": triton_meta(text),
         "inductor_meta": inductor_meta(text),
+        "min_elem_per_thread": text.elements if text.kind == "pointwise" and text.elements > 1 else None,
     }
     arguments = "".join(f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None)
     body = "".join(f"    {line}\n" for line in text.body)

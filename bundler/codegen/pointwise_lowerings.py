@@ -172,8 +172,8 @@ def _clamped(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def _converted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    """Convert, or copy where the dtype stays."""
-    source = call.arguments.get("self", call.arguments.get("a"))
+    """Convert, or copy where the dtype stays; `copy` takes what it is to be like first, then what is copied."""
+    source = call.arguments.get("src", call.arguments.get("self", call.arguments.get("a")))
     return elementwise(builder, call, [source], call.dtype, lambda term: term)
 
 
@@ -258,11 +258,13 @@ def _masked_fill(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 _PLAIN = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf erfc erfinv lgamma rsqrt "
     "sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc square bitwise_not bitwise_and bitwise_or bitwise_xor maximum minimum "
-    "atan2 hypot copysign nextafter fmod remainder mul"
+    "atan2 hypot copysign nextafter fmod remainder mul fma"
 )
-_RENAMED = {"mul": "mul", "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift", "__lshift__": "lshift", "__rshift__": "rshift", "floor_divide": "floordiv", "special_i0": "i0", "special_i1": "i1", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0", "special_bessel_j1": "bessel_j1", "special_bessel_y0": "bessel_y0", "special_bessel_y1": "bessel_y1", "i0": "i0", "special_modified_bessel_i0": "modified_bessel_i0", "special_modified_bessel_i1": "modified_bessel_i1", "ldexp": "ldexp"}  # fmt: skip
+_RENAMED = {"mul": "mul", "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift", "__lshift__": "lshift", "__rshift__": "rshift", "floor_divide": "floordiv", "special_i0": "i0", "special_i1": "i1", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0", "special_bessel_j1": "bessel_j1", "special_bessel_y0": "bessel_y0", "special_bessel_y1": "bessel_y1", "i0": "i0", "special_modified_bessel_i0": "modified_bessel_i0", "special_modified_bessel_i1": "modified_bessel_i1", "ldexp": "ldexp", "bessel_i0": "i0", "bessel_i1": "i1", "bessel_j0": "bessel_j0", "bessel_j1": "bessel_j1", "erf_inv": "erfinv", "erfcx": "erfcx", "shift_left": "lshift", "shift_right_arithmetic": "rshift"}  # fmt: skip
 _SOURCES = "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones new_empty empty_strided new_empty_strided empty_permuted scalar_tensor"  # fmt: skip
-_COPIES = "_to_copy convert_element_type clone alias detach contiguous lift_fresh_copy copy to device_put lift_fresh"
+_COPIES = (
+    "positive _to_copy convert_element_type clone alias detach contiguous lift_fresh_copy copy to device_put lift_fresh"
+)
 
 POINTWISE: dict[str, Lowering] = {
     **{name: partial(_in_result_dtype, operator=name) for name in _PLAIN.split()},
