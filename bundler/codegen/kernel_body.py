@@ -376,7 +376,9 @@ class BodyWriter:
         if loop.mode is not None and loop.mode.startswith("atomic_"):
             self.atomic = True
             text = f"tl.broadcast_to({text}, {shape})"
-            scope.stores.append(f"tl.{loop.mode}({pointer} + ({address}), {text}, {mask}, {_ATOMIC_OPTIONS.get(buffer.layout.dtype, _RELAXED)})")
+            scope.stores.append(
+                f"tl.{loop.mode}({pointer} + ({address}), {text}, {mask}, {_ATOMIC_OPTIONS.get(buffer.layout.dtype, _RELAXED)})"
+            )
         else:
             scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
 

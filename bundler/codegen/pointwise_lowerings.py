@@ -92,11 +92,14 @@ def _in_bool(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> Laz
 
 
 def _scaled(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> LazyTensor:
-    """Write a sum or difference whose second operand is multiplied by `alpha`."""
+    """Write a sum or difference whose second operand is multiplied by `alpha`; of floats the product is not rounded, as in torch's kernels."""
     alpha, dtype = call.arguments.get("alpha", 1), call.dtype
     pool = builder.pool
 
     def compute(left: Term, right: Term) -> Term:
+        if alpha != 1 and dtype in _FLOATS:
+            factor = pool.constant(-alpha if operator == "sub" else alpha, dtype)
+            return pool.operate("fma", right, factor, left, dtype=dtype)
         if alpha != 1:
             right = pool.operate("mul", right, pool.constant(alpha, dtype), dtype=dtype)
         return pool.operate(operator, left, right, dtype=dtype)

@@ -6,8 +6,9 @@ Importing adds them to its list.
 
 import torch
 import torch.nn.functional as F
-from program_cases import case, seeded
+from program_cases import CASES, case, seeded
 
+assert CASES is not None
 special = torch.special
 
 
@@ -17,7 +18,24 @@ def positive(*sizes, dtype=torch.float32):
 
 def awkward():
     """Zeros of both signs, ties, infinities, NaN and numbers beyond what a float32 rounds to."""
-    numbers = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e30, -1e-30, 0.125, 3.375]
+    numbers = [
+        0.0,
+        -0.0,
+        0.5,
+        -0.5,
+        1.5,
+        2.5,
+        -2.5,
+        1.0,
+        -1.0,
+        float("inf"),
+        -float("inf"),
+        float("nan"),
+        1e30,
+        -1e-30,
+        0.125,
+        3.375,
+    ]
     return torch.tensor(numbers)
 
 
@@ -40,7 +58,13 @@ def bessel(a):
 
 @case(lambda: (awkward(), seeded(16, dtype=torch.int32)), kernels=1)
 def representations(a, n):
-    return *torch.frexp(a), torch.ldexp(a, n), torch.signbit(a), torch.copysign(torch.ones_like(a), a), torch.nextafter(a, -a)
+    return (
+        *torch.frexp(a),
+        torch.ldexp(a, n),
+        torch.signbit(a),
+        torch.copysign(torch.ones_like(a), a),
+        torch.nextafter(a, -a),
+    )
 
 
 @case(lambda: (seeded(30), seeded(30)), kernels=1)
@@ -63,7 +87,14 @@ def of_two_integers(a, b):
 
 @case(lambda: (awkward(), seeded(40) * 100), kernels=2)
 def rounded(a, b):
-    return torch.round(a), torch.round(b, decimals=2), torch.round(b, decimals=-1), torch.round(a, decimals=1), a.frac(), b.trunc()
+    return (
+        torch.round(a),
+        torch.round(b, decimals=2),
+        torch.round(b, decimals=-1),
+        torch.round(a, decimals=1),
+        a.frac(),
+        b.trunc(),
+    )
 
 
 @case(lambda: (seeded(6, 8), seeded(6, 8, dtype=torch.int64), seeded(6, 8, dtype=torch.float16)))
@@ -172,7 +203,13 @@ def pools(a, b):
 
 @case(lambda: (seeded(4), seeded(4)))
 def counted(a, b):
-    return torch.arange(0, 1, 0.25) + a, torch.arange(4, dtype=torch.float16), torch.linspace(0, 1, 4) + b, torch.eye(4) * a, torch.arange(7, 3, -1)
+    return (
+        torch.arange(0, 1, 0.25) + a,
+        torch.arange(4, dtype=torch.float16),
+        torch.linspace(0, 1, 4) + b,
+        torch.eye(4) * a,
+        torch.arange(7, 3, -1),
+    )
 
 
 # Reductions -----------------------------------------------------------------------------------------------------------
@@ -181,7 +218,14 @@ def counted(a, b):
 @case(lambda: (seeded(5, 37),), kernels=1)
 def norms(a):
     vector = torch.linalg.vector_norm
-    return a.logsumexp(1), a.norm(dim=1), vector(a, 1, dim=1), vector(a, float("inf"), dim=1), vector(a, 3, dim=1), vector(a, 0, dim=1)
+    return (
+        a.logsumexp(1),
+        a.norm(dim=1),
+        vector(a, 1, dim=1),
+        vector(a, float("inf"), dim=1),
+        vector(a, 3, dim=1),
+        vector(a, 0, dim=1),
+    )
 
 
 def ties():
@@ -216,7 +260,18 @@ def gradients_of_places(a, i):
 
 @case(lambda: (seeded(40),), tolerance=1e-4)
 def gradients_of_activations(a):
-    functions = (F.gelu, F.silu, F.mish, F.softplus, F.elu, F.hardswish, F.logsigmoid, F.leaky_relu, torch.sigmoid, torch.tanh)
+    functions = (
+        F.gelu,
+        F.silu,
+        F.mish,
+        F.softplus,
+        F.elu,
+        F.hardswish,
+        F.logsigmoid,
+        F.leaky_relu,
+        torch.sigmoid,
+        torch.tanh,
+    )
     return tuple(part for function in functions for part in with_gradient(function, a))
 
 
