@@ -90,9 +90,15 @@ def module_text(text: KernelText) -> str:
         f"{_IMPORTS}\n\n"
         f"# {', '.join(text.origins) or 'copy'}\n"
         f"@heuristic(\n    {text.kind!r},\n{arguments})\n"
-        f"@triton.jit\n"
+        f"@triton.jit{_unspecialized(text)}\n"
         f"def {_PLACEHOLDER}({', '.join(parameters)}):\n{body}"
     )
+
+
+def _unspecialized(text: KernelText) -> str:
+    """Return what Triton's JIT is told not to look at: numbers that differ from launch to launch, since a bundle has the kernel once."""
+    names = [p.name for p in text.parameters if not isinstance(p.outer, str) and not (p.fixed and p.outer.is_Integer)]
+    return f"(do_not_specialize={names!r})" if names else ""
 
 
 def _tile_hint(text: KernelText) -> str | None:

@@ -81,7 +81,7 @@ def _put(x, index, axis):
 #: How torch computes each step: from the values, and what else the step has.
 COMPUTE = {
     **{n: getattr(torch, n) for n in (
-        "neg", "abs", "relu", "sin", "cos", "tanh", "sigmoid", "erf", "square", "atan", "expm1", "add", "sub", "mul", "maximum", "minimum", "atan2",
+        "neg", "abs", "relu", "sin", "cos", "tanh", "sigmoid", "erf", "square", "atan", "expm1", "add", "sub", "mul", "maximum", "minimum",
         "floor", "ceil", "round", "trunc", "sign", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit", "logical_not", "logical_and",
         "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "where",
     )},
@@ -91,7 +91,10 @@ COMPUTE = {
     "log1p": lambda x: torch.log1p(x.abs()),
     "reciprocal": lambda x: torch.reciprocal(x * x + 1),
     **{n: getattr(torch.nn.functional, n) for n in ("gelu", "silu", "softplus", "elu", "mish", "hardswish", "logsigmoid", "selu")},
-    **{n: getattr(torch, n) for n in ("hypot", "logaddexp", "copysign")},
+    **{n: getattr(torch, n) for n in ("hypot", "logaddexp")},
+    # Of zeros that a minimum chose among, torch leaves the sign open; that of a sum with 0 is known.
+    "atan2": lambda x, y: torch.atan2(x + 0, y + 0),
+    "copysign": lambda x, y: torch.copysign(x, y + 0),
     "left_shift": lambda x, y: x << (y & 7),
     "right_shift": lambda x, y: x >> (y & 7),
     "power": lambda x, y: x ** (y & 3),

@@ -159,3 +159,52 @@ def test_a_plan_with_another_number_of_seeds_is_damaged(count):
     damaged = plan().to_json().replace(b'"count":3', b'"count":' + json.dumps(count).encode())
     with pytest.raises(FormatError, match="number of seeds"):
         ProgramPlan.from_json(damaged)
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_bundle_draws_without_torch():
+    """A replay passes a tensor of seeds and the place of each, whatever that is a multiple of, and the same seed gives the same tensor."""
+    import torch
+
+    from bundler.codegen.program import generate
+    from bundler.runtime.launch.device_tensors import DeviceTensor
+    from bundler.runtime.launch.dry_driver import DryDriver
+    from bundler.runtime.launch.program_replay import load_program
+
+    count = 18
+
+    class Addresses(Memory):
+        def allocate(self, dtype, sizes, strides):
+            return DeviceTensor(0x1000_0000, dtype, sizes, strides)
+
+        def integers(self, numbers):
+            super().integers(numbers)
+            return DeviceTensor(0x2000_0000, "int64", (len(numbers),), (1,))
+
+    program = generate(lambda: sum(torch.rand(64, 64) for _ in range(count)), [])
+    assert program.fallbacks == ()
+    bundle = program.build(["cuda:90"])
+    memory, driver = Addresses(), DryDriver("cuda")
+    for _ in range(2):
+        load_program(bundle, memory=memory, driver=driver, seed=3)()
+    assert memory.given[0] == memory.given[1] == seed_numbers(3, 0, count)
+    (kernel,) = program.kernels.values()
+    places = [parameter.name for parameter in kernel.text.parameters if parameter.name.startswith("load_seed_offset")]
+    assert len(places) == count
+    launched = driver.launches[0].parameters
+    assert 0x2000_0000 in [int.from_bytes(launched[place : place + 8], "little") for place in range(0, 16, 8)]
+    offsets = [int.from_bytes(launched[place : place + 4], "little") for place in range(16, 16 + 4 * count, 4)]
+    assert offsets == list(range(count))
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_torch_compile_trains_with_dropout(interpreted, tmp_path):
+    """Forward and backward of a model with dropout through the backend: `torch.manual_seed` decides, gradients go through the same mask."""
+    report = json.loads(interpreted("dropout_worker.py", tmp_path, timeout=180))
+    assert report["fallbacks"] == []
+    assert report["equal after an equal seed"] == [True, False]
+    assert report["gradient is of the mask"]
+    assert 0.2 < report["dropped"] < 0.4
