@@ -322,3 +322,44 @@ def lists(a, b, c, d):
         *torch._foreach_maximum(one, 0.25), *torch._foreach_div(one, torch.tensor(2.0)), *torch._foreach_pow(2.0, one), *torch._foreach_norm(one),
         *torch._foreach_clamp_min(one, other), *torch._foreach_addcmul(one, one, other, torch.tensor([0.5, 2.0])),
     )  # fmt: skip
+
+
+def adam_state():
+    parameters, gradients, means = ([seeded(20), seeded(7, 3)] for _ in range(3))
+    return *parameters, *gradients, *means, positive(20), positive(7, 3), torch.tensor(3.0), torch.tensor(5.0)
+
+
+def stepped(step, given, **options):
+    parameters, gradients, means, squares, steps = ([given[n], given[n + 1]] for n in range(0, 10, 2))
+    largest = [square * 2 for square in squares]
+    step(
+        parameters,
+        gradients,
+        means,
+        squares,
+        largest,
+        steps,
+        lr=1e-2,
+        beta1=0.9,
+        beta2=0.99,
+        eps=1e-8,
+        amsgrad=True,
+        **options,
+    )
+    return largest[0]
+
+
+@case(adam_state, tolerance=1e-5, kernels=2)
+def fused_adamw(*given):
+    return stepped(torch._fused_adamw_, given, weight_decay=0.01, maximize=False)
+
+
+@case(adam_state, tolerance=1e-5, kernels=2)
+def fused_adam(*given):
+    return stepped(torch._fused_adam_, given, weight_decay=0.1, maximize=True)
+
+
+@case(lambda: (seeded(4, 8), seeded(4, 8) > 0))
+def kept_by_a_mask(a, mask):
+    """What goes back through a dropout, and what an evaluation keeps."""
+    return torch.ops.aten.native_dropout_backward(a, mask, 1.25), F.dropout(a, 0.5, training=False)

@@ -77,6 +77,27 @@ def layers(x):
     return second @ torch.ones(1, COLUMNS)
 
 
+def read_often(x):
+    """Read random numbers in several kernels, in loops over rows of two passes, transposed and masked."""
+    noise = torch.rand(3, 1300)
+    return (
+        noise,
+        noise.sum(1),
+        noise.sum(0),
+        torch.softmax(noise + x, -1),
+        noise.t() * 2,
+        F.pad(noise, (1, 2)),
+        torch.rand(()),
+        torch.rand(1),
+    )
+
+
+def read_alike(x, found):
+    noise = found[0]
+    right = (noise.sum(1), noise.sum(0), torch.softmax(noise + x, -1), noise.t() * 2, F.pad(noise, (1, 2)))
+    return [torch.allclose(one, other, rtol=1e-5) for one, other in zip(found[1:], right, strict=False)]
+
+
 def main(sources):
     libdevice_shim.install()
     options = GenerateOptions(sources=sources)
@@ -95,6 +116,7 @@ def main(sources):
     drop = generate(gradient, [x], options=options)
     result, gradients = drop.run(x, seed=1)
     twice = generate(layers, [x], options=options)
+    often = generate(read_often, [torch.zeros(3, 1300)], options=options)
     print(json.dumps({
         "fallbacks": [*program.fallbacks, *drop.fallbacks],
         "kernels": [len(program.kernels), len(drop.kernels)],
@@ -105,6 +127,7 @@ def main(sources):
         "digest": hashlib.sha256(b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in found.values())).hexdigest(),
         "differ": not torch.equal(found["uniform"], found["again"]),
         "by torch": [torch.equal(by_torch[0], by_torch[1]), torch.equal(by_torch[0], by_torch[2])],
+        "read alike": read_alike(torch.zeros(3, 1300), often.run(torch.zeros(3, 1300), seed=2)),
         "gradient": torch.equal(result, gradients),
         "launches": [type(step).__name__ for step in twice.plan.steps].count("Launch"),
         "kernels of layers": len(twice.kernels),

@@ -83,6 +83,7 @@ def test_a_seed_decides_the_numbers_in_every_process(reports):
     assert one["oracle"] == [True, True]
     assert one["digest"] == other["digest"]
     assert one["differ"]
+    assert one["read alike"] == [True] * 5
 
 
 @needs_torch
