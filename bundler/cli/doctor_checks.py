@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import bundler
-from bundler import settings_files
 from bundler.cli import wording
+from bundler.cli.mendable_checks import Mend, mendable_checks
 from bundler.cli.plug_checks import plug_checks
 from bundler.cli.toolchain_checks import toolchain_checks
 from bundler.config import PREFIX, settings, unknown_variables
@@ -43,12 +43,13 @@ LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obst
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's: `status` is ok, warning or problem; `fix` says what to do."""
+    """One line of the doctor's: `status` is ok, warning or problem; `fix` says what to do, and `mend`, where there is one, does it."""
 
     status: str
     what: str
     value: str
     fix: str = ""
+    mend: Mend | None = None
 
 
 def all_checks() -> Iterator[Finding]:
@@ -71,6 +72,7 @@ def all_checks() -> Iterator[Finding]:
         _children,
         _plug,
         _settings,
+        _mendable,
     ):
         yield from check()
 
@@ -284,15 +286,10 @@ def _settings() -> Iterator[Finding]:
     for name in sorted(os.environ.keys() - unknown_variables().keys()):
         if name.startswith(_SETTINGS):
             yield Finding(OK, "setting", f"{name}={_masked(name, os.environ[name])}")
-    try:
-        files = settings_files.candidates()
-    except ConfigError:  # `_plug` tells what is wrong with a setting
-        return
-    for file in files:
-        if file.passed_over is None:
-            yield Finding(OK, "settings' file", file.path)
-        else:
-            yield Finding(WARNING, "settings' file", f"{file.path} is not read", file.passed_over)
+
+
+def _mendable() -> Iterator[Finding]:
+    yield from (Finding(*found) for found in mendable_checks())
 
 
 def _masked(name: str, value: str) -> str:
