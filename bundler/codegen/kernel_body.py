@@ -17,18 +17,21 @@ from collections.abc import Mapping
 import sympy
 
 from bundler.codegen import operation_text
-from bundler.codegen.data_types import loaded_text, stored_text
+from bundler.codegen.data_types import elements_per_thread, loaded_text, stored_text
 from bundler.codegen.index_text import index_text
 from bundler.codegen.kernel_arguments import KernelArguments
 from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name, placed_loops
 from bundler.codegen.literals import constant_text
-from bundler.codegen.loop_nodes import Buffer, Loop
+from bundler.codegen.loop_nodes import SEEDS, Buffer, Loop
 from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbols_of
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
 from bundler.codegen.reduction_text import ReducedRow, ReductionWriter
 
+_RELAXED = "sem='relaxed'"
+# AMD's instruction for halves within one device takes pairs alone, which Triton 3.7 finds out too late; the one for all devices does not.
+_ATOMIC_OPTIONS = {"float16": f"{_RELAXED}, scope='sys'"}
 _NAME = re.compile(r"tmp\d+")
 _INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
 
@@ -39,6 +42,7 @@ class BodyWriter:
     Attributes:
         num_load, num_store, num_reduction: how often the text does each.
         atomic: whether it adds atomically.
+        elements: how many neighbouring elements a thread has to hold, for conversions of 8-bit floats.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class BodyWriter:
         self._shape, self._space, self._pool, self._buffers = shape, shape.space, pool, buffers
         self.arguments = arguments
         self.num_load = self.num_store = self.num_reduction = 0
-        self.atomic = False
+        self.atomic, self.elements = False, 1
         self._outer = Scope()
         self._inner: Scope | None = None
         self._is_last_pass = True
@@ -188,6 +192,8 @@ class BodyWriter:
                 return self._masked(term, masks)
             case "check_bounds":
                 return self._checked(term, masks)
+        if term.operator == "to_dtype":
+            self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
         arguments = [self._argument(argument, term, masks) for argument in term.arguments]
         return self._line(term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term))))
 
@@ -217,7 +223,7 @@ class BodyWriter:
         condition = self._value(mask, masks).text
         self._mask_dimensions[condition] = self._dimensions_of(mask)
         inside = tuple(dict.fromkeys((*masks, condition)))
-        if body.operator == "load" and not self._is_computed(body):
+        if body.operator == "load" and body.details[0] != SEEDS and not self._is_computed(body):
             return self._fetched(body, inside, term.details[0])
         value = self._value(body, inside)
         other = Value(constant_text(term.details[0], term.dtype), term.dtype)
@@ -279,6 +285,8 @@ class BodyWriter:
 
     def _loaded(self, term: Term, masks: Masks) -> Value:
         buffer, index, _ = term.details
+        if buffer == SEEDS:
+            return self._seed(term, masks)
         result = self._results.get((buffer, index))
         if result is not None:
             return result
@@ -286,6 +294,11 @@ class BodyWriter:
         if definition is not None:
             return self._value(definition, masks)
         return self._fetched(term, masks, 0)
+
+    def _seed(self, term: Term, masks: Masks) -> Value:
+        """Return a seed, which all lanes share."""
+        place = self.arguments.seed_offset(int(term.details[1]))
+        return self._line(term, masks, Value(f"tl.load({self.arguments.read(SEEDS)} + {place})", "int64"))
 
     def _is_computed(self, load: Term) -> bool:
         """Whether the kernel itself computes what a load reads."""
@@ -360,10 +373,12 @@ class BodyWriter:
         self.num_store += 1
         mask = " & ".join(active) or "None"
         scope = self._outer if kept or self._inner is None else self._inner
-        if loop.mode == "atomic_add":
+        if loop.mode is not None and loop.mode.startswith("atomic_"):
             self.atomic = True
             text = f"tl.broadcast_to({text}, {shape})"
-            scope.stores.append(f"tl.atomic_add({pointer} + ({address}), {text}, {mask}, sem='relaxed')")
+            scope.stores.append(
+                f"tl.{loop.mode}({pointer} + ({address}), {text}, {mask}, {_ATOMIC_OPTIONS.get(buffer.layout.dtype, _RELAXED)})"
+            )
         else:
             scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
 

@@ -49,6 +49,7 @@ class KernelText:
         atomic: whether it adds atomically.
         origins: names of the operators that it computes.
         buffers: what it writes, for comments.
+        elements: how many neighbouring elements a thread has to hold.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class KernelText:
     atomic: bool
     origins: tuple[str, ...]
     buffers: tuple[str, ...]
+    elements: int = 1
 
 
 def write_kernel(
@@ -110,6 +112,7 @@ def write_kernel(
         changed=arguments.changed,
         counts={"num_load": writer.num_load, "num_store": writer.num_store, "num_reduction": writer.num_reduction},
         atomic=writer.atomic,
+        elements=writer.elements,
         origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
         buffers=tuple(loop.buffer for loop in group.loops),
     )

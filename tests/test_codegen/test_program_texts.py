@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of generated kernels: ten that a reader can follow, parameters and metadata, masks, names, fallbacks."""
+"""The text of generated kernels: eleven that a reader can follow, parameters and metadata, masks, names, fallbacks."""
 
 import re
 
@@ -12,7 +12,7 @@ from bundler.codegen.program import generate  # noqa: E402
 
 @pytest.fixture
 def golden(beside):
-    """The module with the ten functions."""
+    """The module with the eleven functions."""
     return beside("golden_programs")
 
 
