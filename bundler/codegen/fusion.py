@@ -122,7 +122,7 @@ class _Fusion:
         nodes = tuple(sorted((*one.nodes, *other.nodes), key=lambda node: self._place[id(node)]))
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
             group = LoopGroup(nodes, dimensions)
-            if _same_addresses(group) and not self._runs_between(one, other):
+            if _same_addresses(group) and _gains(one, other, dimensions) and not self._runs_between(one, other):
                 return group
         return None
 
@@ -191,6 +191,28 @@ def _same_addresses(group: LoopGroup) -> bool:
         return False
     reads = {load[0] for loop in group.loops for root in loop.roots for load in loads_of(root)}
     return all(len(found) == 1 for found in touched.values()) and not reads & modes
+
+
+def _gains(one: LoopGroup, other: LoopGroup, dimensions: tuple[tuple[str, sympy.Expr], ...]) -> bool:
+    """Whether a kernel of two groups reads something once that both read, or what one writes; a buffer that they read in other orders is read twice.
+
+    Groups without a buffer in common are as large as each other, and one launch less.
+    """
+    common = one.touched & other.touched
+    if not common or one.written & other.touched or other.written & one.touched:
+        return True
+    space = IterationSpace(dimensions)
+    first, second = (_read_addresses(group, space, common) for group in (one, other))
+    return bool(first & second)
+
+
+def _read_addresses(group: LoopGroup, space: IterationSpace, names: frozenset[str]) -> set[tuple[str, sympy.Expr]]:
+    found = set()
+    for loop in group.loops:
+        place = space.place(loop)
+        assert place is not None, "the loops were placed before"
+        found |= {(load[0], place(load[1])) for root in loop.roots for load in loads_of(root) if load[0] in names}
+    return found
 
 
 def _dependencies(nodes: Sequence[Node]) -> list[set[int]]:

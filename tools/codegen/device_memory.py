@@ -62,6 +62,13 @@ class DeviceMemory:
             )
         return made
 
+    def integers(self, numbers: Sequence[int]) -> DeviceTensor:
+        """Return a new int64 tensor that holds these numbers: seeds of a program."""
+        made = self.allocate("int64", (len(numbers),), (1,))
+        source = (ctypes.c_int64 * len(numbers))(*numbers)
+        self._check(self._cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(made.address), source, ctypes.c_size_t(ctypes.sizeof(source))))
+        return made
+
     def fill(self, tensor: DeviceTensor) -> None:
         """Set every byte of a tensor to zero."""
         self._check(self._cuda.cuMemsetD8_v2(ctypes.c_uint64(tensor.address), 0, ctypes.c_size_t(tensor.ptr_range())))
