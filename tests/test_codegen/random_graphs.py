@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+# `tools/codegen/random_sides.py` sets these two for a GPU.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 LARGEST = 2000
-# `tools/codegen/random_graphs.py` sets these three for a GPU.
-DEVICE = "cpu"
 FLOATS = ("float32", "float32", "float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 LAYOUTS = ("contiguous", "contiguous", "transposed", "sliced", "expanded")
@@ -219,7 +218,7 @@ def _tensor(given, seed):
         shape = [*shape[:-1], shape[-1] * 2 + 1]
     elif given.layout == "expanded" and shape:
         shape = [1, *shape[1:]]
-    made = _numbers(shape, given, generator).to(DEVICE)
+    made = _numbers(shape, given, generator)
     if given.layout == "transposed":
         return made.permute(*range(made.dim() - 1, -1, -1))
     if given.layout == "sliced" and shape:

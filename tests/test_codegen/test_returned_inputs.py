@@ -22,7 +22,7 @@ def test_a_changed_input_that_is_returned_is_not_stored_twice():
         return a, b + 1
 
     program = generate(function, [torch.ones(64), torch.ones(64)])
-    assert [output.buffer for output in program.plan.outputs][0] == "arg0"
+    assert program.plan.outputs[0].buffer == "arg0"
     assert len(steps(program, Allocate)) == 1
     assert [len(step.arguments) for step in steps(program, Launch)] == [4]  # both inputs, one result, the size
 

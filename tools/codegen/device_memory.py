@@ -66,7 +66,9 @@ class DeviceMemory:
         """Return a new int64 tensor that holds these numbers: seeds of a program."""
         made = self.allocate("int64", (len(numbers),), (1,))
         source = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._check(self._cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(made.address), source, ctypes.c_size_t(ctypes.sizeof(source))))
+        self._check(
+            self._cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(made.address), source, ctypes.c_size_t(ctypes.sizeof(source)))
+        )
         return made
 
     def fill(self, tensor: DeviceTensor) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker of `random_graphs` does: draws functions of seeds, runs their programs on a GPU, and compares them with torch."""
+"""What a worker of `random_graphs` does: draws functions of seeds, runs their programs on a GPU, and compares them with torch.
+
+Functions at real sizes run from bundles, those of the tests by Triton's JIT, tuned.  torch computes on the CPU, since as many processes as cores would
+wait for each other's small pieces of work on the GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,14 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from bundler.codegen.program import GenerateOptions, generate
+from bundler.codegen.program import GenerateOptions, Program, generate
+from bundler.runtime.launch.program_replay import load_program
+from bundler.toolchain.torch_memory import TorchMemory
 from tools.shared.processes import ROOT
 
 DEVICE = os.environ.get("CODEGEN_BENCH_DEVICE", "cuda")
@@ -82,9 +89,8 @@ def _graphs(scale: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # its data classes look for it there
     spec.loader.exec_module(module)
-    module.DEVICE = DEVICE  # type: ignore[attr-defined]  # what a file defines is not known here
     if scale == "large":
-        module.SIZES, module.LARGEST = SIZES, LARGEST  # type: ignore[attr-defined]
+        module.SIZES, module.LARGEST = SIZES, LARGEST  # type: ignore[attr-defined]  # what a file defines is not known here
     return module
 
 
@@ -96,11 +102,10 @@ def _sources() -> str:
 def _problem(graphs: Any, description: Any, counts: Found | None = None) -> str:
     """Return what is wrong with the program of a description; nothing where nothing is."""
     try:
-        function, options = graphs.function(description), GenerateOptions(sources=_sources())
-        program = generate(function, graphs.inputs(description), options=options)
-        results = program.run(*graphs.inputs(description))
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
+        given = [_moved(tensor) for tensor in graphs.inputs(description)]
+        program = generate(graphs.function(description), given, options=GenerateOptions(sources=_sources()))
+        run = _static(program) if DEVICE == "cuda" and graphs.LARGEST == LARGEST else program.run
+        results = [_moved(tensor, "cpu") for tensor in run(*given)]
     except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {str(error)[-300:]} ({last.filename.rpartition('/')[2]}:{last.lineno})"
@@ -110,6 +115,20 @@ def _problem(graphs: Any, description: Any, counts: Found | None = None) -> str:
         counts["elements"] += sum(one.numel() for one in results)
     problem: str = graphs.checked(description, results)
     return problem
+
+
+def _static(program: Program) -> Callable[..., Any]:
+    """Return what runs a program from a bundle: with the first candidate of each kernel, and no tuner that others disturb."""
+    target = "cuda:{}{}".format(*torch.cuda.get_device_capability())
+    return load_program(program.build([target]), memory=TorchMemory("cuda"), constants=program.constants)
+
+
+def _moved(tensor: torch.Tensor, device: str = DEVICE) -> torch.Tensor:
+    """Return a tensor on a device, with the same strides and offset in memory of its own."""
+    if tensor.device.type == device:
+        return tensor
+    memory = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0).to(device)
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _smallest(graphs: Any, description: Any, problem: str) -> list[str]:
