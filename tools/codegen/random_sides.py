@@ -96,7 +96,10 @@ def _graphs(scale: str) -> Any:
 
 @functools.cache
 def _sources() -> str:
-    return tempfile.mkdtemp(prefix="random-graphs.")
+    """Return a folder for modules; Triton's cache is beside it, since processes that compile equal text at one time would mix their files."""
+    folder = tempfile.mkdtemp(prefix="random-graphs.")
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
+    return folder
 
 
 def _problem(graphs: Any, description: Any, counts: Found | None = None) -> str:
