@@ -194,12 +194,14 @@ def _same_addresses(group: LoopGroup) -> bool:
 
 
 def _gains(one: LoopGroup, other: LoopGroup, dimensions: tuple[tuple[str, sympy.Expr], ...]) -> bool:
-    """Whether a kernel of two groups reads something once that both read, or what one writes; a buffer that they read in other orders is read twice.
+    """Whether a kernel of two groups, of which one reduces, reads something once that both read, or that one of them writes.
 
-    Groups without a buffer in common are as large as each other, and one launch less.
+    What they read in other orders is read twice, and one of the two runs across memory.  Groups without a buffer in common are as large as each
+    other, and one launch less.
     """
     common = one.touched & other.touched
-    if not common or one.written & other.touched or other.written & one.touched:
+    reduces = any(loop.is_reduction for loop in (*one.loops, *other.loops))
+    if not common or not reduces or one.written & other.touched or other.written & one.touched:
         return True
     space = IterationSpace(dimensions)
     first, second = (_read_addresses(group, space, common) for group in (one, other))
