@@ -26,6 +26,8 @@ from bundler.errors import UnsupportedOperator
 
 _ALIGNED_BYTES = 16
 _ASSEMBLY = "inline_asm_elementwise"
+# Operators that only tell a size, as `aten.sym_size.int`.
+_OF_SIZES = "aten.sym_"
 # Parameters that say where and how memory is taken, which no kernel is told.
 _PLACEMENT = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "requires_grad", "non_blocking", "generator"}
@@ -132,8 +134,8 @@ class _Reader:
 
     def _called(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)) and not isinstance(
-            node.target, OpOverload
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)) and (
+            not isinstance(node.target, OpOverload) or str(node.target).startswith(_OF_SIZES)
         ):
             return self._size(value)
         if node.target is operator.getitem:
