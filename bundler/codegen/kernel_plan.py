@@ -24,9 +24,11 @@ from bundler.runtime.heuristics.block_limits import pow2_up
 
 # A row of this many elements is held whole: where memory runs along it, and where it runs across.
 _WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
-# No heuristic has larger blocks, on any device.
-_LARGEST_BLOCK = {"x": 8192, "y": 1024, "z": 1024}
+# No candidate of a generated kernel has larger blocks, nor larger ones than the power of two at or above a size.
+LARGEST_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}
 _MOST_Y_PROGRAMS = 65535
+# A row that is held whole by fewer lanes than a warp of any device has keeps its mask: AMD's were seen to read beyond it otherwise.
+_SHORT_ROW = 64
 _LARGEST_NARROW = 2**31 - 1
 _UNKNOWN_SIZE = 8192
 _GRID_AXES = {"x": 0, "y": 1, "z": 2}
@@ -167,12 +169,12 @@ def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) ->
         size = dimension.numel
         if not size.is_Integer:
             continue
-        if dimension.is_reduced:
-            full = persistent and pow2_up(int(size)) == size
+        if dimension.is_reduced and persistent:
+            full = pow2_up(int(size)) == size and size >= _SHORT_ROW
         elif size == 1:
             full = not atomic  # lanes that repeat a store do no harm, lanes that repeat a sum do
         else:
-            full = size % _LARGEST_BLOCK[dimension.prefix] == 0 and not _overflows(dimension)
+            full = size % min(LARGEST_BLOCK[dimension.prefix], pow2_up(int(size))) == 0 and not _overflows(dimension)
         if full:
             found.add(dimension.prefix)
     return frozenset(found)

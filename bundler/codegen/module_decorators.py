@@ -21,6 +21,8 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 
 Meta = Mapping[str, Any]
+# Masks along x are left out where a size is a multiple of it (`kernel_plan.LARGEST_BLOCK`).
+_LARGEST_X = 4096
 # What Triton's interpreter stands for: its blocks are those of a large device.
 _INTERPRETED = Device("cuda", multiprocessors=132, major=9)
 
@@ -52,6 +54,7 @@ def heuristic(
         atomic_add=inductor_meta["atomic_add_found"],
         no_x_dim=inductor_meta["no_x_dim"],
         min_elem_per_thread=min_elem_per_thread,
+        max_xblock=_LARGEST_X,
     )
 
     def decorate(fn: Any) -> ModuleKernel:

@@ -171,6 +171,16 @@ def split_sum(a):
     return (a * a).sum(1)
 
 
+@case(lambda: (seeded(300, 5),), kernels=2)
+def split_variances(a):
+    return torch.var_mean(a, 0)
+
+
+@case(lambda: (seeded(257, 6), seeded(257, 6, dtype=torch.int64)), kernels=4)
+def split_unevenly(a, i):
+    return a.amax(0), a.amin(0), a.sum(0), i.amin(0), i.sum(0)
+
+
 @case(lambda: (seeded(9, 20, dtype=torch.int64),), kernels=1)
 def integer_sums(a):
     return a.sum(1), a.amax(1), a.prod(1), a.argmin(1), a.bool().sum(1)

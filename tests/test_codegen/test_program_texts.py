@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of generated kernels: ten that a reader can follow, parameters and metadata, masks, names, fallbacks."""
 
+import itertools
 import re
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from bundler.codegen.kernel_plan import LARGEST_BLOCK  # noqa: E402
 from bundler.codegen.program import generate  # noqa: E402
+from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting  # noqa: E402
+from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs  # noqa: E402
+from bundler.runtime.heuristics.pointwise_rules import pointwise_configs  # noqa: E402
+from bundler.runtime.heuristics.reduction_rules import reduction_configs  # noqa: E402
 
 
 @pytest.fixture
@@ -41,9 +47,41 @@ def text(function, *inputs, **options):
 
 
 def test_a_mask_that_is_always_true_is_left_out():
-    """No block is larger than 8192, so a multiple of that fills every block; another size does not."""
-    assert "xmask" not in text(lambda a: a + 1, torch.zeros(16384))
-    assert "xmask = xindex < xnumel" in text(lambda a: a + 1, torch.zeros(16000))
+    """No block is larger than 4096, nor than the power of two at or above the size: multiples of 4096 and powers of two fill every block."""
+    for full in (16384, 3 * 4096, 512):
+        assert "xmask" not in text(lambda a: a + 1, torch.zeros(full))
+    for other in (16000, 3 * 512):
+        assert "xmask = xindex < xnumel" in text(lambda a: a + 1, torch.zeros(other))
+
+
+@pytest.mark.parametrize(
+    "device", [Device("cuda", 132, major=9), Device("cuda", 16, major=12), Device("hip", 304, 64), Device("xpu", 64)]
+)
+def test_no_candidate_has_a_larger_block_than_masks_count_on(device):
+    """Whatever is known of a kernel: blocks are at most the size hint, which is the size itself for a power of two, and 4096 along x."""
+    facts = [Facts(num_load=n, num_reduction=n, atomic_add=n > 4, max_xblock=LARGEST_BLOCK["x"]) for n in (1, 12)]
+    seen = set()
+    for fact, policy in itertools.product(
+        facts, (Policy(), Policy(max_autotune=True), Policy(autotune_pointwise=False))
+    ):
+        setting = Setting(device, fact, policy)
+        for x, y in itertools.product((1, 2, 64, 2048, 1 << 26), (1, 8, 512, 1 << 17)):
+            found = [
+                (hints, pointwise_configs(hints, setting))
+                for hints in ({"x": x}, {"x": x, "y": y}, {"x": x, "y": y, "z": 4})
+            ]
+            for hint in ReductionHint:
+                found.append(({"x": x, "r0_": y}, reduction_configs({"x": x, "r0_": y}, setting, hint=hint)))
+                if y <= 1024:
+                    found.append(
+                        ({"x": x, "r0_": y}, persistent_reduction_configs({"x": x, "r0_": y}, setting, hint=hint))
+                    )
+            for hints, configs in found:
+                for config, (axis, hint) in itertools.product(configs, hints.items()):
+                    block = config.kwargs.get(f"{axis.upper()}BLOCK", 1)
+                    assert block <= min(hint, LARGEST_BLOCK[axis]), (hints, config)
+                    seen.add((axis, block))
+    assert ("x", 1024) in seen
 
 
 def test_a_long_softmax_runs_over_its_row_twice():
