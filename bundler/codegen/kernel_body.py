@@ -225,9 +225,13 @@ class BodyWriter:
 
     def _index_value(self, term: Term, masks: Masks) -> Value:
         expr = term.details[0]
-        text = self._index(expr, term, masks)
+        # A value is no address: it may leave the bits that addresses fit in.
+        far = not self._shape.wide and not self._space.ranges().fits(expr)
+        text = self._index(expr, term, masks, far=far)
         if term.dtype == "int64":
-            text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else f"({text}).to(tl.int64)"
+            # A size of 1 is a constant for Triton, which has no methods.
+            plain = f"({text}).to(tl.int64)" if self._dimensions_of(term) else f"tl.cast({text}, tl.int64)"
+            text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else plain
         elif expr.is_Integer:
             text = f"tl.full([], {text}, {self._index_type})"  # compared with indices alone
         return self._line(term, masks, Value(text, term.dtype))
@@ -244,8 +248,8 @@ class BodyWriter:
 
     # Addresses ----------------------------------------------------------------------------------------------------------
 
-    def _index(self, expr: sympy.Expr, term: Term, masks: Masks) -> str:
-        """Return the text of an index expression, and write what it needs in front."""
+    def _index(self, expr: sympy.Expr, term: Term, masks: Masks, *, far: bool = False) -> str:
+        """Return the text of an index expression, computed in 64 bits where it goes `far`, and write what it needs in front."""
         names: dict[sympy.Symbol, sympy.Symbol] = {}
         for argument, symbol in zip(term.terms, symbols_of(term), strict=False):
             self._symbols[symbol] = self._value(argument, masks)
@@ -253,12 +257,16 @@ class BodyWriter:
             part = self._space.part_of(symbol)
             if part is not None:
                 self._define(*part)
+                if far:
+                    names[symbol] = sympy.Symbol(f"{symbol}.to(tl.int64)", integer=True, nonnegative=True)
             elif symbol in self._symbols:
                 names[symbol] = sympy.Symbol(self._index_operand(self._symbols[symbol]), integer=True, nonnegative=True)
             else:
-                names[symbol] = sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True)
+                name = self.arguments.size(symbol)
+                names[symbol] = sympy.Symbol(f"tl.cast({name}, tl.int64)" if far else name, integer=True, positive=True)
         ranges = self._space.ranges()
-        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=self._index_type)
+        kind = "tl.int64" if far else self._index_type
+        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=kind)
 
     def _index_operand(self, value: Value) -> str:
         """Return a value as a part of an address: its product with a stride has the bits of an index."""

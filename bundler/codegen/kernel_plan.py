@@ -7,7 +7,7 @@ It decides dimensions and tiling, whether rows are held whole, which masks are c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -29,9 +29,10 @@ LARGEST_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}
 _MOST_Y_PROGRAMS = 65535
 # A row that is held whole by fewer lanes than a warp of any device has keeps its mask: AMD's were seen to read beyond it otherwise.
 _SHORT_ROW = 64
-_LARGEST_NARROW = 2**31 - 1
+LARGEST_NARROW = 2**31 - 1
 _UNKNOWN_SIZE = 8192
 _GRID_AXES = {"x": 0, "y": 1, "z": 2}
+Bounded = Callable[[sympy.Expr], bool]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class KernelText:
         atomic: whether it adds atomically.
         origins: names of the operators that it computes.
         buffers: what it writes, for comments.
+        bounds: sizes that are at most `LARGEST_NARROW` in every call, since its indices have 32 bits.
     """
 
     kind: str
@@ -65,6 +67,7 @@ class KernelText:
     atomic: bool
     origins: tuple[str, ...]
     buffers: tuple[str, ...]
+    bounds: tuple[sympy.Expr, ...] = ()
 
 
 def write_kernel(
@@ -74,6 +77,7 @@ def write_kernel(
     removed: frozenset[str],
     reused: Mapping[str, str],
     size_hints: Mapping[sympy.Symbol, int],
+    bounded: Bounded | None = None,
 ) -> KernelText:
     """Return the kernel of a group of loops.
 
@@ -84,13 +88,15 @@ def write_kernel(
         removed: buffers that nothing outside the group reads.
         reused: buffer that is written -> buffer whose memory it takes.
         size_hints: symbol of a size -> its value in the example.
+        bounded: whether a size, whose example fits in 32 bits, may be counted on to do so in every call; None where none may.
     """
     reduces = any(loop.is_reduction for loop in group.loops)
     dimensions = group.dimensions if reduces else tiled(group)
     space = IterationSpace(dimensions)
     inner = _runs_along_rows(group, space)
     persistent = reduces and _is_short(space, inner=inner)
-    wide = _needs_wide_indices(group, buffers)
+    bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
+    wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
     shape = KernelShape(space, persistent, _constant_masks(space, persistent=persistent, atomic=atomic), wide, removed)
     written = {loop.buffer for loop in group.loops}
@@ -104,7 +110,7 @@ def write_kernel(
     return KernelText(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
         dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
-        parameters=(*arguments.pointers, *arguments.sizes, *numels),
+        parameters=(*arguments.pointers, *arguments.sizes(wide=wide), *numels),
         blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
         body=(*head, *body),
         hints={d.prefix: pow2_up(_hint(d.numel, size_hints)) for d in space.dimensions},
@@ -114,6 +120,7 @@ def write_kernel(
         atomic=writer.atomic,
         origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
         buffers=tuple(loop.buffer for loop in group.loops),
+        bounds=bounds or (),
     )
 
 
@@ -156,10 +163,20 @@ def _read_indices(loop: Loop) -> list[sympy.Expr]:
     return [index for root in loop.roots for _, index, _ in loads_of(root)]
 
 
-def _needs_wide_indices(group: LoopGroup, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether some index may leave 32 bits; a size that changes from call to call may, however small the example's is."""
-    sizes = [numel([size for _, size in group.dimensions]), *(buffers[name].layout.storage for name in group.touched)]
-    return not all(size.is_Integer and size <= _LARGEST_NARROW for size in sizes)
+def _bounds_of_narrow_indices(
+    group: LoopGroup,
+    buffers: Mapping[str, Buffer],
+    hints: Mapping[sympy.Symbol, int],
+    bounded: Bounded | None,
+) -> tuple[sympy.Expr, ...] | None:
+    """Return the sizes that have to fit in 32 bits for the indices to have as many, those alone that may change; None where some index has 64."""
+    sizes = {numel([size for _, size in group.dimensions]), *(buffers[name].layout.storage for name in group.touched)}
+    sizes |= frozenset().union(*(size.free_symbols for size in sizes))
+    examples = {size: size.subs(dict(hints)) for size in sizes}
+    if not all(example.is_Integer and example <= LARGEST_NARROW for example in examples.values()):
+        return None
+    changing = tuple(sorted((size for size in sizes if not size.is_Integer), key=str))
+    return changing if not changing or (bounded is not None and all(map(bounded, changing))) else None
 
 
 def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) -> frozenset[str]:

@@ -33,10 +33,12 @@ class GenerateOptions:
     Attributes:
         name: of the program in a bundle.
         sources: directory for modules that are imported; None takes the user's cache directory.
+        wide_indices: give indices 64 bits wherever sizes may change from call to call; else they have 32, and a call with more elements is refused.
     """
 
     name: str = "program"
     sources: str | None = None
+    wide_indices: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,17 @@ def generate(
     return program_of_graph(tracing.trace(function, example_inputs, dynamic=dynamic), options)
 
 
-def program_of_graph(module: Any, options: GenerateOptions | None = None) -> Program:
-    """Return the program of an FX graph whose nodes have fake tensors."""
+def program_of_graph(module: Any, options: GenerateOptions | None = None, *, guarded: bool = False) -> Program:
+    """Return the program of an FX graph whose nodes have fake tensors.
+
+    Args:
+        module: the graph.
+        options: see `GenerateOptions`.
+        guarded: have torch see to it that sizes which change fit where they were taken to, so that it compiles anew where they do not.
+    """
+    options = options or GenerateOptions()
     graph = importlib.import_module("bundler.codegen.graph_reading").read_graph(module)
-    built = build_program(graph)
+    bounded = graph.guarded if guarded else lambda _: True
+    built = build_program(graph, None if options.wide_indices else bounded)
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
-    return Program(built.kernels, built.plan, fallbacks, graph.constants, graph.device, options or GenerateOptions())
+    return Program(built.kernels, built.plan, fallbacks, graph.constants, graph.device, options)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import sympy
 
 from bundler.codegen.fusion import LoopGroup, fused, is_extern
-from bundler.codegen.kernel_plan import KernelText, write_kernel
+from bundler.codegen.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
 from bundler.codegen.lazy_tensors import GraphBuilder
 from bundler.codegen.loop_nodes import ExternCall, Loop, Node, Reference, TensorLayout, TorchValue, numel
 from bundler.codegen.loop_order import normalized
@@ -56,14 +56,20 @@ class BuiltProgram:
     groups: tuple[LoopGroup, ...] = field(repr=False)
 
 
-def build_program(graph: Graph) -> BuiltProgram:
-    """Return the program of a graph."""
-    return _ProgramBuilder(graph).build()
+def build_program(graph: Graph, bounded: Bounded | None = None) -> BuiltProgram:
+    """Return the program of a graph.
+
+    Args:
+        graph: that was read.
+        bounded: as `write_kernel` has it.
+    """
+    return _ProgramBuilder(graph, bounded).build()
 
 
 class _ProgramBuilder:
-    def __init__(self, graph: Graph) -> None:
-        self._graph, self._builder = graph, graph.builder
+    def __init__(self, graph: Graph, bounded: Bounded | None) -> None:
+        self._graph, self._builder, self._bounded = graph, graph.builder, bounded
+        self._limits: dict[str, int] = {}
         self._buffers = graph.builder.buffers
         self._modules = KernelModules()
         self._outputs = {item.buffer for item in graph.outputs if isinstance(item, Reference)}
@@ -95,6 +101,7 @@ class _ProgramBuilder:
             tuple(self._output(item) for item in self._graph.outputs),
             {name: _entry(kernel.text) for name, kernel in kernels.items()},
             tuple(name for name, buffer in self._buffers.items() if buffer.source == "constant"),
+            dict(sorted(self._limits.items())),
         )
         return BuiltProgram(kernels, plan, tuple(groups))
 
@@ -134,7 +141,8 @@ class _ProgramBuilder:
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
         reused = reusable(group, self._buffers, written - removed - added, dying)
-        text = write_kernel(group, self._builder.pool, self._buffers, removed, reused, self._graph.hints)
+        text = write_kernel(group, self._builder.pool, self._buffers, removed, reused, self._graph.hints, self._bounded)
+        self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
         kernel = self._modules.add(text)
         for name in sorted(written - removed, key=_order):
             if name in reused:

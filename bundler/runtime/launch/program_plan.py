@@ -141,6 +141,7 @@ class ProgramPlan:
         outputs: what it returns.
         kernels: by name.
         constants: names of buffers that the program itself holds.
+        limits: a size, as text -> what it is at most in every call, since kernels count on it.
     """
 
     inputs: tuple[Input, ...]
@@ -149,6 +150,7 @@ class ProgramPlan:
     outputs: tuple[Output, ...]
     kernels: Mapping[str, KernelEntry]
     constants: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
@@ -194,6 +196,7 @@ def _plan(data: Mapping[str, Any]) -> ProgramPlan:
         tuple(Output(item["buffer"], _spec(item["spec"]), item["size"]) for item in data["outputs"]),
         {str(name): _kernel(item) for name, item in data["kernels"].items()},
         tuple(map(str, data["constants"])),
+        {str(size): int(most) for size, most in data.get("limits", {}).items()},
     )
 
 

@@ -84,6 +84,7 @@ class ProgramRunner:
             ConfigError: too many or too few inputs, or a shape that the program was not generated for.
         """
         sizes = self._sizes(inputs)
+        self._check_limits(sizes)
         values: dict[str, Any] = dict(self._constants)
         given = zip(self.plan.inputs, inputs, strict=True)
         values |= {item.name: device_tensor(value) for item, value in given if item.spec}
@@ -108,6 +109,17 @@ class ProgramRunner:
         for number, (given, value) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
             _check_shape(number, given, value, sizes)
         return sizes
+
+    def _check_limits(self, sizes: Mapping[str, int]) -> None:
+        for text, most in self.plan.limits.items():
+            found = evaluate(text, sizes)
+            if found > most:
+                raise ConfigError(
+                    f"the program's indices have 32 bits: expected {text} to be at most {most}, got {found}; "
+                    "generate it with GenerateOptions(wide_indices=True)",
+                    expected=most,
+                    got=found,
+                )
 
     def _argument(self, item: Size, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
         if isinstance(item, str) and item.startswith(BUFFER_MARK):
