@@ -8,7 +8,8 @@ It decides dimensions and tiling, whether rows are held whole, which masks are c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import sympy
 
@@ -32,6 +33,10 @@ _SHORT_ROW = 64
 LARGEST_NARROW = 2**31 - 1
 _UNKNOWN_SIZE = 8192
 _GRID_AXES = {"x": 0, "y": 1, "z": 2}
+# Conversions to 8-bit floats take so many elements of a thread together.
+_ELEMENTS_TOGETHER = {"tl.float8e4": 2, "tl.float8e5": 4}
+# Rows that a block may hold whole though the kernel loops over them, and from how much saved traffic that is tried.
+_HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
 Bounded = Callable[[sympy.Expr], bool]
 
 
@@ -53,6 +58,8 @@ class KernelText:
         origins: names of the operators that it computes.
         buffers: what it writes, for comments.
         bounds: sizes that are at most `LARGEST_NARROW` in every call, since its indices have 32 bits.
+        asserts: whether it asserts that indices which it reads are in range.
+        facts: what else heuristics look at, by the names of the decorator's arguments; none that says nothing.
     """
 
     kind: str
@@ -68,6 +75,8 @@ class KernelText:
     origins: tuple[str, ...]
     buffers: tuple[str, ...]
     bounds: tuple[sympy.Expr, ...] = ()
+    asserts: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_kernel(
@@ -78,6 +87,8 @@ def write_kernel(
     reused: Mapping[str, str],
     size_hints: Mapping[sympy.Symbol, int],
     bounded: Bounded | None = None,
+    *,
+    asserted: bool = True,
 ) -> KernelText:
     """Return the kernel of a group of loops.
 
@@ -89,16 +100,19 @@ def write_kernel(
         reused: buffer that is written -> buffer whose memory it takes.
         size_hints: symbol of a size -> its value in the example.
         bounded: whether a size, whose example fits in 32 bits, may be counted on to do so in every call; None where none may.
+        asserted: whether indices that are read are asserted to be in range.
     """
     reduces = any(loop.is_reduction for loop in group.loops)
-    dimensions = group.dimensions if reduces else tiled(group)
+    dimensions = group.dimensions if reduces else tiled(group, size_hints)
     space = IterationSpace(dimensions)
     inner = _runs_along_rows(group, space)
     persistent = reduces and _is_short(space, inner=inner)
     bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
-    shape = KernelShape(space, persistent, _constant_masks(space, persistent=persistent, atomic=atomic), wide, removed)
+    shape = KernelShape(
+        space, persistent, _constant_masks(space, persistent=persistent, atomic=atomic), wide, removed, asserted
+    )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
     mutated = {n for n in written if (n in read and buffers[n].source != "node") or _is_added_to(group, n)}
@@ -121,6 +135,8 @@ def write_kernel(
         origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),
+        asserts=writer.num_assert > 0,
+        facts=_facts(body, space, inner and not persistent, writer.repeated),
     )
 
 
@@ -191,14 +207,34 @@ def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) ->
         elif size == 1:
             full = not atomic  # lanes that repeat a store do no harm, lanes that repeat a sum do
         else:
-            full = size % min(LARGEST_BLOCK[dimension.prefix], pow2_up(int(size))) == 0 and not _overflows(dimension)
+            full = size % min(LARGEST_BLOCK[dimension.prefix], pow2_up(int(size))) == 0 and not _overflows(
+                dimension, space
+            )
         if full:
             found.add(dimension.prefix)
     return frozenset(found)
 
 
-def _overflows(dimension: Dimension) -> bool:
-    return dimension.prefix == "y" and not (dimension.numel.is_Integer and dimension.numel <= _MOST_Y_PROGRAMS)
+def _overflows(dimension: Dimension, space: IterationSpace) -> bool:
+    """Whether y may have more programs than the grid has along it, so that they go on along z."""
+    if dimension.prefix != "y" or any(other.prefix == "z" for other in space.dimensions):
+        return False
+    return not (dimension.numel.is_Integer and dimension.numel <= _MOST_Y_PROGRAMS)
+
+
+def _facts(lines: Sequence[str], space: IterationSpace, inner: bool, repeated: float) -> dict[str, Any]:
+    """Return what heuristics are told beside counts."""
+    found: dict[str, Any] = {}
+    text = "\n".join(lines)
+    elements = max((least for name, least in _ELEMENTS_TOGETHER.items() if name in text), default=0)
+    if elements:
+        found["min_elem_per_thread"] = elements
+    reduced = space.reduced
+    if inner and reduced is not None and reduced.numel.is_Integer:
+        low, high = _HELD_BY_A_BLOCK
+        if low < reduced.numel <= high and repeated >= _WORTH_HOLDING:
+            found["add_persistent_rblock"] = True
+    return found
 
 
 # Lines ------------------------------------------------------------------------------------------------------------------
@@ -226,7 +262,6 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
 def _program(dimension: Dimension, shape: KernelShape) -> str:
     axis = _GRID_AXES[dimension.prefix]
     text = f"tl.program_id({axis})"
-    has_z = any(other.prefix == "z" for other in shape.space.dimensions)
-    if _overflows(dimension) and not has_z:
+    if _overflows(dimension, shape.space):
         text = f"({text} + tl.program_id({axis + 1}) * tl.num_programs({axis}))"
     return f"{text}.to(tl.int64)" if shape.wide else text

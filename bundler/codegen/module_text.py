@@ -82,6 +82,7 @@ def module_text(text: KernelText) -> str:
         "reduction_hint": text.reduction_hint if text.kind != "pointwise" else None,
         "triton_meta": triton_meta(text),
         "inductor_meta": inductor_meta(text),
+        **text.facts,
     }
     arguments = "".join(f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None)
     body = "".join(f"    {line}\n" for line in text.body)
@@ -125,5 +126,6 @@ def inductor_meta(text: KernelText) -> Mapping[str, Any]:
         "mutated_arg_names": sorted(text.changed),
         "no_x_dim": False,
         "atomic_add_found": text.atomic,
+        "assert_indirect_indexing": text.asserts,
         **text.counts,
     }

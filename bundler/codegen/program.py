@@ -34,11 +34,13 @@ class GenerateOptions:
         name: of the program in a bundle.
         sources: directory for modules that are imported; None takes the user's cache directory.
         wide_indices: give indices 64 bits wherever sizes may change from call to call; else they have 32, and a call with more elements is refused.
+        assert_indices: let kernels assert that indices which they read from tensors are in range, as torch does, unless that is known.
     """
 
     name: str = "program"
     sources: str | None = None
     wide_indices: bool = False
+    assert_indices: bool = True
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,6 @@ def program_of_graph(module: Any, options: GenerateOptions | None = None, *, gua
     options = options or GenerateOptions()
     graph = importlib.import_module("bundler.codegen.graph_reading").read_graph(module)
     bounded = graph.guarded if guarded else lambda _: True
-    built = build_program(graph, None if options.wide_indices else bounded)
+    built = build_program(graph, None if options.wide_indices else bounded, asserted=options.assert_indices)
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
     return Program(built.kernels, built.plan, fallbacks, graph.constants, graph.device, options)

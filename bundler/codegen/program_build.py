@@ -84,7 +84,12 @@ def build_bundle(program: Buildable, targets: Sequence[str], workers: int | None
             config = module_kernel.on(device).configs[0]
             choices[name][str(target)] = _choice(config)
             source = SourceRef("text", name, data=program.sources[name].encode())
-            plan.add_calls(module_kernel.fn, source, [(_arguments(module_kernel), _keywords(config))], target)
+            plan.add_calls(
+                module_kernel.fn,
+                source,
+                [(_arguments(module_kernel), _keywords(config) | module_kernel.compile_options)],
+                target,
+            )
     built = build(plan, workers)
     if built.failures:
         first = built.failures[0]

@@ -56,19 +56,19 @@ class BuiltProgram:
     groups: tuple[LoopGroup, ...] = field(repr=False)
 
 
-def build_program(graph: Graph, bounded: Bounded | None = None) -> BuiltProgram:
+def build_program(graph: Graph, bounded: Bounded | None = None, *, asserted: bool = True) -> BuiltProgram:
     """Return the program of a graph.
 
     Args:
         graph: that was read.
-        bounded: as `write_kernel` has it.
+        bounded, asserted: as `write_kernel` has them.
     """
-    return _ProgramBuilder(graph, bounded).build()
+    return _ProgramBuilder(graph, bounded, asserted=asserted).build()
 
 
 class _ProgramBuilder:
-    def __init__(self, graph: Graph, bounded: Bounded | None) -> None:
-        self._graph, self._builder, self._bounded = graph, graph.builder, bounded
+    def __init__(self, graph: Graph, bounded: Bounded | None, *, asserted: bool) -> None:
+        self._graph, self._builder, self._bounded, self._asserted = graph, graph.builder, bounded, asserted
         self._limits: dict[str, int] = {}
         self._buffers = graph.builder.buffers
         self._modules = KernelModules()
@@ -141,7 +141,16 @@ class _ProgramBuilder:
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
         reused = reusable(group, self._buffers, written - removed - added, dying)
-        text = write_kernel(group, self._builder.pool, self._buffers, removed, reused, self._graph.hints, self._bounded)
+        text = write_kernel(
+            group,
+            self._builder.pool,
+            self._buffers,
+            removed,
+            reused,
+            self._graph.hints,
+            self._bounded,
+            asserted=self._asserted,
+        )
         self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
         kernel = self._modules.add(text)
         for name in sorted(written - removed, key=_order):

@@ -33,6 +33,17 @@ def transposed(a, b):
     return (a * 2 + b.t()).relu(), torch.sigmoid(a)
 
 
+@case(lambda: (seeded(16, 17, 18), seeded(17, 18, 16), seeded(18, 16, 17)), kernels=1)
+def turned(a, b, c):
+    return a + b.permute(2, 0, 1) + c.permute(1, 2, 0)
+
+
+@case(lambda: (seeded(20), seeded(20, 70)), kernels=1)
+def running_mean(m, x):
+    m.mul_(0.9).add_(x.mean(1))
+    return x - m[:, None]
+
+
 @case(lambda: (seeded(7, 1, 5), seeded(3, 5)), kernels=1)
 def broadcast(a, b):
     return torch.where(a > b, a, b) * 3 - a
