@@ -85,10 +85,10 @@ class KernelArguments:
         groups = (self._both, self._read, self._written)
         return tuple(self._pointer(name, buffer) for group in groups for buffer, name in group.items())
 
-    def sizes(self, *, wide: bool) -> tuple[KernelParameter, ...]:
-        """Return the sizes, in order; `wide` where indices have 64 bits."""
-        kind = "i64" if wide else "i32"
-        return tuple(KernelParameter(name, symbol, kind, aligned=False) for symbol, name in self._sizes.items())
+    @property
+    def sizes(self) -> tuple[KernelParameter, ...]:
+        """The sizes, in order."""
+        return tuple(KernelParameter(name, symbol, "i64", aligned=False) for symbol, name in self._sizes.items())
 
     @property
     def changed(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ It decides dimensions and tiling, whether rows are held whole, which masks are c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -33,8 +33,6 @@ _SHORT_ROW = 64
 LARGEST_NARROW = 2**31 - 1
 _UNKNOWN_SIZE = 8192
 _GRID_AXES = {"x": 0, "y": 1, "z": 2}
-# Conversions to 8-bit floats take so many elements of a thread together.
-_ELEMENTS_TOGETHER = {"tl.float8e4": 2, "tl.float8e5": 4}
 # Rows that a block may hold whole though the kernel loops over them, and from how much saved traffic that is tried.
 _HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
 Bounded = Callable[[sympy.Expr], bool]
@@ -120,11 +118,13 @@ def write_kernel(
     writer = BodyWriter(shape, pool, buffers, arguments)
     body = writer.write(group.loops)
     head = [line for dimension in space.dimensions for line in _header(dimension, shape)]
+    # Sizes are as wide as the indices that they are multiplied with.
+    sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
     return KernelText(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
         dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
-        parameters=(*arguments.pointers, *arguments.sizes(wide=wide), *numels),
+        parameters=(*arguments.pointers, *sizes, *numels),
         blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
         body=(*head, *body),
         hints={d.prefix: pow2_up(_hint(d.numel, size_hints)) for d in space.dimensions},
@@ -136,7 +136,7 @@ def write_kernel(
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),
         asserts=writer.num_assert > 0,
-        facts=_facts(body, space, inner and not persistent, writer.repeated),
+        facts=_facts(space, writer.repeated, inner=inner and not persistent),
     )
 
 
@@ -222,19 +222,11 @@ def _overflows(dimension: Dimension, space: IterationSpace) -> bool:
     return not (dimension.numel.is_Integer and dimension.numel <= _MOST_Y_PROGRAMS)
 
 
-def _facts(lines: Sequence[str], space: IterationSpace, inner: bool, repeated: float) -> dict[str, Any]:
+def _facts(space: IterationSpace, repeated: float, *, inner: bool) -> dict[str, Any]:
     """Return what heuristics are told beside counts."""
-    found: dict[str, Any] = {}
-    text = "\n".join(lines)
-    elements = max((least for name, least in _ELEMENTS_TOGETHER.items() if name in text), default=0)
-    if elements:
-        found["min_elem_per_thread"] = elements
-    reduced = space.reduced
-    if inner and reduced is not None and reduced.numel.is_Integer:
-        low, high = _HELD_BY_A_BLOCK
-        if low < reduced.numel <= high and repeated >= _WORTH_HOLDING:
-            found["add_persistent_rblock"] = True
-    return found
+    reduced, (low, high) = space.reduced, _HELD_BY_A_BLOCK
+    long = inner and reduced is not None and bool(reduced.numel.is_Integer and low < reduced.numel <= high)
+    return {"add_persistent_rblock": True} if long and repeated >= _WORTH_HOLDING else {}
 
 
 # Lines ------------------------------------------------------------------------------------------------------------------

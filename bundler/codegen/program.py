@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from bundler.codegen.module_text import ProgramKernel
 from bundler.codegen.program_build import Buildable, build_bundle
@@ -76,20 +76,21 @@ class Program:
         """The text of each kernel's module, by the kernel's name."""
         return {name: kernel.source for name, kernel in self.kernels.items()}
 
-    def build(self, targets: Sequence[str], *, workers: int | None = 1) -> Bundle:
+    def build(self, targets: Sequence[str], *, workers: int | None = 1, candidates: int | Literal["all"] = 1) -> Bundle:
         """Compile the kernels for targets, without a GPU, into a bundle that also holds the plan.
 
         Args:
             targets: such as `cuda:90`.
             workers: processes that compile; None for one a core, 1 compiles in this process.
+            candidates: how many candidates of each kernel, or `all`; a replay takes the one that a tuning record in the bundle names, else the first.
 
         Raises:
             CompileFailed: a kernel does not compile for a target; the first one's message.
             UnsupportedOperator: a kernel has an 8-bit float that a target lacks.
-            ConfigError: a target is none.
+            ConfigError: a target is none, or a number of candidates.
         """
         buildable = Buildable(self.options.name, self.sources, self.modules, self.plan)
-        return build_bundle(buildable, targets, workers)
+        return build_bundle(buildable, targets, workers, candidates)
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on.

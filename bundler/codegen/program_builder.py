@@ -23,6 +23,7 @@ from bundler.codegen.online_softmax import paired
 from bundler.codegen.size_text import size_text
 from bundler.codegen.split_reductions import split
 from bundler.runtime.launch.program_plan import (
+    BUFFER_MARK,
     Allocate,
     Input,
     KernelEntry,
@@ -35,7 +36,6 @@ from bundler.runtime.launch.program_plan import (
     Step,
     TensorSpec,
 )
-from bundler.runtime.launch.program_replay import BUFFER_MARK
 
 
 class Graph(Protocol):

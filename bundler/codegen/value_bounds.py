@@ -48,9 +48,10 @@ def _bounds(value: Argument, ranges: Ranges) -> Bounds | None:
 def _chosen(term: Term, ranges: Ranges) -> Bounds | None:
     condition, one, other = term.arguments
     right = _bounds(other, ranges)
-    below = isinstance(condition, Term) and condition.operator == "lt" and condition.arguments[0] is other
-    if below and right is not None and right[0] >= 0 and _bounds(condition.arguments[1], ranges) == (0, 0):
-        return right  # an index that would count from the end where it is negative, which it never is
+    # An index that would count from the end where it is negative, which it never is.
+    asked = condition.arguments if isinstance(condition, Term) and condition.operator == "lt" else (None, 0)
+    if asked[0] is other and right is not None and right[0] >= 0 and _bounds(asked[1], ranges) == (0, 0):
+        return right
     left = _bounds(one, ranges)
     return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
 

@@ -20,6 +20,7 @@ from bundler.errors import FormatError, UnsupportedVersion
 
 VERSION = 1
 MAX_PLAN_BYTES = 64 << 20
+BUFFER_MARK = "@"
 Size = int | str
 
 
@@ -99,11 +100,12 @@ Step = Allocate | Launch | OperatorStep | Release
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """How a kernel is launched on one target: the blocks and options that it was compiled with."""
+    """How a kernel is launched on one target: the blocks that it was compiled with, and the options that are not the same for every kernel."""
 
     blocks: Mapping[str, Any]
     num_warps: int
     num_stages: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,14 @@ class KernelEntry:
     Attributes:
         grid: kind of its grid.
         parameters: names of what a launch passes, in order.
-        choices: target -> how it was compiled.
+        choices: target -> how it was compiled, in the order of its heuristic.
+        source: names its text, as tuning records have it; empty where no record was looked for.
     """
 
     grid: str
     parameters: tuple[str, ...]
-    choices: Mapping[str, KernelChoice] = field(default_factory=dict)
+    choices: Mapping[str, tuple[KernelChoice, ...]] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class ProgramPlan:
         """Decode what `to_json` wrote.
 
         Raises:
-            FormatError: it is anything else.
+            FormatError: it is anything else, or does what no generated program does.
             UnsupportedVersion: a newer version wrote it.
         """
         if len(data) > MAX_PLAN_BYTES:
@@ -179,9 +183,13 @@ class ProgramPlan:
             raise UnsupportedVersion(
                 f"a program's plan: expected version {VERSION}, got {version!r}; update bundler", got=version
             )
+        from bundler.runtime.launch.plan_validation import check_plan  # it knows the classes of this module
+
         try:
-            return _plan(found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            plan = _plan(found)
+            check_plan(plan)
+            return plan
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError(f"a program's plan: {type(error).__name__}: {error}") from error
 
 
@@ -235,7 +243,10 @@ def _step(kind: str, data: Mapping[str, Any]) -> Step:
 
 def _kernel(data: Mapping[str, Any]) -> KernelEntry:
     choices = {
-        str(target): KernelChoice(dict(item["blocks"]), int(item["num_warps"]), int(item["num_stages"]))
-        for target, item in data["choices"].items()
+        str(target): tuple(
+            KernelChoice(dict(item["blocks"]), item["num_warps"], item["num_stages"], dict(item["options"]))
+            for item in items
+        )
+        for target, items in data["choices"].items()
     }
-    return KernelEntry(str(data["grid"]), tuple(map(str, data["parameters"])), choices)
+    return KernelEntry(str(data["grid"]), tuple(map(str, data["parameters"])), choices, str(data["source"]))

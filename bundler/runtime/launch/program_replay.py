@@ -16,14 +16,19 @@ from typing import Any, Protocol
 
 from bundler.errors import CannotLaunchStatically, ConfigError, NotFound
 from bundler.format.bundle import Bundle
+from bundler.format.launch_spec import TuningRecord
+from bundler.format.program_paths import program_name
 from bundler.runtime.heuristics.launch_expressions import evaluate
 from bundler.runtime.heuristics.launch_grids import open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
 from bundler.runtime.launch.device_tensors import device_tensor
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.program_plan import (
+    BUFFER_MARK,
     Allocate,
     Input,
+    KernelChoice,
+    KernelEntry,
     Launch,
     OperatorStep,
     Output,
@@ -33,9 +38,6 @@ from bundler.runtime.launch.program_plan import (
     TensorSpec,
 )
 
-BUFFER_MARK = "@"
-PLAN_PREFIX = "programs/"
-PLAN_SUFFIX = ".program.json"
 # Of a kernel, its arguments by position, and the sizes of its grid.
 Launcher = Callable[[str, Sequence[Any], Mapping[str, int]], None]
 
@@ -195,11 +197,8 @@ def load_program(
         FormatError, DigestMismatch: the bundle or the plan in it is damaged.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    plans = {
-        entry.path.removeprefix(PLAN_PREFIX).removesuffix(PLAN_SUFFIX): entry
-        for entry in opened.opaque
-        if entry.path.startswith(PLAN_PREFIX) and entry.path.endswith(PLAN_SUFFIX)
-    }
+    named = ((program_name(entry.path), entry) for entry in opened.opaque)
+    plans = {found: entry for found, entry in named if found is not None}
     chosen = name if name is not None else next(iter(plans)) if len(plans) == 1 else ""
     if chosen not in plans:
         raise NotFound(
@@ -207,27 +206,52 @@ def load_program(
         )
     plan = ProgramPlan.from_json(opened.read(plans[chosen].artifact))
     kernels = load(opened, driver=driver)
-    return ProgramRunner(plan, static_launcher(plan, kernels), memory, constants)
+    return ProgramRunner(plan, static_launcher(plan, kernels, opened.tuning_records), memory, constants)
 
 
-def static_launcher(plan: ProgramPlan, kernels: Kernels) -> Launcher:
-    """Return what launches a plan's kernels from a bundle, with the blocks that they were compiled with for the current device."""
+def static_launcher(plan: ProgramPlan, kernels: Kernels, records: Sequence[TuningRecord] = ()) -> Launcher:
+    """Return what launches a plan's kernels from a bundle.
+
+    Args:
+        plan: of the program.
+        kernels: of the bundle.
+        records: of kernels that were tuned, which choose among the candidates that a kernel was compiled with; without one for a kernel, and for
+            the current device, the first is launched.
+    """
     driver = kernels.driver
     grids = {name: open_grid(entry.grid, {}) for name, entry in plan.kernels.items()}
+    chosen: dict[tuple[str, str], KernelChoice] = {}
 
     def launch(name: str, arguments: Sequence[Any], sizes: Mapping[str, int]) -> None:
         target = f"{driver.backend}:{driver.properties(driver.device()).arch}"
-        choice = plan.kernels[name].choices.get(target)
+        choice = chosen.get((name, target))
         if choice is None:
-            raise CannotLaunchStatically(
-                f"{name}: the program was built for {', '.join(plan.kernels[name].choices) or 'no target'}, not for {target}; "
-                f"build it with --target {target}",
-                kernel=name,
-                target=target,
-            )
+            choice = chosen[name, target] = _choice(name, plan.kernels[name], target, records)
         grid = grids[name](choice.blocks, sizes)
         if 0 not in grid:
-            options = {"num_warps": choice.num_warps, "num_stages": choice.num_stages}
+            options = {"num_warps": choice.num_warps, "num_stages": choice.num_stages, **choice.options}
             kernels[name][grid](*arguments, **choice.blocks, **options)
 
     return launch
+
+
+def _choice(name: str, entry: KernelEntry, target: str, records: Sequence[TuningRecord]) -> KernelChoice:
+    """Return the candidate that a record of this kernel's source on such a device names, else the first."""
+    choices = entry.choices.get(target)
+    if not choices:
+        raise CannotLaunchStatically(
+            f"{name}: the program was built for {', '.join(entry.choices) or 'no target'}, not for {target}; "
+            f"build it with --target {target}",
+            kernel=name,
+            target=target,
+        )
+    for record in records:
+        parts = dict(record.parts)
+        if entry.source and parts.get("source") == entry.source and target in parts.get("device", "").split(", "):
+            config = {key: value.plain() for key, value in record.config}
+            for choice in choices:
+                wanted = {**choice.blocks, "num_warps": choice.num_warps, "num_stages": choice.num_stages}
+                wanted |= {f"option.{key}": value for key, value in choice.options.items()}
+                if all(config.get(key) == value for key, value in wanted.items()):
+                    return choice
+    return choices[0]
