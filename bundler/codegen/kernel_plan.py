@@ -57,6 +57,7 @@ class KernelText:
         buffers: what it writes, for comments.
         bounds: sizes that are at most `LARGEST_NARROW` in every call, since its indices have 32 bits.
         asserts: whether it asserts that indices which it reads are in range.
+        examples: for each parameter dtype, sizes and strides of a tensor, or a number, as the example's.
         facts: what else heuristics look at, by the names of the decorator's arguments; none that says nothing.
     """
 
@@ -75,6 +76,7 @@ class KernelText:
     bounds: tuple[sympy.Expr, ...] = ()
     asserts: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    examples: tuple[Any, ...] = ()
 
 
 def write_kernel(
@@ -136,6 +138,7 @@ def write_kernel(
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),
         asserts=writer.num_assert > 0,
+        examples=tuple(_example(p, buffers, size_hints) for p in (*arguments.pointers, *sizes, *numels)),
         facts=_facts(space, writer.repeated, inner=inner and not persistent),
     )
 
@@ -148,6 +151,16 @@ def _is_added_to(group: LoopGroup, buffer: str) -> bool:
 def _hint(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
     known = size.subs(dict(hints))
     return int(known) if known.is_Integer else _UNKNOWN_SIZE
+
+
+def _example(
+    parameter: KernelParameter, buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]
+) -> tuple[str, tuple[int, ...], tuple[int, ...]] | int:
+    if not isinstance(parameter.outer, str):
+        return _hint(parameter.outer, hints)
+    layout = buffers[parameter.outer].layout
+    sizes, strides = (tuple(_hint(part, hints) for part in parts) for parts in (layout.sizes, layout.strides))
+    return layout.dtype, sizes, strides
 
 
 # Decisions --------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
 from bundler.runtime.launch.program_plan import ProgramPlan
 from bundler.runtime.launch.program_replay import Launcher, ProgramRunner
-from bundler.toolchain.torch_memory import TorchMemory
+from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,16 @@ class GenerateOptions:
         sources: directory for modules that are imported; None takes the user's cache directory.
         wide_indices: give indices 64 bits wherever sizes may change from call to call; else they have 32, and a call with more elements is refused.
         assert_indices: let kernels assert that indices which they read from tensors are in range, as torch does, unless that is known.
+        benchmark_harness: end each kernel's module with a benchmark, which runs where the module is run as a program.
+        nan_checks: look after each launch of `Program.run` whether a tensor of floats that the kernel was given has a NaN or an infinity.
     """
 
     name: str = "program"
     sources: str | None = None
     wide_indices: bool = False
     assert_indices: bool = True
+    benchmark_harness: bool = False
+    nan_checks: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,9 @@ class Program:
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on.
 
+        Raises:
+            FloatingPointError: a NaN or an infinity, where the program was generated with `nan_checks`.
+
         Returns:
             The tensors that the function returns, in order, whatever tuples and lists it has them in.
         """
@@ -116,6 +123,11 @@ class Program:
     def _runner(self) -> ProgramRunner:
         def launch(name: str, arguments: Sequence[Any], _sizes: Mapping[str, int]) -> None:
             self.modules[name].run(*arguments)
+            wrong = unusual_numbers(arguments) if self.options.nan_checks else ""
+            if wrong:
+                raise FloatingPointError(
+                    f"{name}: after its launch {wrong}: expected finite numbers; look at what the function computes there, or leave nan_checks out"
+                )
 
         return self.runner(TorchMemory(self.device), launch)
 
@@ -157,6 +169,11 @@ def program_of_graph(module: Any, options: GenerateOptions | None = None, *, gua
     options = options or GenerateOptions()
     graph = importlib.import_module("bundler.codegen.graph_reading").read_graph(module)
     bounded = graph.guarded if guarded else lambda _: True
-    built = build_program(graph, None if options.wide_indices else bounded, asserted=options.assert_indices)
+    built = build_program(
+        graph,
+        None if options.wide_indices else bounded,
+        asserted=options.assert_indices,
+        harness=options.benchmark_harness,
+    )
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
     return Program(built.kernels, built.plan, fallbacks, graph.constants, graph.device, options)

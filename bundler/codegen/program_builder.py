@@ -56,22 +56,25 @@ class BuiltProgram:
     groups: tuple[LoopGroup, ...] = field(repr=False)
 
 
-def build_program(graph: Graph, bounded: Bounded | None = None, *, asserted: bool = True) -> BuiltProgram:
+def build_program(
+    graph: Graph, bounded: Bounded | None = None, *, asserted: bool = True, harness: bool = False
+) -> BuiltProgram:
     """Return the program of a graph.
 
     Args:
         graph: that was read.
         bounded, asserted: as `write_kernel` has them.
+        harness: as `KernelModules` has it.
     """
-    return _ProgramBuilder(graph, bounded, asserted=asserted).build()
+    return _ProgramBuilder(graph, bounded, asserted=asserted, harness=harness).build()
 
 
 class _ProgramBuilder:
-    def __init__(self, graph: Graph, bounded: Bounded | None, *, asserted: bool) -> None:
+    def __init__(self, graph: Graph, bounded: Bounded | None, *, asserted: bool, harness: bool) -> None:
         self._graph, self._builder, self._bounded, self._asserted = graph, graph.builder, bounded, asserted
         self._limits: dict[str, int] = {}
         self._buffers = graph.builder.buffers
-        self._modules = KernelModules()
+        self._modules = KernelModules(harness=harness)
         self._outputs = {item.buffer for item in graph.outputs if isinstance(item, Reference)}
         self._steps: list[Step] = []
         # Buffer -> the name under which its memory runs, where it took that of another one.

@@ -45,7 +45,7 @@ Launcher = Callable[[str, Sequence[Any], Mapping[str, int]], None]
 class ProgramMemory(Protocol):
     """Where tensors of a program come from.
 
-    Sizes are numbers here.
+    Sizes are numbers here.  One whose `host` is true has tensors of the host, for launchers that no GPU is behind.
     """
 
     def allocate(self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -72,6 +72,7 @@ class ProgramRunner:
         self, plan: ProgramPlan, launch: Launcher, memory: ProgramMemory, constants: Mapping[str, Any] | None = None
     ) -> None:
         self.plan, self._launch, self._memory = plan, launch, memory
+        self._host = bool(getattr(memory, "host", False))
         self._constants = dict(constants or {})
         missing = [name for name in plan.constants if name not in self._constants]
         if missing:
@@ -89,7 +90,7 @@ class ProgramRunner:
         self._check_limits(sizes)
         values: dict[str, Any] = dict(self._constants)
         given = zip(self.plan.inputs, inputs, strict=True)
-        values |= {item.name: device_tensor(value) for item, value in given if item.spec}
+        values |= {item.name: device_tensor(value, host=self._host) for item, value in given if item.spec}
         for step in self.plan.steps:
             match step:
                 case Launch():
