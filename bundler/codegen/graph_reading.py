@@ -14,14 +14,14 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy import functions
 
 from bundler.codegen.index_functions import FloorDiv, owned
 from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor
 from bundler.codegen.loop_nodes import Reference, TensorLayout, TorchValue
-from bundler.codegen.lowerings import RefusedOperator, lower
+from bundler.codegen.lowerings import HIGHER_ORDER, RefusedOperator, lower
 from bundler.codegen.operator_calls import OperatorCall
 from bundler.errors import UnsupportedOperator
 
@@ -30,6 +30,7 @@ _SHAPES = frozenset(
 )
 _ALIGNED_BYTES = 16
 _LARGEST_NARROW = 2**31 - 1
+_ASSEMBLY = "inline_asm_elementwise"
 # Parameters that say where and how memory is taken, which no kernel is told.
 _PLACEMENT = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "requires_grad", "non_blocking", "generator"}
@@ -146,6 +147,8 @@ class _Reader:
         if node.target is operator.getitem:
             source, key = node.args
             return self._values[source][key]
+        if isinstance(node.target, HigherOrderOperator) and str(node.target) == _ASSEMBLY:
+            return self._assembly(node)
         if not isinstance(node.target, OpOverload):
             raise UnsupportedOperator(f"{node.target}: no operator of ATen", operator=str(node.target))
         if node.target is torch.ops.aten.copy_.default:
@@ -167,6 +170,18 @@ class _Reader:
                     tensor.strides = layout.strides
                 self._graph.builder.mark_reuse(tensor, len(node.users))
         return found[0] if single else found
+
+    def _assembly(self, node: fx.Node) -> LazyTensor:
+        """Return the result of torch's operator for assembly, which takes tensors and texts."""
+        keywords = {name: self._argument(item) for name, item in node.kwargs.items()}
+        positional = tuple(self._argument(item) for item in node.args)
+        results = (self._result(node.meta["val"]),)
+        call = OperatorCall(
+            f"{HIGHER_ORDER}.{_ASSEMBLY}.default", {}, positional, keywords, results, True, None, frozenset({_ASSEMBLY})
+        )
+        (found,) = lower(self._graph.builder, call, self._graph.fallbacks)
+        assert found is not None
+        return found
 
     def _operator_call(self, node: fx.Node, results: tuple[TensorLayout | None, ...], *, single: bool) -> OperatorCall:
         schema = node.target._schema  # noqa: SLF001
@@ -191,6 +206,8 @@ class _Reader:
         for kind, cls in _TORCH_KINDS.items():
             if isinstance(item, cls):
                 return TorchValue(kind, str(item).removeprefix("torch."))
+        if isinstance(item, torch.Generator):
+            raise UnsupportedOperator("a generator of random numbers: expected torch's own", operator="generator")
         return item
 
     def _result(self, value: Any) -> TensorLayout | None:

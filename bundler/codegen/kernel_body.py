@@ -17,18 +17,19 @@ from collections.abc import Mapping
 import sympy
 
 from bundler.codegen import operation_text
-from bundler.codegen.data_types import loaded_text, stored_text
+from bundler.codegen.data_types import elements_per_thread, loaded_text, stored_text
 from bundler.codegen.index_text import index_text
 from bundler.codegen.kernel_arguments import KernelArguments
 from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name, placed_loops
 from bundler.codegen.literals import constant_text
 from bundler.codegen.load_policies import LoadPolicies
-from bundler.codegen.loop_nodes import Buffer, Loop
+from bundler.codegen.loop_nodes import SEEDS, Buffer, Loop
 from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbols_of
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
 from bundler.codegen.reduction_text import ReductionWriter, row_of
+from bundler.codegen.store_text import store_lines
 from bundler.codegen.value_bounds import is_within
 from bundler.runtime.launch.device_tensors import item_bytes
 
@@ -42,6 +43,7 @@ class BodyWriter:
     Attributes:
         num_load, num_store, num_reduction, num_assert: how often the text does each.
         atomic: whether it adds atomically.
+        elements: how many neighbouring elements a thread has to hold, for conversions of 8-bit floats.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class BodyWriter:
         self._shape, self._space, self._pool, self._buffers = shape, shape.space, pool, buffers
         self.arguments = arguments
         self.num_load = self.num_store = self.num_reduction = self.num_assert = 0
-        self.atomic = False
+        self.atomic, self.elements = False, 1
         self._outer = Scope()
         self._inner: Scope | None = None
         self._count = 0
@@ -196,6 +198,8 @@ class BodyWriter:
                 return self._masked(term, masks)
             case "check_bounds":
                 return self._checked(term, masks)
+        if term.operator == "to_dtype":
+            self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
         arguments = [self._argument(argument, term, masks) for argument in term.arguments]
         return self._line(term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term))))
 
@@ -225,7 +229,7 @@ class BodyWriter:
         condition = self._value(mask, masks).text
         self._mask_dimensions[condition] = self._dimensions_of(mask)
         inside = tuple(dict.fromkeys((*masks, condition)))
-        if body.operator == "load" and not self._is_computed(body):
+        if body.operator == "load" and body.details[0] != SEEDS and not self._is_computed(body):
             return self._fetched(body, inside, term.details[0])
         value = self._value(body, inside)
         other = Value(constant_text(term.details[0], term.dtype), term.dtype)
@@ -233,8 +237,7 @@ class BodyWriter:
 
     def _index_value(self, term: Term, masks: Masks) -> Value:
         expr = term.details[0]
-        # A value is no address: it may leave the bits that addresses fit in.
-        far = not self._shape.wide and not self._space.ranges().fits(expr)
+        far = not self._shape.wide and not self._space.ranges().fits(expr)  # no address, so of any size
         text = self._index(expr, term, masks, far=far)
         if term.dtype == "int64":
             # A size of 1 is a constant for Triton, which has no methods.
@@ -299,6 +302,8 @@ class BodyWriter:
 
     def _loaded(self, term: Term, masks: Masks) -> Value:
         buffer, index, _ = term.details
+        if buffer == SEEDS:
+            return self._seed(term, masks)
         result = self._results.get((buffer, index))
         if result is not None:
             return result
@@ -306,6 +311,11 @@ class BodyWriter:
         if definition is not None:
             return self._value(definition, masks)
         return self._fetched(term, masks, 0)
+
+    def _seed(self, term: Term, masks: Masks) -> Value:
+        """Return a seed, which all lanes share."""
+        place = self.arguments.seed_offset(int(term.details[1]))
+        return self._line(term, masks, Value(f"tl.load({self.arguments.read(SEEDS)} + {place})", "int64"))
 
     def _is_computed(self, load: Term) -> bool:
         """Whether the kernel itself computes what a load reads."""
@@ -333,11 +343,10 @@ class BodyWriter:
             address = f"tl.broadcast_to({address}, {self._shape.shape_of(spread)})"
         parts = [f"({address})", " & ".join(active) or "None"]
         reduced = self._space.reduced
-        buffer = term.details[0]
         if active and (masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used):
             plain = repr(other) if math.isfinite(other) else f"float('{other}')"
             parts.append(f"other={plain if other else '0.0'}")
-        policy = self._policy(buffer, index, used)
+        policy = self._policy(term.details[0], index, used)
         if policy:
             parts.append(f"eviction_policy='{policy}'")
         return ", ".join(parts)
@@ -382,13 +391,10 @@ class BodyWriter:
         self._stored_along_row += 0 if kept else item_bytes(buffer.layout.dtype)
         mask = " & ".join(active) or "None"
         scope = self._outer if kept or self._inner is None else self._inner
-        if loop.mode == "atomic_add":
-            self.atomic = True
-            text = f"tl.broadcast_to({text}, {shape})"
-            scope.stores.append(f"tl.atomic_add({pointer} + ({address}), {text}, {mask}, sem='relaxed')")
-        else:
-            spread = any(d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions)
-            if spread and pointer.startswith("in_out"):
-                # Other warps hold the same element, and have to have read it before it changes.
-                scope.stores.append("tl.debug_barrier()")
-            scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
+        atomic = loop.mode if loop.mode is not None and loop.mode.startswith("atomic_") else None
+        self.atomic |= atomic is not None
+        spread = any(d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions)
+        scope.stores += store_lines(
+            f"{pointer} + ({address})", text, mask, buffer.layout.dtype,
+            atomic=atomic, shape=shape, shared=spread and pointer.startswith("in_out"),
+        )  # fmt: skip

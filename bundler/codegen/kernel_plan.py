@@ -59,6 +59,7 @@ class KernelText:
         asserts: whether it asserts that indices which it reads are in range.
         examples: for each parameter dtype, sizes and strides of a tensor, or a number, as the example's.
         facts: what else heuristics look at, by the names of the decorator's arguments; none that says nothing.
+        elements: how many neighbouring elements a thread has to hold.
     """
 
     kind: str
@@ -77,6 +78,7 @@ class KernelText:
     asserts: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     examples: tuple[Any, ...] = ()
+    elements: int = 1
 
 
 def write_kernel(
@@ -134,6 +136,7 @@ def write_kernel(
         changed=arguments.changed,
         counts={"num_load": writer.num_load, "num_store": writer.num_store, "num_reduction": writer.num_reduction},
         atomic=writer.atomic,
+        elements=writer.elements,
         origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),

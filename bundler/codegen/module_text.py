@@ -87,6 +87,7 @@ def module_text(text: KernelText) -> str:
         "triton_meta": triton_meta(text),
         "inductor_meta": inductor_meta(text),
         **text.facts,
+        "min_elem_per_thread": text.elements if text.kind == "pointwise" and text.elements > 1 else None,
     }
     arguments = "".join(f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None)
     body = "".join(f"    {line}\n" for line in text.body)
@@ -94,7 +95,7 @@ def module_text(text: KernelText) -> str:
         f"{_IMPORTS}\n\n"
         f"# {', '.join(text.origins) or 'copy'}\n"
         f"@heuristic(\n    {text.kind!r},\n{arguments})\n"
-        f"@triton.jit\n"
+        f"@triton.jit{_unspecialized(text)}\n"
         f"def {_PLACEHOLDER}({', '.join(parameters)}):\n{body}"
     )
 
@@ -124,6 +125,12 @@ def gigabytes(text: KernelText) -> float:
     return total / 1e9
 
 
+def _unspecialized(text: KernelText) -> str:
+    """Return what Triton's JIT is told not to look at: numbers that differ from launch to launch, since a bundle has the kernel once."""
+    names = [p.name for p in text.parameters if not isinstance(p.outer, str) and not (p.fixed and p.outer.is_Integer)]
+    return f"(do_not_specialize={names!r})" if names else ""
+
+
 def _tile_hint(text: KernelText) -> str | None:
     if text.kind != "pointwise" or len(text.dimensions) != 2:  # noqa: PLR2004  # y and x
         return None
@@ -143,7 +150,7 @@ def triton_meta(text: KernelText) -> dict[str, Any]:
 
 
 def _is_one(parameter: KernelParameter) -> bool:
-    return not isinstance(parameter.outer, str) and parameter.outer == 1
+    return parameter.fixed and not isinstance(parameter.outer, str) and parameter.outer == 1
 
 
 def inductor_meta(text: KernelText) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
 from bundler.runtime.launch.program_plan import ProgramPlan
 from bundler.runtime.launch.program_replay import Launcher, ProgramRunner
+from bundler.runtime.launch.seed_stream import SeedSource
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
 
@@ -96,8 +97,12 @@ class Program:
         buildable = Buildable(self.options.name, self.sources, self.modules, self.plan)
         return build_bundle(buildable, targets, workers, candidates)
 
-    def run(self, *inputs: Any) -> tuple[Any, ...]:
+    def run(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
         """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on.
+
+        Args:
+            *inputs: tensors and numbers, as the example's.
+            seed: decides the random numbers of this call; None draws from torch's generator, which `torch.manual_seed` sets.
 
         Raises:
             FloatingPointError: a NaN or an infinity, where the program was generated with `nan_checks`.
@@ -105,11 +110,11 @@ class Program:
         Returns:
             The tensors that the function returns, in order, whatever tuples and lists it has them in.
         """
-        return self._runner(*inputs)
+        return self._runner(*inputs, seed=seed)
 
-    def runner(self, memory: Any, launch: Launcher) -> ProgramRunner:
-        """Return what runs the plan with other memory or another launcher."""
-        return ProgramRunner(self.plan, launch, memory, self.constants)
+    def runner(self, memory: Any, launch: Launcher, seeds: SeedSource | None = None) -> ProgramRunner:
+        """Return what runs the plan with other memory, another launcher, or seeds from elsewhere."""
+        return ProgramRunner(self.plan, launch, memory, self.constants, seeds)
 
     @cached_property
     def modules(self) -> Mapping[str, Any]:
@@ -129,7 +134,8 @@ class Program:
                     f"{name}: after its launch {wrong}: expected finite numbers; look at what the function computes there, or leave nan_checks out"
                 )
 
-        return self.runner(TorchMemory(self.device), launch)
+        memory = TorchMemory(self.device)
+        return self.runner(memory, launch, memory.seeds)
 
 
 def generate(

@@ -45,6 +45,7 @@ _MULTIPROCESSORS = {
     "gfx942": 304,
     "gfx950": 256,
 }
+_ASSEMBLY = "tl.inline_asm_elementwise("
 _DEFAULT_MULTIPROCESSORS = 108
 _WAVE = {"cuda": 32, "hip": 64}
 
@@ -83,6 +84,7 @@ def build_bundle(
     chosen = [Target.parse(target) for target in targets]
     for target in chosen:
         refuse_missing_types(program.sources, target)
+        refuse_assembly(program.sources, target)
     plan = Plan()
     planned = [
         _Planned(name, target, _planned(plan, program, name, target, most))
@@ -147,6 +149,21 @@ def refuse_missing_types(sources: Mapping[str, str], target: Target) -> None:
                 operator=kernels[0],
                 dtypes=(dtype,),
             )
+
+
+def refuse_assembly(sources: Mapping[str, str], target: Target) -> None:
+    """Raise where a kernel holds assembly, which is PTX, and a target has other instructions.
+
+    Raises:
+        UnsupportedOperator: for every target but CUDA's.
+    """
+    kernels = [name for name, source in sources.items() if _ASSEMBLY in source]
+    if kernels and target.backend != "cuda":
+        raise UnsupportedOperator(
+            f"{kernels[0]} for {target}: inline_asm_elementwise holds PTX, which only cuda targets have; "
+            "build for one of them, or compute it by other operators",
+            operator="inline_asm_elementwise",
+        )
 
 
 def _choice(config: Config) -> KernelChoice:

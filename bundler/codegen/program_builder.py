@@ -15,7 +15,7 @@ import sympy
 from bundler.codegen.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
 from bundler.codegen.lazy_tensors import GraphBuilder
-from bundler.codegen.loop_nodes import ExternCall, Loop, Node, Reference, TensorLayout, TorchValue, numel
+from bundler.codegen.loop_nodes import SEEDS, ExternCall, Loop, Node, Reference, TensorLayout, TorchValue, numel
 from bundler.codegen.loop_order import normalized
 from bundler.codegen.memory_reuse import reusable
 from bundler.codegen.module_text import KernelModules, ProgramKernel, inductor_meta
@@ -32,6 +32,7 @@ from bundler.runtime.launch.program_plan import (
     Output,
     ProgramPlan,
     Release,
+    Seeds,
     Size,
     Step,
     TensorSpec,
@@ -88,6 +89,8 @@ class _ProgramBuilder:
         groups = fused(nodes, self._buffers, self._graph.hints)
         last = _last_uses(groups)
         self._allocate_empty(groups)
+        if any(SEEDS in group.touched for group in groups):
+            self._steps.append(Seeds(SEEDS, int(numel(self._buffers[SEEDS].layout.sizes))))
         for number, group in enumerate(groups):
             if is_extern(group):
                 self._call(group.nodes[0])

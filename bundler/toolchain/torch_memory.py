@@ -42,6 +42,15 @@ class TorchMemory:
         """Return a tensor's memory seen in another way; the offset counts from the tensor's first element."""
         return tensor.as_strided(sizes, strides, tensor.storage_offset() + offset)
 
+    def integers(self, numbers: Sequence[int]) -> Any:
+        """Return a new int64 tensor that holds these numbers."""
+        return self._torch.tensor(list(numbers), dtype=self._torch.int64, device=self._device)
+
+    def seeds(self, count: int) -> Any:
+        """Return seeds of random numbers from torch's default generator of the device, which `torch.manual_seed` sets."""
+        limits = self._torch.iinfo(self._torch.int64)
+        return self._torch.randint(limits.min, limits.max, (count,), dtype=self._torch.int64, device=self._device)
+
     def call(self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Call an operator of ATen by its name.
 

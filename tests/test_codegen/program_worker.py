@@ -9,12 +9,15 @@ import json
 import sys
 import traceback
 
+import function_cases
 import libdevice_shim
 import torch
 from program_cases import CASES
 
 from bundler.codegen.program import GenerateOptions, generate
 from bundler.runtime.launch.program_plan import ProgramPlan
+
+assert function_cases, "importing adds its functions"
 
 
 def difference(found, expected, tolerance):

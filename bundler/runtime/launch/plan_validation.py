@@ -25,6 +25,7 @@ from bundler.runtime.launch.program_plan import (
     Output,
     ProgramPlan,
     Release,
+    Seeds,
     Size,
     TensorSpec,
 )
@@ -34,7 +35,7 @@ _MOST_DEEP = 16
 _LARGEST = 2**63 - 1
 _MOST_BLOCK, _MOST_WARPS, _MOST_STAGES = 1 << 20, 64, 64
 _OPTIONS = frozenset({"waves_per_eu"})
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _OPERATOR = re.compile(r"(?:aten|prims)\.[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_]+")
 # Operators of ATen that reach files, or memory that is no argument of theirs.
 _REFUSED = frozenset({"from_file", "from_blob", "set_", "set_data", "resize_", "resize_as_", "record_stream"})
@@ -125,6 +126,8 @@ class _PlanCheck:
             case Allocate(name, spec):
                 self._spec(spec)
                 self._begin(name, spec)
+            case Seeds(name, count):
+                self._begin(name, TensorSpec("int64", (count,), (1,)))
             case Release(name):
                 self._used(name)
                 del self._live[name]

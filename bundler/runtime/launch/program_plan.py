@@ -3,7 +3,7 @@
 
 ::
 
-    inputs  ->  steps: Allocate | Launch | OperatorStep | Release, in order  ->  outputs
+    inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release, in order  ->  outputs
 
 Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions` evaluates.  The generator writes a plan, a bundle
 holds it as JSON, and `program_replay` runs it.
@@ -21,6 +21,7 @@ from bundler.errors import FormatError, UnsupportedVersion
 VERSION = 1
 MAX_PLAN_BYTES = 64 << 20
 BUFFER_MARK = "@"
+MAX_SEEDS = 1 << 20
 Size = int | str
 
 
@@ -53,6 +54,19 @@ class Allocate:
 
     name: str
     spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """New seeds of random numbers.
+
+    Attributes:
+        name: of a buffer of int64.
+        count: how many.
+    """
+
+    name: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,7 @@ class OperatorStep:
     single: bool
 
 
-Step = Allocate | Launch | OperatorStep | Release
+Step = Seeds | Allocate | Launch | OperatorStep | Release
 
 
 @dataclass(frozen=True)
@@ -189,11 +203,13 @@ class ProgramPlan:
             plan = _plan(found)
             check_plan(plan)
             return plan
+        except FormatError:
+            raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError(f"a program's plan: {type(error).__name__}: {error}") from error
 
 
-_STEPS = {"Allocate", "Launch", "OperatorStep", "Release"}
+_STEPS = {"Allocate", "Launch", "OperatorStep", "Release", "Seeds"}
 
 
 def _plan(data: Mapping[str, Any]) -> ProgramPlan:
@@ -221,6 +237,12 @@ def _size(value: Any) -> Size:
     raise TypeError(f"a size is a number or a text, got {value!r:.80}")
 
 
+def _count(value: Any) -> int:
+    if type(value) is int and 0 < value <= MAX_SEEDS:
+        return value
+    raise ValueError(f"a number of seeds is from 1 to {MAX_SEEDS}, got {value!r:.80}")
+
+
 def _step(kind: str, data: Mapping[str, Any]) -> Step:
     match kind:
         case "Allocate":
@@ -230,6 +252,8 @@ def _step(kind: str, data: Mapping[str, Any]) -> Step:
             return Allocate(str(data["name"]), spec)
         case "Release":
             return Release(str(data["name"]))
+        case "Seeds":
+            return Seeds(str(data["name"]), _count(data["count"]))
         case "Launch":
             sizes = {str(name): _size(value) for name, value in data["sizes"].items()}
             return Launch(str(data["kernel"]), tuple(map(_size, data["arguments"])), sizes)

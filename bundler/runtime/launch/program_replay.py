@@ -34,9 +34,11 @@ from bundler.runtime.launch.program_plan import (
     Output,
     ProgramPlan,
     Release,
+    Seeds,
     Size,
     TensorSpec,
 )
+from bundler.runtime.launch.seed_stream import SeedSource, SeedStream
 
 # Of a kernel, its arguments by position, and the sizes of its grid.
 Launcher = Callable[[str, Sequence[Any], Mapping[str, int]], None]
@@ -57,6 +59,9 @@ class ProgramMemory(Protocol):
     def call(self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Call an ATen operator."""
 
+    def integers(self, numbers: Sequence[int]) -> Any:
+        """Return a new int64 tensor that holds these numbers; asked for by programs with random numbers alone."""
+
 
 class ProgramRunner:
     """Runs a program; a call takes its inputs by position, and returns a tuple.
@@ -66,13 +71,16 @@ class ProgramRunner:
         launch: launches a kernel.
         memory: where tensors come from.
         constants: tensors that the program holds, by name.
+        seeds: what random numbers come from; None for another stream in each process.
     """
 
     def __init__(
-        self, plan: ProgramPlan, launch: Launcher, memory: ProgramMemory, constants: Mapping[str, Any] | None = None
-    ) -> None:
+        self, plan: ProgramPlan, launch: Launcher, memory: ProgramMemory, constants: Mapping[str, Any] | None = None,
+        seeds: SeedSource | None = None,
+    ) -> None:  # fmt: skip
         self.plan, self._launch, self._memory = plan, launch, memory
         self._host = bool(getattr(memory, "host", False))
+        self._seeds = seeds or SeedStream(memory)
         self._constants = dict(constants or {})
         missing = [name for name in plan.constants if name not in self._constants]
         if missing:
@@ -80,8 +88,12 @@ class ProgramRunner:
                 f"the program needs the constants {', '.join(missing)}; pass them as constants=", missing=missing
             )
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
         """Run the program.
+
+        Args:
+            *inputs: tensors and numbers, as the example's.
+            seed: decides the random numbers of this call; None takes the next ones of the runner's stream.
 
         Raises:
             ConfigError: too many or too few inputs, or a shape that the program was not generated for.
@@ -96,6 +108,9 @@ class ProgramRunner:
                 case Launch():
                     arguments = [self._argument(item, values, sizes) for item in step.arguments]
                     self._launch(step.kernel, arguments, {n: evaluate(s, sizes) for n, s in step.sizes.items()})
+                case Seeds(name, count):
+                    source = self._seeds if seed is None else SeedStream(self._memory, seed)
+                    values[name] = source(count)
                 case Allocate(name, spec):
                     values[name] = self._memory.allocate(spec.dtype, *_shape(spec, sizes))
                 case OperatorStep():
@@ -182,7 +197,7 @@ def _check_shape(number: int, given: Input, value: Any, sizes: Mapping[str, int]
 
 def load_program(
     bundle: Bundle | str | os.PathLike[str], *, memory: ProgramMemory, name: str | None = None, driver: Driver | None = None,
-    constants: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None, seed: int | None = None,
 ) -> ProgramRunner:  # fmt: skip
     """Return a program of a bundle, ready to run without a compiler.
 
@@ -192,6 +207,8 @@ def load_program(
         name: of the program; None where the bundle has one only.
         driver: which GPUs to use; None opens that of the machine.
         constants: tensors that the program holds, by name.
+        seed: of its random numbers: equal seeds give equal numbers in the first call, in the second, and so on. None: other numbers in each
+            process.
 
     Raises:
         NotFound: the bundle has no such program, or none of its kernels is for the device.
@@ -207,7 +224,8 @@ def load_program(
         )
     plan = ProgramPlan.from_json(opened.read(plans[chosen].artifact))
     kernels = load(opened, driver=driver)
-    return ProgramRunner(plan, static_launcher(plan, kernels, opened.tuning_records), memory, constants)
+    launch = static_launcher(plan, kernels, opened.tuning_records)
+    return ProgramRunner(plan, launch, memory, constants, SeedStream(memory, seed))
 
 
 def static_launcher(plan: ProgramPlan, kernels: Kernels, records: Sequence[TuningRecord] = ()) -> Launcher:
