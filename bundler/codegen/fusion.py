@@ -94,6 +94,7 @@ class _Fusion:
         for number, group in enumerate(self._groups):
             for name in sorted(group.touched if group.loops else ()):
                 users.setdefault(name, []).append(number)
+        users |= self._siblings(users)
         # Neighbours among the users of a buffer are enough: what they become meets the next one in the next round.
         pairs = {
             (a, b): None
@@ -108,6 +109,20 @@ class _Fusion:
             vertical = bool(one.written & other.touched)
             scored.append((-int(vertical), -score, abs(self._first(one) - self._first(other)), a, b))
         return [(self._groups[a], self._groups[b]) for *_, a, b in sorted(scored)]
+
+    def _siblings(self, users: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """Return groups of reductions that read what one other group writes, by a name for that group: second steps of reductions that were split.
+
+        They have no buffer in common, but one launch less costs nothing where they are as large as each other.
+        """
+        found: dict[str, list[int]] = {}
+        for writer, group in enumerate(self._groups):
+            readers = sorted({number for name in group.written for number in users.get(name, ()) if number != writer})
+            for number in readers:
+                one = self._groups[number]
+                if group.loops and any(loop.is_reduction for loop in one.loops):
+                    found.setdefault(f"{writer} {one.dimensions}", []).append(number)
+        return found
 
     def _first(self, group: LoopGroup) -> int:
         return self._place[id(group.nodes[0])]

@@ -134,3 +134,15 @@ def test_programs_compile_for_every_target(beside, target):
         torch.tensor([1, 1, 2]),
     )
     assert len(added.build([target]).kernels) == 2
+
+
+def test_sizes_that_are_quotients_of_others_have_kernels():
+    """Pools and strided slices of sizes that change: a product of such sizes is divided by one of them; a size that a graph asks for is no call."""
+    from bundler.codegen.program import generate
+
+    def pooled(a):
+        return torch.nn.functional.avg_pool2d(a, 3, 2, 1), a[:, ::3] * 2, torch.rand(a.shape[0], 3)
+
+    program = generate(pooled, [torch.randn(2, 3, 8, 9)], dynamic=True)
+    assert program.fallbacks == ()
+    assert len(program.kernels) == 3

@@ -20,6 +20,7 @@ from bundler.errors import FormatError, UnsupportedVersion
 
 VERSION = 1
 MAX_PLAN_BYTES = 64 << 20
+BUFFER_MARK = "@"
 MAX_SEEDS = 1 << 20
 Size = int | str
 
@@ -113,11 +114,12 @@ Step = Seeds | Allocate | Launch | OperatorStep | Release
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """How a kernel is launched on one target: the blocks and options that it was compiled with."""
+    """How a kernel is launched on one target: the blocks that it was compiled with, and the options that are not the same for every kernel."""
 
     blocks: Mapping[str, Any]
     num_warps: int
     num_stages: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,14 @@ class KernelEntry:
     Attributes:
         grid: kind of its grid.
         parameters: names of what a launch passes, in order.
-        choices: target -> how it was compiled.
+        choices: target -> how it was compiled, in the order of its heuristic.
+        source: names its text, as tuning records have it; empty where no record was looked for.
     """
 
     grid: str
     parameters: tuple[str, ...]
-    choices: Mapping[str, KernelChoice] = field(default_factory=dict)
+    choices: Mapping[str, tuple[KernelChoice, ...]] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class ProgramPlan:
         outputs: what it returns.
         kernels: by name.
         constants: names of buffers that the program itself holds.
+        limits: a size, as text -> what it is at most in every call, since kernels count on it.
     """
 
     inputs: tuple[Input, ...]
@@ -163,6 +168,7 @@ class ProgramPlan:
     outputs: tuple[Output, ...]
     kernels: Mapping[str, KernelEntry]
     constants: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
@@ -175,7 +181,7 @@ class ProgramPlan:
         """Decode what `to_json` wrote.
 
         Raises:
-            FormatError: it is anything else.
+            FormatError: it is anything else, or does what no generated program does.
             UnsupportedVersion: a newer version wrote it.
         """
         if len(data) > MAX_PLAN_BYTES:
@@ -191,9 +197,15 @@ class ProgramPlan:
             raise UnsupportedVersion(
                 f"a program's plan: expected version {VERSION}, got {version!r}; update bundler", got=version
             )
+        from bundler.runtime.launch.plan_validation import check_plan  # it knows the classes of this module
+
         try:
-            return _plan(found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            plan = _plan(found)
+            check_plan(plan)
+            return plan
+        except FormatError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError(f"a program's plan: {type(error).__name__}: {error}") from error
 
 
@@ -208,6 +220,7 @@ def _plan(data: Mapping[str, Any]) -> ProgramPlan:
         tuple(Output(item["buffer"], _spec(item["spec"]), item["size"]) for item in data["outputs"]),
         {str(name): _kernel(item) for name, item in data["kernels"].items()},
         tuple(map(str, data["constants"])),
+        {str(size): int(most) for size, most in data.get("limits", {}).items()},
     )
 
 
@@ -254,7 +267,10 @@ def _step(kind: str, data: Mapping[str, Any]) -> Step:
 
 def _kernel(data: Mapping[str, Any]) -> KernelEntry:
     choices = {
-        str(target): KernelChoice(dict(item["blocks"]), int(item["num_warps"]), int(item["num_stages"]))
-        for target, item in data["choices"].items()
+        str(target): tuple(
+            KernelChoice(dict(item["blocks"]), item["num_warps"], item["num_stages"], dict(item["options"]))
+            for item in items
+        )
+        for target, items in data["choices"].items()
     }
-    return KernelEntry(str(data["grid"]), tuple(map(str, data["parameters"])), choices)
+    return KernelEntry(str(data["grid"]), tuple(map(str, data["parameters"])), choices, str(data["source"]))
