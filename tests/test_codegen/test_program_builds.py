@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from bundler import Bundle
+from bundler.format.program_paths import program_name
 from bundler.runtime.heuristics.facts import Device
 from bundler.runtime.launch.program_plan import Allocate, Launch, ProgramPlan
-from bundler.runtime.launch.program_replay import PLAN_PREFIX
 from bundler.runtime.tuning.benchmark import Sample
 
 HERE = Path(__file__).resolve().parent
@@ -96,9 +96,9 @@ def decoded(raw, types):
 def bundled_choice(path, kernel, backend):
     """Return the blocks with which the bundle's plan has a kernel launched."""
     bundle = Bundle.load(path)
-    (entry,) = [one for one in bundle.opaque if one.path.startswith(PLAN_PREFIX)]
+    (entry,) = [one for one in bundle.opaque if program_name(one.path) is not None]
     choices = ProgramPlan.from_json(bundle.read(entry.artifact)).kernels[kernel].choices
-    return next(choice.blocks for target, choice in choices.items() if target.startswith(backend))
+    return next(listed[0].blocks for target, listed in choices.items() if target.startswith(backend))
 
 
 def covered(grid, blocks, sizes):

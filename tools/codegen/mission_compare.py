@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from bundler import Bundle
+from bundler.format.program_paths import program_name
 from bundler.runtime.launch.program_plan import ProgramPlan
-from bundler.runtime.launch.program_replay import PLAN_PREFIX
 from tools.codegen.compared_graphs import GRAPHS
 from tools.codegen.plain_inputs import arrays
 from tools.gpu.generated_workers import distance
@@ -32,7 +32,7 @@ def main() -> int:
     for path in sorted(Path(bundles).glob("*.tbundle")):
         if (not names or path.stem in names) and (Path(outputs) / f"{path.stem}.0").exists():
             bundle = Bundle.load(path)
-            entry = next(one for one in bundle.opaque if one.path.startswith(PLAN_PREFIX))
+            entry = next(one for one in bundle.opaque if program_name(one.path) is not None)
             plan = ProgramPlan.from_json(bundle.read(entry.artifact))
             try:
                 with torch.no_grad():
