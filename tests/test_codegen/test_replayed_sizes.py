@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One binary of a bundle is for all sizes and seeds of a program: a call whose numbers are multiples of 16, or 1, finds it too."""
+"""Calls that a program of a bundle takes: any sizes and seeds by one binary, also multiples of 16, or 1; programs without kernels."""
 
 import pytest
 
@@ -23,6 +23,9 @@ class Memory:
     def allocate(self, dtype, sizes, strides):
         self.taken += 1
         return DeviceTensor(0x1000_0000 + 0x100_0000 * self.taken, dtype, tuple(sizes), tuple(strides))
+
+    def view(self, tensor, sizes, strides, offset):
+        return DeviceTensor(tensor.address + 4 * offset, tensor.dtype, tuple(sizes), tuple(strides))
 
     def integers(self, numbers):
         return self.allocate("int64", (len(numbers),), (1,))
@@ -57,3 +60,13 @@ def test_seeds_are_launched_from_any_place(tmp_path):
     options = GenerateOptions(sources=str(tmp_path))
     program = generate(function, [torch.ones(64, 64)], options=options)
     assert launches(program.build(["cuda:90"]), (64, 64)) >= 1
+
+
+def test_a_program_without_kernels_is_replayed(tmp_path):
+    """What only returns views has no kernel for any device, and needs none."""
+    options = GenerateOptions(sources=str(tmp_path))
+    bundle = generate(lambda a: a[2:].unsqueeze(1), [torch.ones(8, 4)], options=options).build(["cuda:90"])
+    memory = Memory()
+    given = memory.allocate("float32", (8, 4), (4, 1))
+    (result,) = load_program(bundle, memory=memory, driver=DryDriver("cuda"))(given)
+    assert (result.address, result.shape) == (given.address + 2 * 4 * 4, (6, 1, 4))
