@@ -3,6 +3,7 @@
 
     python -m tools.codegen random-graphs --count 2000 --small 500 --results OUT
     python -m tools.codegen random-graphs --first SEED --count 1                   one again
+    python -m tools.codegen random-graphs --again --results OUT                    those that the result says are wrong, after a change
     python -m tools.codegen random-graphs --check
 
 The functions are those of tests/test_codegen/random_graphs.py, which draws, compares and makes smaller: here with sizes around powers of two and
@@ -38,14 +39,33 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="begin nothing new after so long")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--results", type=Path, default=measurement.RESULTS)
+    parser.add_argument("--again", action="store_true", help="only what was wrong; the result is completed by it")
     parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")
     options = parser.parse_args()
     if options.check:
         return bench_rows.show(json.loads((options.results / f"{NAME}.json").read_text()))
+    if options.again:
+        return again(options.results, options.processes, options.seconds)
     tasks = [*_tasks("large", options.first, options.count), *_tasks("small", options.first, options.small)]
     result = run(tasks, options.processes, options.seconds)
     result["rows"] = rows(result)
     measurement.save(NAME, result, options.results)
+    return bench_rows.show(result)
+
+
+def again(folder: Path, processes: int, seconds: float) -> int:
+    """Run what was wrong once more, and put what came of it into the result, which keeps the commit of the first run."""
+    result = json.loads((folder / f"{NAME}.json").read_text())
+    names = sorted(result["wrong"])
+    found = run([(name.split()[0], int(name.split()[1]), 1) for name in names], processes, seconds)
+    for scale, counts in found["counts"].items():
+        # The first run counted these functions, and of what is wrong nothing else.
+        for what in ("right", "kernels", "elements", "calls"):
+            result["counts"][scale][what] += counts[what]
+    first = {"commit": result.pop("commit", None), "wrong": result["wrong"]}
+    result |= {"wrong": found["wrong"], "late": found["late"], "first": first}
+    result["rows"] = rows(result)
+    measurement.save(NAME, result | measurement.facts(), folder)
     return bench_rows.show(result)
 
 
