@@ -283,6 +283,25 @@ def gradients_of_windows(a):
     )  # fmt: skip
 
 
+@case(lambda: (seeded(2, 2, 7, 6), seeded(2, 2, 5)), tolerance=1e-4)
+def gradients_of_averages(a, b):
+    averages = (
+        (2,),
+        (3, 2, 1),
+        (3, 2, 1, True),
+        (3, 2, 1, True, False),
+        (3, 2, 1, False, False),
+        (2, 3),
+        (2, 2, 0, False, True, 3),
+        ((3, 2), (1, 2)),
+    )
+    return (
+        *(part for given in averages for part in with_gradient(lambda x, given=given: F.avg_pool2d(x, *given).square(), a)),
+        *with_gradient(lambda x: F.interpolate(x, scale_factor=2).square(), a), *with_gradient(lambda x: F.interpolate(x, scale_factor=3).square(), b),
+        *with_gradient(lambda x: F.avg_pool1d(x, 3, 2, 1), b),
+    )  # fmt: skip
+
+
 @case(lambda: (seeded(6, 40), seeded(40)), tolerance=1e-4)
 def gradients_of_rms_norm(a, w):
     return with_gradient(lambda x, weight: F.rms_norm(x, (40,), weight), a, w)
