@@ -95,10 +95,14 @@ class _Fusion:
             for name in sorted(group.touched if group.loops else ()):
                 users.setdefault(name, []).append(number)
         users |= self._siblings(users)
-        # Neighbours among the users of a buffer are enough: what they become meets the next one in the next round.
+        alike: dict[tuple[str, object], list[int]] = {}
+        for name, numbers in users.items():
+            for number in numbers:
+                alike.setdefault((name, self._groups[number].dimensions), []).append(number)
+        # Neighbours among the users of a buffer, and among those of equal dimensions, are enough: what they become meets the next one in the next round.
         pairs = {
             (a, b): None
-            for numbers in users.values()
+            for numbers in (*users.values(), *alike.values())
             for near in (1, 2)
             for a, b in zip(numbers, numbers[near:], strict=False)
         }
