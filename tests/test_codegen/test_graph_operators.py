@@ -29,6 +29,19 @@ def test_every_function_of_torch_has_a_case_for_every_dtype(interpreted, tmp_pat
     assert sum(verdict == "" for verdict in cells.values()) > 1150
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_step_of_an_optimizer_is_a_kernel_for_each_parameter(interpreted, tmp_path):
+    """AdamW and SGD, on lists of tensors and one by one, through torch.compile: eager's numbers, no call of an operator; beside them the step's count."""
+    report = json.loads(interpreted("optimizer_worker.py", tmp_path, timeout=180))
+    assert len(report) == 4
+    for found in report.values():
+        assert found["difference"] < 5e-7
+        assert found["fallbacks"] == []
+        assert found["kernels"]
+        assert max(found["kernels"]) <= 3 + 1
+
+
 def generated(function, *tensors):
     from bundler.codegen.program import generate
 
