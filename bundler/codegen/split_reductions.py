@@ -35,7 +35,7 @@ _MAX_DIVISIONS = 65536
 
 
 @dataclass(frozen=True)
-class Pieces:
+class RowPieces:
     """How the rows of a reduction are cut: into how many pieces of which length, and whether memory runs across the rows."""
 
     count: int
@@ -64,7 +64,7 @@ def is_split(loop: Loop) -> bool:
     return pieces_of(loop) is not None
 
 
-def pieces_of(loop: Loop) -> Pieces | None:
+def pieces_of(loop: Loop) -> RowPieces | None:
     """Return how the rows of a reduction are cut; None where one kernel reduces them."""
     rows, row = numel(loop.sizes), numel(loop.reduced_sizes)
     if loop.kind not in _PLAIN | _MOMENTS or not (rows.is_Integer and row.is_Integer):
@@ -79,7 +79,7 @@ def pieces_of(loop: Loop) -> Pieces | None:
         count = wanted
     if wanted < 2 or count is None or count < 2:  # noqa: PLR2004  # one piece is the row itself
         return None
-    return Pieces(count, -(-int(row) // count), across)
+    return RowPieces(count, -(-int(row) // count), across)
 
 
 def _runs_along(loop: Loop) -> bool | None:
@@ -147,7 +147,7 @@ def _ceil(number: int, divisor: int) -> int:
 class _Splitter:
     """Writes the two steps of one reduction."""
 
-    def __init__(self, builder: GraphBuilder, loop: Loop, pieces: Pieces) -> None:
+    def __init__(self, builder: GraphBuilder, loop: Loop, pieces: RowPieces) -> None:
         self._builder, self._pool, self._loop, self._pieces = builder, builder.pool, loop, pieces
         self._piece, self._within = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("i90", "r90"))
 

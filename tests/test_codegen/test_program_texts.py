@@ -2,7 +2,12 @@
 """The text of generated kernels: eleven that a reader can follow, parameters and metadata, masks, names, fallbacks."""
 
 import itertools
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -207,3 +212,54 @@ def test_memory_that_nobody_reads_again_is_written_over():
     program = generate(lambda a, b: (a @ b).relu(), [torch.zeros(4, 8), torch.zeros(8, 4)])
     (kernel,) = program.kernels.values()
     assert [parameter.name for parameter in kernel.text.parameters] == ["in_out_ptr0", "xnumel"]
+
+
+HERE = Path(__file__).resolve().parent
+#: Further interpreters to compare, as paths; those of these names on PATH are found.
+PYTHONS = ("python3.11", "python3.12", "python3.13")
+
+
+def text_digest(python, seed):
+    """Return the digest of texts that an interpreter generates; None where it lacks what the generator needs."""
+    path = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        "PYTHONHASHSEED": seed,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PATH": os.environ["PATH"],
+    }
+    asked = subprocess.run(
+        [python, "-c", "import sympy, msgspec"], env=environment, capture_output=True, check=False, timeout=60
+    )
+    if asked.returncode:
+        return None
+    done = subprocess.run(
+        [python, str(HERE / "text_worker.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_text_is_the_same_in_every_interpreter_and_for_every_hash_seed():
+    """Equal graphs have equal texts and plans in processes of Python 3.11, 3.12 and 3.13, those that are here, and whatever the hash seed."""
+    others = [
+        *filter(None, map(shutil.which, PYTHONS)),
+        *filter(None, os.environ.get("BUNDLER_TEST_PYTHONS", "").split(os.pathsep)),
+    ]
+    found = {
+        (python, seed): text_digest(python, seed)
+        for python in dict.fromkeys([sys.executable, *others])
+        for seed in ("1", "4242")
+    }
+    compared = {python for (python, _), digest in found.items() if digest is not None}
+    assert sys.executable in compared
+    assert len({digest for digest in found.values() if digest is not None}) == 1, found
+    if len(compared) == 1:
+        pytest.skip(
+            f"no other interpreter with sympy and msgspec is here: {', '.join(others) or 'none'}; name one in BUNDLER_TEST_PYTHONS"
+        )
