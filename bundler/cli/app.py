@@ -20,6 +20,7 @@ from bundler.cli.extraction import extract
 from bundler.cli.generate import generate_command
 from bundler.cli.inspection import inspect, verify
 from bundler.cli.pack import pack
+from bundler.cli.report.report_command import report
 from bundler.cli.restore import restore
 from bundler.cli.run import run
 from bundler.cli.settings_command import config_command
@@ -47,7 +48,7 @@ def app() -> None:
 
 
 for command in (
-    demo, run, build, generate_command, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune,
+    demo, run, build, generate_command, capture, tune, pack, restore, inspect, report, extract, verify, diff, merge, push, pull, tags, stats, prune,
     sign, key, explain, doctor, config_command, completion, man,
 ):  # fmt: skip
     app.add_command(command)

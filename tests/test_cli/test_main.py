@@ -12,7 +12,7 @@ import bundler
 from bundler.cli.app import app
 
 COMMANDS = [
-    "demo", "run", "build", "generate", "capture", "tune", "pack", "restore", "inspect", "extract", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
+    "demo", "run", "build", "generate", "capture", "tune", "pack", "restore", "inspect", "report", "extract", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
     "sign", "key", "explain", "doctor", "config", "completion", "man",
 ]  # fmt: skip
 
