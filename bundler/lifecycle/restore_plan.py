@@ -87,14 +87,21 @@ class RestorePlan:
 
     def _wanted_kernels(self) -> list[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
-        wanted = []
-        for kernel in self.bundle.kernels:
-            reason = self._why_not_kernel(kernel)
-            if reason is None:
-                wanted.append(kernel)
-            else:
-                self.unusable.append((kernel.key, reason))
-        return wanted
+        return self._usable_kernels(self._trusted_kernels())
+
+    def _usable_kernels(self, kernels: list[Kernel]) -> list[Kernel]:
+        """Return those of the trusted kernels that this machine can use, or all if it was so asked; the others are in `unusable` then."""
+        return kernels if self.options.only == "all" else self._without(kernels, self.machine.why_not)
+
+    def _trusted_kernels(self) -> list[Kernel]:
+        """Return the kernels that may be placed, whatever this machine is; the others are in `unusable` then, with the reason."""
+        keep, trust = self.options.keep, self.options.trust
+        return self._without(self.bundle.kernels, lambda kernel: why_not_trusted(kernel, keep, trust))
+
+    def _without(self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]) -> list[Kernel]:
+        reasons = [why_not(kernel) for kernel in kernels]
+        self.unusable += [(kernel.key, why) for kernel, why in zip(kernels, reasons, strict=True) if why is not None]
+        return [kernel for kernel, why in zip(kernels, reasons, strict=True) if why is None]
 
     def _fetched_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; from a store far away they come in few round trips."""
@@ -128,13 +135,6 @@ class RestorePlan:
         # One reason stands for all: the least, which is the same one in each run.
         reason = min(reason for name, reason in skipped if name in keys)
         warn(f"nothing in this bundle can be used here: {reason}")
-
-    def _why_not_kernel(self, kernel: Kernel) -> str | None:
-        options = self.options
-        untrusted = why_not_trusted(kernel, options.keep, options.trust)
-        if untrusted is not None or options.only == "all":
-            return untrusted
-        return self.machine.why_not(kernel)
 
     def _why_not(self, entry: Companion) -> str | None:
         if any(part.startswith(_OURS_ALONE) for part in entry.path.split("/")):

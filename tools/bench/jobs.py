@@ -201,6 +201,7 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
     from bundler.lifecycle.kernel_writer import write_kernels
     from bundler.lifecycle.restore_options import RestoreOptions
     from bundler.lifecycle.restore_plan import RestorePlan
+    from bundler.toolchain import targets
 
     what: Keep = "launch" if keep == "launch" else "all"
     hashing = "writers: sha256 of the files"
@@ -208,6 +209,8 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
     watch = Watch(time.thread_time)
     bundle = Bundle.load(file)
     watch.lap("load: parse and check the manifest")
+    targets.visible_targets()
+    watch.lap("meanwhile: ask the driver which GPUs are here")
     plan = RestorePlan(bundle, RestoreOptions(into, what))
     kernels = plan._wanted_kernels()  # noqa: SLF001  # a step of it
     place = CacheDirectory(into)

@@ -58,8 +58,9 @@ Inductor's own run, since eager draws others; floats within torch's own toleranc
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
     "the interpreter; but it decompresses a frame a thread where there are processors to spare, two from four processors on and four from "
-    "eight. The writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
-    "nor than all steps after loading divided by the number of processors:",
+    "eight. The writers are as many as there are processors, up to eight. A driver is asked for its GPUs in another thread, while the "
+    "reader reads what it may be able to use. So no restore is faster than the reader's steps, nor than all steps after loading divided "
+    "by the number of processors:",
     "restore launch": "A restore of the launch set, likewise:",
     "collect": "Collecting and saving, step by step, each alone, and in one thread but for compression. Threads read and hash while "
     "another one checks and makes the entries; so collecting is no faster than these two steps, nor than the first four divided by the "
