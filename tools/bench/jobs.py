@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.bench import sides
+from tools.bench.floors import bare_steps
 from tools.bench.step_profiles import push_steps
 
 TAR_LEVEL = 3
@@ -279,6 +280,7 @@ JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "write_loop": write_loop,
     "tar_zstd": tar_zstd,
     "restore_steps": restore_steps,
+    "bare_steps": bare_steps,
     "collect_steps": collect_steps,
     "push_steps": push_steps,
 }

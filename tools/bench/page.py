@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.bench import launch_tables, remote_rows, scale
+from tools.bench import floors, launch_tables, remote_rows, scale
 from tools.bench.step_profiles import profile_table as _profile
 from tools.clients import table
 from tools.shared import measurement
@@ -163,6 +163,7 @@ def bundle(result: dict[str, Any]) -> str:
         *(_steps(place, samples) for place, samples in result["places"].items()),
         "### What the time goes into", "",
         *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
+        floors.tables(result),
         "## Sizes", "",
         "At the default level. The launch set is what a hit needs. The real caches are those of the corpus.", "",
         _table(["what", "figure", "peer", "target"],
@@ -183,6 +184,7 @@ def bundle_many_cores(result: dict[str, Any]) -> str:
             [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
         ]),
         *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
+        floors.tables(result),
     ])  # fmt: skip
 
 
@@ -291,7 +293,7 @@ def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
             alone = ", ".join(
                 f"{name.partition(':')[0]} {shown(seconds * 1e3, 'ms')}" for name, seconds in steps.items()
             )
-            return f" Why: {reason}" + (f" Alone: {alone}." if alone else "")
+            return f" Why: {reason}" + (f" Alone: {alone}." if alone else "") + floors.told(line, result)
     return ""
 
 
