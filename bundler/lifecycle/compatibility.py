@@ -35,6 +35,10 @@ class Questions:
         if targets.asking_takes_long():
             self._begin(targets.visible_targets)
 
+    def ask_for_triton(self) -> None:
+        """Begin to ask who compiles here: a few files are read, which is worth it only where the caller waits for a server."""
+        self._begin(identity.installed_triton)
+
     def ask_for_ptxas(self, kernels: Sequence[Kernel]) -> None:
         """Begin to ask for the ptxas of the first kernel: the program takes milliseconds to answer."""
         target = kernels[0].target if kernels else None

@@ -118,6 +118,7 @@ class Store(BundleStore):
         with Questions() as questions:
             if options.only == "usable":
                 questions.ask_for_gpus()
+                questions.ask_for_triton()
 
             def ask(content: Content) -> None:
                 if options.only == "usable":

@@ -19,6 +19,15 @@ from tools.shared.measurement import shown, target
 MANIFEST, READER, WRITER = "manifest", "reader", "writer"
 IN_THREADS = "together: the writers' steps by the extension in C, in as many threads as processors"
 THREADS = "threads"
+# Results are kept in the order of the alphabet.
+ORDER = (
+    *(f"{MANIFEST}: {step}" for step in ("read", "sha256 of what was read", "zstd", "decode its MessagePack")),
+    *(
+        f"{READER}: {step}"
+        for step in ("read", "sha256 of what was read", "zstd", "decode five members of each metadata file")
+    ),
+    *(f"{WRITER}: {step}" for step in ("sha256 of the files", "mkdir", "open", "write", "close", "rename")),
+)
 # Processors up to which writers use all of them, so that a reader takes its time from theirs.
 MOST_WRITERS = 8
 # Row of the bundle benchmark, without its place -> whether loading counts, and which floor it has.
@@ -200,7 +209,7 @@ def tables(result: Mapping[str, Any]) -> str:
     if "floor" not in result:
         return ""
     columns, cores = result["floor"], result["machine"]["cores"]
-    names = [name for name in columns["all"] if name not in {THREADS, IN_THREADS}]
+    names = [name for name in ORDER if name in columns["all"]]
     count = int(columns["all"][THREADS])
     rows = [[name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names]
     rows += [
