@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.bench import jobs
+from tools.bench import floors, jobs
 from tools.bench.basics import basics
 from tools.bench.fresh import FRESH_BUNDLE, first_restore
 from tools.bench.jobs import tar_program
@@ -73,7 +73,7 @@ def main() -> int:
             places[place] = measure(planted, work, serving, rounds)
             if not profile:
                 profile = profiles(planted, work, serving["ours"], 1 if options.quick else PROFILES)
-                floor = floors(work, serving["ours"], 1 if options.quick else PROFILES)
+                floor = bare_profile(work, serving["ours"], 1 if options.quick else PROFILES)
     with working_folder(measurement.fast_directory()) as work:
         fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
         profile["fresh"] = fresh_steps(work / FRESH_BUNDLE, work / "fresh", few or BASIC_ROUNDS)
@@ -89,7 +89,7 @@ def main() -> int:
     }
     missed += finish("bench-bundle", result, options.results)
     for line in missed:
-        print(f"missed: {line['work']}: {measurement.shown(line['figure'], line['unit'])}, {measurement.target(line)}")
+        print(f"missed: {floors.missed(line, result)}")
     return 1 if options.check and missed else 0
 
 
@@ -160,7 +160,7 @@ def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict
     }
 
 
-def floors(work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
+def bare_profile(work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
     """Return the seconds of each step that no restore can leave out, of everything and of the launch set, medians."""
     found: dict[str, list[dict[str, float]]] = {"all": [], "launch": []}
     for _ in range(rounds):

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.bench import sides
-from tools.bench.floors import bare_steps
+from tools.bench.bare_steps import bare_steps
 from tools.bench.step_profiles import push_steps
 
 TAR_LEVEL = 3
