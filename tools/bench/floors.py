@@ -63,10 +63,14 @@ def told(line: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     if _place_of(line) not in ROWS or "floor" not in result:
         return ""
     lowest, figure = _floor_of(line, result)
-    possible = "out of reach" if _misses(line, figure) else "above it"
+    verdict = (
+        "even that misses the target"
+        if _misses(line, figure)
+        else "that meets the target, and what we take beyond it is our own, step by step in the tables before"
+    )
     return (
         f" Its floor is shown above, call by call: {shown(lowest * 1e3, 'ms')} of our {shown(line['ours_ms'], 'ms')}, which would be "
-        f"{shown(figure, 'x')}; the target is {possible}."
+        f"{shown(figure, 'x')}: {verdict}."
     )
 
 
