@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -38,6 +39,8 @@ from bundler.trust.admission import admit
 if TYPE_CHECKING:
     from bundler.trust.signature_policy import SignaturePolicy
 
+# A kernel as it is written below each of its directories, or why it cannot be.
+Ready = list[ReadyKernel] | BundlerError
 # Kernels that are read before it is known whether they are of use here wait in memory.
 BYTES_READ_MEANWHILE = 32 * MIB
 BUSY_WITHOUT_QUESTIONS = 2
@@ -119,14 +122,6 @@ def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, 
     return replace(changed.told(report), signatures=admission.line)
 
 
-class _Prepared(NamedTuple):
-    """A kernel that was read: what is to be written below each cache directory, or why it cannot be."""
-
-    wanted: WantedKernel
-    roots: Sequence[str]
-    ready: Sequence[ReadyKernel] | BundlerError
-
-
 class _Tally:
     """What one restore did so far."""
 
@@ -206,17 +201,21 @@ class Restoration(RestorePlan):
         # A directory that cannot be made or listed is an error here, before any kernel is fetched.
         for root in {root for kernel in kernels for root in self._roots(kernel)}:
             self._place(root)
-        wanted = (early[one.key].wanted if one.key in early else self._wanted(one) for one in kernels)
-        runs = self._runs(wanted, _size_of)
+        usable = {kernel.key for kernel in kernels} if early else set[str]()
+        first = deque(one for one in early if one[0].kernel.key in usable)
+        early.clear()  # each kernel is let go as it is written
+        left = kernels[len(first) :]
+        runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in left), _size_of)
         queue = PlacementQueue(self._placed)
 
         # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and verifies: those are thousands of short
         # calls, and threads lose more by handing the interpreter lock over between them than a second core gains.
         def place_all() -> None:
+            while first:
+                self._enqueue(*first.popleft(), queue)
             for run in self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs):
                 for wanted in run:
-                    key = wanted.kernel.key
-                    self._enqueue(early.pop(key) if key in early else self._prepared(wanted), queue)
+                    self._enqueue(wanted, self._ready(wanted), queue)
             queue.finish()
 
         cleaned_up(place_all, queue.close)
@@ -248,45 +247,40 @@ class Restoration(RestorePlan):
         if fetching is not None:
             yield fetching.result()
 
-    def _read_meanwhile(self, kernels: Sequence[Kernel]) -> dict[str, _Prepared]:
-        """Return kernels by their keys that were read while this machine was asked what it can use: of those some may be left out."""
+    def _read_meanwhile(self, kernels: Sequence[Kernel]) -> list[tuple[WantedKernel, Ready]]:
+        """Return the first kernels, read while this machine was asked what it can use: of those some may be left out."""
         questions, size = self._questions, 0
-        found: dict[str, _Prepared] = {}
+        found: list[tuple[WantedKernel, Ready]] = []
         # Reader and writers keep two processors busy, and ptxas would only take its turn there.
         if self.options.only == "usable" and len(kernels) >= KERNELS_PER_RUN and processors() > BUSY_WITHOUT_QUESTIONS:
             questions.ask_for_ptxas(kernels)
         # From a store far away nothing is fetched that may be of no use; what takes long was asked before there.
         if not self.bundle.blobs.waits:
-            for run in self._runs(map(self._wanted, kernels), _size_of):
+            for run in self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of):
                 if size > BYTES_READ_MEANWHILE or questions.answered(LEFT_TO_QUESTIONS_S):
                     break
                 size += sum(map(_size_of, run))
-                found |= {wanted.kernel.key: self._prepared(wanted) for wanted in self._fetched(run)}
+                found += [(wanted, self._ready(wanted)) for wanted in self._fetched(run)]
         questions.close()
         return found
 
-    def _wanted(self, kernel: Kernel) -> WantedKernel:
-        return WantedKernel.of(kernel, self.options.keep)
-
-    def _prepared(self, wanted: WantedKernel) -> _Prepared:
+    def _ready(self, wanted: WantedKernel) -> Ready:
         """Read a kernel and check what can be checked before it is written; nothing is changed anywhere."""
-        roots = self._roots(wanted.kernel)
         try:
             # Most digests are compared where the kernel is written, before anybody sees it.
             stored = StoredKernel.read_unverified(self.bundle.blobs, wanted)
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
-            return _Prepared(wanted, roots, [stored.ready_for(root, self.triton_dir) for root in roots])
+            return [stored.ready_for(root, self.triton_dir) for root in self._roots(wanted.kernel)]
         except (DigestMismatch, FormatError, NotFound) as error:
-            return _Prepared(wanted, roots, error)
+            return error
 
-    def _enqueue(self, prepared: _Prepared, queue: PlacementQueue) -> None:
-        wanted, roots, ready = prepared
+    def _enqueue(self, wanted: WantedKernel, ready: Ready, queue: PlacementQueue) -> None:
         if isinstance(ready, BundlerError):
             if isinstance(ready, DigestMismatch):
                 self._show_source(wanted.digests)
             self.tally.spoiled(wanted.kernel.key, ready)
             return
-        for root, one in zip(roots, ready, strict=True):
+        for root, one in zip(self._roots(wanted.kernel), ready, strict=True):
             queue.add(self.places[root], one)
 
     def _companions(self) -> None:

@@ -20,7 +20,7 @@ from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
 from bundler.format.tree_index import has_trees, is_tree_path
 from bundler.lifecycle.compatibility import Machine
-from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, why_not_trusted
+from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, places_no_code, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
 from bundler.toolchain import directories, identity
 from bundler.user_warnings import warn
@@ -96,12 +96,19 @@ class RestorePlan:
     def _trusted_kernels(self) -> list[Kernel]:
         """Return the kernels that may be placed, whatever this machine is; the others are in `unusable` then, with the reason."""
         keep, trust = self.options.keep, self.options.trust
+        if places_no_code(keep, trust):
+            return [*self.bundle.kernels]
         return self._without(self.bundle.kernels, lambda kernel: why_not_trusted(kernel, keep, trust))
 
     def _without(self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]) -> list[Kernel]:
-        reasons = [why_not(kernel) for kernel in kernels]
-        self.unusable += [(kernel.key, why) for kernel, why in zip(kernels, reasons, strict=True) if why is not None]
-        return [kernel for kernel, why in zip(kernels, reasons, strict=True) if why is None]
+        left = []
+        for kernel in kernels:
+            reason = why_not(kernel)
+            if reason is None:
+                left.append(kernel)
+            else:
+                self.unusable.append((kernel.key, reason))
+        return left
 
     def _fetched_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; from a store far away they come in few round trips."""
