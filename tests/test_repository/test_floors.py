@@ -91,7 +91,7 @@ def test_not_reached_names_the_floor():
     (line,) = page.not_reached({**result(2, 60, most=0.4), "profile": {}})
     assert line.startswith("**tmpfs: restore everything, digests verified**: 0.625 x, at most 0.4 x: 56 % off. Why: ")
     assert line.endswith("even that misses the target.")
-    assert "Its floor is shown above" in line
+    assert "Its floor, which the page shows call by call" in line
 
 
 def test_every_bare_step_has_a_place_in_the_table(bundle, tmp_path):
