@@ -16,11 +16,10 @@ from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Keep
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
-from bundler.lifecycle.compatibility import asked_ahead
+from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore_with
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
-from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_records import KernelRecords
@@ -116,21 +115,22 @@ class Store(BundleStore):
             trees or TreeOptions(),
             signatures or self.signatures,
         )
-        asked: list[ThreadedCall[str | None]] = []
-
-        def ask(content: Content) -> None:
+        with Questions() as questions:
             if options.only == "usable":
-                asked.append(asked_ahead(content.kernels))
+                questions.ask_for_gpus()
+                questions.ask_for_triton()
 
-        try:
-            bundle = self._pull_to_place(tag_or_digest, ask)
-        except NotFound:
-            if missing_ok:
-                return RestoreReport()
-            raise
+            def ask(content: Content) -> None:
+                if options.only == "usable":
+                    questions.ask_for_ptxas(content.kernels)
+
+            try:
+                bundle = self._pull_to_place(tag_or_digest, ask)
+            except NotFound:
+                if missing_ok:
+                    return RestoreReport()
+                raise
         with bundle:
-            for call in asked:
-                call.abandon()  # returns when it has ended
             return restore_with(bundle, options)
 
 
