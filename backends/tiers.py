@@ -5,6 +5,7 @@
 ::
 
     near, writable       copies of what was read or written; fetched by one process of the host for all
+    peers, read-only     other processes that hand on what they have; asked for objects alone, of which the bytes are proof
     truth, writable      the farthest writable tier, which others share: what is there, and what tags say
     below, read-only     a base that was made before
 
@@ -63,6 +64,7 @@ class Tiers(Backend):
         self.writable = bool(self._writable)
         # One tier without a check, and what this store returns may come from it.
         self.verified = all(tier.rules.is_sound is not None for tier in tiers)
+        self.asks_peers = any(tier.backend.asks_peers for tier in tiers)
         self._fetches, self._far_from = self._fetch_tier()
         self._unmirrored: dict[str, bytes] = {}
 
