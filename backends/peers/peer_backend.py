@@ -23,6 +23,8 @@ _LIST_BYTES = 128 * 1024 * 1024
 _REF_BYTES = 1024 * 1024
 # Less than this a second, and the far store is as good.
 _BYTES_PER_S = 10e6
+# What an object is assumed to have, as `Deadlines` does: a manifest may have 64 MiB, and has some KB.
+_BYTES_PER_KEY = 32 * 1024
 # What objects of a peer need to be proved, such as dictionaries: of one bundle two or three.
 _NEEDED_KEPT = 16
 
@@ -60,12 +62,12 @@ class PeerBackend(Backend):
         """Return the objects that are there, each up to a size; of a peer only those that are `Provable`."""
         wanted = {check_key(key): most for key, most in max_bytes.items()}
         if not self._proofs_only:
-            return self._get(wanted, self._until_s(0))
+            return self._get(wanted, self._until_s(len(wanted) * _BYTES_PER_KEY))
         provable = {key: most for key, most in wanted.items() if isinstance(most, Provable)}
         if not provable:
             return {}
         self._check_trusted()
-        until_s = self._until_s(sum(provable.values()))
+        until_s = self._until_s(sum(min(most, _BYTES_PER_KEY) for most in provable.values()))
         return self._proved(provable, self._get(provable, until_s), until_s)
 
     def _get(self, wanted: Mapping[str, int], until_s: float) -> dict[str, bytes]:

@@ -23,6 +23,7 @@ from bundler.backends.peers.timed_socket import TimedSocket
 
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "triton-bundler"}
 _BUSY = {HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}
+_LEAST_PAUSE_S = 0.05
 _EXPECTED = {HTTPStatus.OK, HTTPStatus.NOT_FOUND}
 
 
@@ -83,7 +84,7 @@ class PeerConnections:
             if status not in _BUSY:
                 raise BackendUnavailable(f"{self.settings.shown}: {_said(status)}")
             # With jitter: replicas that were refused together are not to come back together.
-            pause_s *= random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+            pause_s = max(pause_s, _LEAST_PAUSE_S) * random.uniform(1.0, 1.25)  # noqa: S311  # no secret
             if time.monotonic() + pause_s >= until_s:
                 raise BackendTimeout(f"{self.settings.shown}: busy ({_said(status)})")
             time.sleep(pause_s)

@@ -22,9 +22,10 @@ from bundler.cli.inspection import inspect, verify
 from bundler.cli.pack import pack
 from bundler.cli.restore import restore
 from bundler.cli.run import run
-from bundler.cli.serve import serve
+from bundler.cli.serve_command import serve
 from bundler.cli.signatures import key, sign
 from bundler.cli.store_upkeep import prune, stats
+from bundler.cli.sync_command import sync
 from bundler.cli.transfer import pull, push, tags
 from bundler.cli.tune import tune
 
@@ -46,6 +47,6 @@ def app() -> None:
 
 for command in (
     demo, run, build, generate_command, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune,
-    serve, sign, key, explain, doctor,
+    sync, serve, sign, key, explain, doctor,
 ):  # fmt: skip
     app.add_command(command)

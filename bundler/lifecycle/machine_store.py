@@ -7,7 +7,7 @@ Users, sessions (`bundler/integrations`), the build service (`bundler/compile`) 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bundler.backends.counters import TierCounters
@@ -30,6 +30,7 @@ from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import policy_in_force
 
 if TYPE_CHECKING:
+    from bundler.store.store_reports import SyncReport
     from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import SignaturePolicy
 
@@ -87,6 +88,38 @@ class Store(BundleStore):
         from bundler.store.store_server import StoreServer  # HTTP takes milliseconds to import
 
         return StoreServer(self._backend, listen)
+
+    def sync_to(
+        self,
+        target: BundleStore,
+        tags: Sequence[str] = (),
+        *,
+        dry_run: bool = False,
+        delete_tags: bool = False,
+        told: Callable[[str], object] | None = None,
+    ) -> SyncReport:
+        """Bring another store to what the tags of this one name, moving only what is missing there.
+
+        Args:
+            target: the other store.
+            tags: globs of tags; all without any.
+            dry_run: change nothing, only say what would be.
+            delete_tags: remove tags there that match, and that are not here; what they named stays until `prune`.
+            told: is told of each tag before it is looked at.
+
+        Returns:
+            What was done.  A tag that cannot be mirrored stays there as it was, with the reason in `failed`.
+
+        Raises:
+            NotFound: no tag matches.
+            ConfigError: both are one store, or `delete_tags` would remove every tag.
+            AccessDenied: the target may not be written.
+            StoreFull, StoreUnavailable: either store ended the run; the next one goes on where it ended.
+        """
+        from bundler.store.mirror import Mirror  # who restores does without
+
+        mirror = Mirror(self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run)  # noqa: SLF001  # of our base class
+        return mirror.run(tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None))
 
     def restore(
         self,

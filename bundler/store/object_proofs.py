@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes an object's bytes proof of themselves, so that they may come from anybody: `of_units`, `of_manifest`, `of_dictionaries`.
 
-`StoreBlobs` and `read_manifest` ask peers by them; `Mirror` checks by `prove_unit` what it carries.
+`StoreBlobs` and `read_manifest` ask peers by them; `Mirror` checks by `unit_payload_of` what it carries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from bundler.backends.port import Provable
-from bundler.errors import LimitExceeded
+from bundler.errors import LimitExceeded, NotFound
 from bundler.format.limits import Limits
 from bundler.store import bounds, store_layout
 from bundler.store.damage import DAMAGED
@@ -49,23 +49,34 @@ def prove_unit(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need
         Empty bytes when the dictionary is not to be had, or it is larger than this reader takes; None when it is something else.
     """
     try:
-        frame = store_layout.check_seal(value, unit.key, unit.size)
-        digest = store_layout.dictionary_of(value)
-        if digest is None:
-            store_layout.split_unit(store_layout.decompress(frame, unit.key, unit.size, limits), unit)
-            return value
-        key = store_layout.dictionary_key(digest)
-        stored = need(key, bounds.of_key(key))
-        if stored is None:
-            return b""
-        dictionary = _opened(key, stored)
-        payload = store_layout.decompress(frame, unit.key, unit.size, limits, dictionary.data)
-        store_layout.split_unit(payload, unit)
-        return store_layout.seal(payload)
-    except LimitExceeded:
+        payload = unit_payload_of(unit, limits, value, need)
+    except (LimitExceeded, NotFound):
         return b""
     except DAMAGED:
         return None
+    return value if store_layout.dictionary_of(value) is None else store_layout.seal(payload)
+
+
+def unit_payload_of(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need) -> bytes:
+    """Return what is in a unit's stored value, each file compared with its digest.
+
+    Raises:
+        DigestMismatch, FormatError: it is something else, or its dictionary is.
+        LimitExceeded: it is larger than this reader takes.
+        NotFound: its dictionary is not to be had.
+    """
+    frame = store_layout.check_seal(value, unit.key, unit.size)
+    digest = store_layout.dictionary_of(value)
+    dictionary = None
+    if digest is not None:
+        key = store_layout.dictionary_key(digest)
+        stored = need(key, bounds.of_key(key))
+        if stored is None:
+            raise NotFound(f"{unit.key} needs the dictionary {key}, which is missing", key=unit.key)
+        dictionary = _opened(key, stored).data
+    payload = store_layout.decompress(frame, unit.key, unit.size, limits, dictionary)
+    store_layout.split_unit(payload, unit)
+    return payload
 
 
 def _prove_manifest(key: str, limits: Limits, value: bytes, _need: Need) -> bytes | None:
