@@ -27,7 +27,7 @@ _LEAST_PAUSE_S = 0.05
 _EXPECTED = {HTTPStatus.OK, HTTPStatus.NOT_FOUND}
 
 
-class Answer(NamedTuple):
+class PeerAnswer(NamedTuple):
     """What a server answered: 200 or 404, and the bytes."""
 
     status: int
@@ -65,7 +65,7 @@ class PeerConnections:
         self.settings = settings
         self._idle: deque[tuple[int, _Connection]] = deque()
 
-    def ask(self, method: str, path: str, body: bytes | None, most_bytes: int, until_s: float) -> Answer:
+    def ask(self, method: str, path: str, body: bytes | None, most_bytes: int, until_s: float) -> PeerAnswer:
         """Return the answer to one request; a server that is busy is asked again as long as there is time.
 
         Args:
@@ -80,7 +80,7 @@ class PeerConnections:
         while True:
             status, answer, pause_s = self._once(method, path, body, most_bytes, until_s)
             if status in _EXPECTED:
-                return Answer(status, answer)
+                return PeerAnswer(status, answer)
             if status not in _BUSY:
                 raise BackendUnavailable(f"{self.settings.shown}: {_said(status)}")
             # With jitter: replicas that were refused together are not to come back together.

@@ -33,7 +33,7 @@ class TimedSocket:
 
     def makefile(self, *_args: Any, **_options: Any) -> io.BufferedReader:
         """Return what reads from the connection; it does not close it."""
-        return io.BufferedReader(_Reader(self))
+        return io.BufferedReader(_TimedReader(self))
 
     def receive_into(self, buffer: Any) -> int:
         """Read what is there; raises `TimeoutError` after the deadline."""
@@ -65,7 +65,7 @@ class TimedSocket:
         return left_s
 
 
-class _Reader(io.RawIOBase):
+class _TimedReader(io.RawIOBase):
     def __init__(self, inner: TimedSocket) -> None:
         self._source = inner
 

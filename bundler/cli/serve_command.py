@@ -21,7 +21,7 @@ from bundler.cli.quantities import to_bytes, to_seconds
 from bundler.cli.stores import as_url, with_environment
 from bundler.cli.terminal import Screen
 from bundler.lifecycle.served_sources import served_source
-from bundler.store.store_server import DRAIN_S, StoreServer
+from bundler.store.store_server import DRAIN_S, StoreServer, listen_address
 
 _BOUNDS = ServingBounds()
 
@@ -49,6 +49,7 @@ def serve(screen: Screen, sources: tuple[str, ...], listen: str, connections: in
     and tags by name, and nothing else; GET /health and GET /metrics say how it does. Whoever reaches the address may read. It ends
     at SIGTERM, with status 0: it listens no more at once, and finishes what is under way within --drain; then status 1 when that was too short.
     """
+    listen_address(listen)  # raises for what is none, before anything is read
     urls = [with_environment(as_url(source)) for source in sources]
     with screen.progress("reading what is to be served"):
         source = served_source(urls)

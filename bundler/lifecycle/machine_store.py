@@ -91,7 +91,7 @@ class Store(BundleStore):
 
     def sync_to(
         self,
-        target: BundleStore,
+        target: Store,
         tags: Sequence[str] = (),
         *,
         dry_run: bool = False,
@@ -118,7 +118,7 @@ class Store(BundleStore):
         """
         from bundler.store.mirror import Mirror  # who restores does without
 
-        mirror = Mirror(self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run)  # noqa: SLF001  # of our base class
+        mirror = Mirror(self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run)
         return mirror.run(tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None))
 
     def restore(

@@ -47,7 +47,7 @@ class StoreServer:
     """
 
     def __init__(self, source: Backend, listen: str, bounds: ServingBounds | None = None) -> None:
-        host, port = _address(listen)
+        host, port = listen_address(listen)
         bounds, self._tally = bounds or ServingBounds(), ServingTally()
         objects = ServedObjects(source, _KEYS, self._tally, reads=bounds.reads, memory_bytes=bounds.memory_bytes)
         with store_errors("serve"):
@@ -91,7 +91,8 @@ class StoreServer:
         return f"<{type(self).__name__} {self.url}>"
 
 
-def _address(listen: str) -> tuple[str, int]:
+def listen_address(listen: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`; raises `ConfigError`."""
     match = _LISTEN.fullmatch(listen)
     if match is None or int(match[3]) > _MOST_PORT:
         raise ConfigError(

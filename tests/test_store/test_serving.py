@@ -313,14 +313,16 @@ def test_a_forked_child_does_not_hold_the_port(memory):
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("listen", ["", "8321", "host", "a b:1", "127.0.0.1:99999", "127.0.0.1:-1", "300.0.0.1:0", "no.such.host.invalid:1"])
+@pytest.mark.parametrize(
+    "listen", ["", "8321", "host", "a b:1", "127.0.0.1:99999", "127.0.0.1:-1", "300.0.0.1:0", "no.such.host.invalid:1"]
+)
 def test_an_address_that_cannot_be_listened_on(memory, listen):
     """It is an error that names it and the fix."""
-    with pytest.raises(ConfigError, match="address|expected HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"address|expected HOST:PORT"):
         memory.serve(listen)
 
 
 def test_a_port_that_is_taken(served):
     """It is an error too."""
-    with pytest.raises(ConfigError, match="cannot listen on .*: Address already in use"):
+    with pytest.raises(ConfigError, match=r"cannot listen on .*: Address already in use"):
         served[0].serve(served[1].url.removeprefix("http://"))
