@@ -109,6 +109,9 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
             return
         try:
             route()
+        except ValueError as error:  # of `urlsplit`
+            self.log_error("%s", error)
+            self._say(HTTPStatus.BAD_REQUEST, "none")
         except BackendError as error:
             if not self._answered:
                 self.log_error("%s", error)
@@ -182,7 +185,7 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             self._say(HTTPStatus.NOT_FOUND, "none", "there is no such route\n")
             return
-        if not length.isdecimal() or len(length) > 18 or int(length) > object_frames.QUESTION_BYTES:  # noqa: PLR2004
+        if self.headers.get("Transfer-Encoding") or not length.isdecimal() or len(length) > 18 or int(length) > object_frames.QUESTION_BYTES:  # noqa: PLR2004
             self.close_connection = True
             self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, path[1:], "too large, or of unknown size\n")
             return

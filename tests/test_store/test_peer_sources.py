@@ -313,6 +313,28 @@ def test_a_program_hears_of_a_dead_peer_once(far, monkeypatch, tmp_path):
     assert "peer http://127.0.0.1:1: unavailable: Connection refused; the store goes on without it" in said[0]
 
 
+def test_what_peers_do_not_say_is_no_answer_of_a_dead_store(far, server, memory, tmp_path):
+    """With a far store that died, lists and tags are errors, and so is an object that no peer has; units that peers have still come."""
+    with bundler.open_store(far) as store, store.serve(ANYWHERE) as far_server:
+        url = f"tb+{far_server.url}?timeout_s=0.2"
+        with warnings.catch_warnings(), bundler.open_store(url, peers=[server.url]) as replica:
+            warnings.simplefilter("ignore", BundlerWarning)
+            found = replica.pull("t", read_only=True)
+            lacking = shelf.restorable(50)
+            store.push(lacking, "later")
+            with bundler.open_store(url, peers=()) as other:
+                unknown = other.pull("later", read_only=True)
+                far_server.close()
+                with pytest.raises(StoreUnavailable):
+                    other.pull("t")
+                with pytest.raises(StoreUnavailable):
+                    unknown.blobs.read_blob(bytes.fromhex(lacking.kernels[0].artifacts[0].digest[7:]))
+            for use in (replica.tags, replica.stats, lambda: replica.pull("t")):
+                with pytest.raises(StoreUnavailable):
+                    use()
+            assert shelf.contents(found) == shelf.contents(shelf.restorable(*SEEDS, each=2000))
+
+
 def test_a_forked_child_makes_connections_of_its_own(far, server, tmp_path):
     """Parent and child restore over one open store, neither disturbs the other."""
     with bundler.open_store(far, peers=[server.url]) as store:

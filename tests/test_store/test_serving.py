@@ -134,12 +134,20 @@ def test_tags_are_read_and_listed(served):
         ("POST", "/objects", None, {"Content-Length": "-1"}, 413),
         ("GET", "/health", None, {f"X-{number}": "x" for number in range(200)}, 431),
         ("GET", "/" + "x" * 70_000, None, {}, 414),
+        ("POST", "/objects", None, {"Transfer-Encoding": "chunked", "Content-Length": "5"}, 413),
     ],
 )
 def test_bad_requests_are_refused(served, method, path, body, headers, status):
     """What is too large, malformed or would write gets its status, and the server goes on."""
     assert ask(served[1], method, path, body, headers)[0] == status
     assert ask(served[1], "GET", "/health")[::2] == (200, b"ok\n")
+
+
+def test_an_address_that_is_no_url(served):
+    """It is 400, and the thread that reads it does not fail."""
+    with socket.create_connection(("127.0.0.1", int(served[1].url.rpartition(":")[2]))) as connection:
+        connection.sendall(b"GET http://[nonsense/ HTTP/1.1\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
 def test_metrics_have_the_format_of_prometheus(served):
