@@ -185,7 +185,12 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             self._say(HTTPStatus.NOT_FOUND, "none", "there is no such route\n")
             return
-        if self.headers.get("Transfer-Encoding") or not length.isdecimal() or len(length) > 18 or int(length) > object_frames.QUESTION_BYTES:  # noqa: PLR2004
+        if (
+            self.headers.get("Transfer-Encoding")
+            or not length.isdecimal()
+            or len(length) > 18
+            or int(length) > object_frames.QUESTION_BYTES
+        ):  # noqa: PLR2004
             self.close_connection = True
             self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, path[1:], "too large, or of unknown size\n")
             return
