@@ -109,7 +109,7 @@ class PeerBackend(Backend):
 
         def need(key: str, most: int) -> bytes | None:
             if key not in self._needed:
-                value = self._get({key: most}, until_s).get(key)
+                value = got.get(key) if key in got else self._get({key: most}, until_s).get(key)
                 if len(self._needed) >= _NEEDED_KEPT:
                     self._needed.clear()
                 self._needed[key] = None if isinstance(value, Unread) else value

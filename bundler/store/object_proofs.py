@@ -21,6 +21,8 @@ from bundler.store.dictionaries import Dictionary, opened
 Need = Callable[[str, int], bytes | None]
 # Opened ones that are kept: the units of one bundle need two or three.
 _KEPT = 8
+# For units that are compressed anew while a restore waits for them.
+_FAST = 1
 
 
 def of_units(units: Iterable[store_layout.Unit], limits: Limits) -> dict[str, int]:
@@ -54,7 +56,7 @@ def prove_unit(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need
         return b""
     except DAMAGED:
         return None
-    return value if store_layout.dictionary_of(value) is None else store_layout.seal(payload)
+    return value if store_layout.dictionary_of(value) is None else store_layout.seal(payload, _FAST)
 
 
 def unit_payload_of(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need) -> bytes:
