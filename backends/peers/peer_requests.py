@@ -188,9 +188,9 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         if (
             self.headers.get("Transfer-Encoding")
             or not length.isdecimal()
-            or len(length) > 18
+            or len(length) > len(str(object_frames.QUESTION_BYTES))
             or int(length) > object_frames.QUESTION_BYTES
-        ):  # noqa: PLR2004
+        ):
             self.close_connection = True
             self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, path[1:], "too large, or of unknown size\n")
             return

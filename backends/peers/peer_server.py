@@ -138,6 +138,7 @@ class PeerServer:
         except OSError as error:
             _log.debug("a connection ended: %s", error)
         finally:
+            connection.shutdown()  # a forked child may have it open still
             connection.close()
             self._tally.add("connections", -1)
             with self._none_open:

@@ -12,6 +12,7 @@ import time
 import warnings
 
 import pytest
+import redis_proxy
 import shelf
 
 import bundler
@@ -187,6 +188,19 @@ def test_a_peer_that_is_dead_or_slow_costs_no_more_than_its_bound(far, tmp_path,
     assert spent < 1.2
     assert len(asked) <= 2
     assert tiers["file"].hits == 2 * len(SEEDS) + 1
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_peer_behind_tls(far, server, tmp_path, monkeypatch, trusted):
+    """A proxy with a certificate that this machine trusts is a peer; any other is left out, with a warning."""
+    authority = redis_proxy.Certificates(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", authority.ca if trusted else redis_proxy.Certificates(tmp_path, "other").ca)
+    with redis_proxy.Proxy(("127.0.0.1", int(server.url.rpartition(":")[2])), tls=authority.context()) as proxy:
+        report, tiers, said = restored(far, tmp_path, [f"https://127.0.0.1:{proxy.port}?timeout_s=5"])
+    assert len(report.restored) == len(SEEDS)
+    assert tiers["file"].hits == (0 if trusted else 2 * len(SEEDS) + 1)
+    assert len(said) == (0 if trusted else 1)
+    assert trusted or "CERTIFICATE_VERIFY_FAILED" in said[0]
 
 
 class Forged(shelf.Wrapped):
