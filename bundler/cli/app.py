@@ -23,6 +23,8 @@ from bundler.cli.pack import pack
 from bundler.cli.restore import restore
 from bundler.cli.run import run
 from bundler.cli.serve_command import serve
+from bundler.cli.settings_command import config_command
+from bundler.cli.shell_setup import completion, man
 from bundler.cli.signatures import key, sign
 from bundler.cli.store_upkeep import prune, stats
 from bundler.cli.sync_command import sync
@@ -32,6 +34,7 @@ from bundler.cli.tune import tune
 
 @click.group(
     cls=Commands,
+    short_help="Compiled Triton kernels in one file, and back where the next process finds them.",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=example("demo", "run -o model.tbundle -- python train.py", "restore model.tbundle"),
 )
@@ -47,6 +50,6 @@ def app() -> None:
 
 for command in (
     demo, run, build, generate_command, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune,
-    sync, serve, sign, key, explain, doctor,
+    sync, serve, sign, key, explain, doctor, config_command, completion, man,
 ):  # fmt: skip
     app.add_command(command)

@@ -314,6 +314,15 @@ def test_peers_of_the_environment(far, server, tmp_path, monkeypatch):
     assert (tiers, said) == ({}, [])
 
 
+def test_peers_of_a_file(far, server, tmp_path, monkeypatch):
+    """A file of settings names them as a list."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'peers = ["http://127.0.0.1:1", "{server.url}"]\n')
+    monkeypatch.setenv("TRITON_BUNDLER_CONFIG", str(settings))
+    _, tiers, said = restored(far, tmp_path, None)
+    assert (tiers["file"].hits, len(said)) == (0, 1)
+
+
 def test_a_program_hears_of_a_dead_peer_once(far, monkeypatch, tmp_path):
     """A session goes on without it, with one warning."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
