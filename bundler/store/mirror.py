@@ -42,6 +42,8 @@ from bundler.trust.statements import TagStatement
 
 # Another process set the tag at the same time; so often in a row is no accident.
 _SWAPS = 5
+# Keys of which it is remembered that the target has them, some 50 MB; tags of one model share most of their units.
+_REMEMBERED = 400_000
 # What is wrong with one tag leaves the others as they are; a store that does not answer, or is full, ends the run.
 _OF_ONE_TAG = (NotFound, DigestMismatch, FormatError, AccessDenied, UnsupportedVersion, MergeConflict)
 _log = logging.getLogger("bundler.store")
@@ -120,6 +122,8 @@ class Mirror:
 
     def _mirror(self, tag: str) -> bool:
         """Mirror one tag; False when the target had it and all that it reaches."""
+        if len(self._there) > _REMEMBERED:
+            self._there.clear()
         key = store_layout.tag_key(tag)
         with store_errors(self._source_name):
             value = self._source.read_ref(key)
@@ -138,6 +142,7 @@ class Mirror:
         self._units_moved += len(missing)
         complete = not missing and {manifest, *signed} <= self._there
         if self._dry_run:
+            self._there.update(unit.key for unit in missing)  # the next tag would find them
             return not (complete and self._named(key) == value)
         self._move_hinted([name for name in hinted if name not in self._there])
         self._move_units(missing)

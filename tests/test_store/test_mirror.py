@@ -159,6 +159,7 @@ def test_only_tags_that_match(memory, target):
 def test_a_dry_run_changes_nothing_and_says_the_same(memory, target):
     """What it says of tags and units is what the run then does."""
     memory.push(shelf.bundle("A"), "x")
+    memory.push(shelf.bundle("A", "C"), "y")
     target.push(shelf.bundle("B"), "old")
     before = shelf.raw(target)
     dry = memory.sync_to(target, dry_run=True, delete_tags=True)
@@ -170,7 +171,8 @@ def test_a_dry_run_changes_nothing_and_says_the_same(memory, target):
         done.deleted,
         done.units_moved,
     )
-    assert (done.deleted, [tag.name for tag in target.tags()]) == (("old",), ["x"])
+    assert (done.deleted, [tag.name for tag in target.tags()]) == (("old",), ["x", "y"])
+    assert (done.units_moved, done.units_present) == (4, 2)
 
 
 def test_an_empty_source_deletes_nothing(memory, target):

@@ -11,6 +11,8 @@ import time
 
 import pytest
 import shelf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.peers import object_frames
@@ -148,6 +150,28 @@ def test_an_address_that_is_no_url(served):
     with socket.create_connection(("127.0.0.1", int(served[1].url.rpartition(":")[2]))) as connection:
         connection.sendall(b"GET http://[nonsense/ HTTP/1.1\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+@given(st.binary(max_size=64), st.integers(0, 4))
+def test_an_answer_is_read_or_refused(body, count):
+    """Any bytes are either all that was asked for, as they were sent, or a `ValueError`."""
+    keys = [f"k{number}" for number in range(count)]
+    try:
+        found = list(object_frames.decode_answer(keys, memoryview(body)))
+    except ValueError:
+        return
+    assert [key for key, _ in found] == keys
+    sizes = [len(value) if isinstance(value, bytes) else value for _, value in found]
+    parts = [value if isinstance(value, bytes) else b"" for _, value in found]
+    assert b"".join(object_frames.encode_size(s) + p for s, p in zip(sizes, parts, strict=True)) == body
+
+
+@given(st.binary(max_size=64))
+def test_a_question_is_read_or_refused(body):
+    """Any bytes are either keys with sizes, which ask the same when they are written again, or nothing."""
+    found = object_frames.decode_question(body)
+    if found is not None:
+        assert object_frames.decode_question(object_frames.encode_question(found)) == found
 
 
 def test_metrics_have_the_format_of_prometheus(served):
