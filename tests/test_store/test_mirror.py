@@ -192,7 +192,7 @@ def test_a_store_is_not_mirrored_into_itself(local):
 
 def test_memory_is_bounded(memory, target):
     """No read of units may bring more than a batch, however large the bundle."""
-    memory.push(shelf.restorable(*range(12), each=3 * 2**20), "big")
+    memory.push(shelf.restorable(*range(5), each=5 * 2**20), "big")
     asked = []
 
     class Read(shelf.Wrapped):
@@ -202,5 +202,5 @@ def test_memory_is_bounded(memory, target):
 
     memory._backend = Read(memory._backend)
     memory.sync_to(target)
-    assert len([size for size in asked if size]) >= 3
+    assert len([size for size in asked if size]) >= 2
     assert max(asked) <= BATCH_BYTES * 1.01

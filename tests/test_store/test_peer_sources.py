@@ -170,7 +170,7 @@ def test_a_peer_that_talks_nonsense_costs_a_warning(far, tmp_path, name):
     assert re.search(expected, said[0])
 
 
-@pytest.mark.parametrize("name", ["hangs", "slow-loris", "slow body", "refused"])
+@pytest.mark.parametrize("name", ["hangs", pytest.param("slow-loris", marks=pytest.mark.slow), "slow body", "refused"])
 def test_a_peer_that_is_dead_or_slow_costs_no_more_than_its_bound(far, tmp_path, name):
     """However it does not answer, the restore goes on after the time-out, once, and the peer is left alone."""
     slow = {
