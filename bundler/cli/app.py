@@ -23,10 +23,12 @@ from bundler.cli.pack import pack
 from bundler.cli.report.report_command import report
 from bundler.cli.restore import restore
 from bundler.cli.run import run
+from bundler.cli.serve_command import serve
 from bundler.cli.settings_command import config_command
 from bundler.cli.shell_setup import completion, man
 from bundler.cli.signatures import key, sign
 from bundler.cli.store_upkeep import prune, stats
+from bundler.cli.sync_command import sync
 from bundler.cli.transfer import pull, push, tags
 from bundler.cli.tune import tune
 
@@ -49,6 +51,6 @@ def app() -> None:
 
 for command in (
     demo, run, build, generate_command, capture, tune, pack, restore, inspect, report, extract, verify, diff, merge, push, pull, tags, stats, prune,
-    sign, key, explain, doctor, config_command, completion, man,
+    sync, serve, sign, key, explain, doctor, config_command, completion, man,
 ):  # fmt: skip
     app.add_command(command)

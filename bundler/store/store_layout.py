@@ -133,10 +133,10 @@ def _sides(layout: FileLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return layout.launch, tuple([position for position in layout.order if position not in layout.launch])
 
 
-def seal(payload: bytes) -> bytes:
+def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
     """Return what is stored for a payload that is compressed alone."""
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        ZSTD_LEVEL, source_size=len(payload), write_checksum=True, write_content_size=True
+        level, source_size=len(payload), write_checksum=True, write_content_size=True
     )
     data = zstandard.ZstdCompressor(compression_params=parameters).compress(payload)
     return _ALONE + sha256(data) + data
