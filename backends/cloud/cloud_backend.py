@@ -5,6 +5,7 @@
 
     <prefix>/catalog           every key: which pack, offset, size, last use; and every ref.  Replaced by compare-and-set
     <prefix>/packs/<16 hex>    the objects of one `put`, one after another; written once, never changed
+    <prefix>/leases/<32 hex>   who may compile what, for a time
 
 What costs time there is the number of requests.  What one call puts is one pack, and what one call gets is a range of each of its
 packs; a catalog of 10,000 objects has about 1 MB.  Since all that changes is one file, each change is atomic, conditions on
@@ -27,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
 from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Unchanged
+from bundler.backends.cloud.object_leases import CloudLease, remove_old, take_lease
 from bundler.backends.cloud.pack_catalog import (
     CATALOG_BYTES,
     Catalog,
@@ -51,7 +53,7 @@ _Change = Callable[[Catalog], Catalog | None]
 
 
 class CloudBackend(Backend):
-    """Objects and refs in an object store, shared by processes of any number of hosts; no leases.
+    """Objects and refs in an object store, and leases, shared by processes of any number of hosts.
 
     Guarantees what `Backend` does where the object store honours If-Match and If-None-Match.  Times are those of the hosts, and never
     run backwards; a host whose clock is wrong by minutes is refused by the object stores themselves.
@@ -253,6 +255,7 @@ class CloudBackend(Backend):
         orphans = old - {pack_name(pack) for pack in self._latest().packs}
         if orphans:
             self._bucket.remove(sorted(orphans))
+        remove_old(self._bucket)
 
     def _remove_packs(self, packs: Collection[int]) -> None:
         if packs:
@@ -310,6 +313,11 @@ class CloudBackend(Backend):
     def list_refs(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)
         return iter([key for key in self._latest().refs if in_prefix(key, prefix)])
+
+    def lease(self, key: str, ttl_s: float) -> CloudLease | None:
+        check_key(key)
+        self._check_writable()
+        return take_lease(self._bucket, key, ttl_s)
 
     def now_s(self) -> float:
         return max(_now_ms(), self._latest().time_ms) / 1000

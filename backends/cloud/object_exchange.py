@@ -11,6 +11,7 @@ import contextlib
 import datetime as dt
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ RETRIES = 2
 WHOLE_BYTES = 256 * 1024 * 1024
 # A request with its bytes: how many times `timeout_s` it may take before obstore gives up on it.
 WITH_BYTES = 6
+# A listing that never ends would go on in its thread after its caller has given up.
+LISTED, LISTED_AT_ONCE, LISTING_S = 200_000, 1000, 60.0
 SHOWN_CHARACTERS = 300
 _SECRET_NAMES = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|SIGNATURE", re.IGNORECASE)
 _SECRET_CHARACTERS = 6
@@ -47,6 +50,8 @@ _DENIED = (
     "SecretAccessKey",
     "SignatureDoesNotMatch",
     "RequestTimeTooSkewed",
+    "ExpiredToken",
+    "InvalidToken",
 )
 _SLOW = ("timed out", "timeout", "deadline has elapsed")
 _BAD = (
@@ -66,6 +71,14 @@ _FIXES: dict[type[BackendError], str] = {
     BackendFull: "prune, or raise the quota",
     BadSettings: "check the settings in the environment; an endpoint without TLS needs AWS_ALLOW_HTTP=true",
 }
+# What obstore's text holds, also in the part that is not shown, and what is to be done about it.
+_HINTS = (
+    ("RequestTimeTooSkewed", "set the clock of this machine"),
+    ("ExpiredToken", "get new credentials, as the session token has expired"),
+    ("without LOCATION", "set AWS_REGION to the region of the bucket"),
+    ("InvalidCertificate", "nobody whom this machine trusts vouches for the server's certificate; SSL_CERT_FILE names who does"),
+    ("ConnectionRefused", "nobody listens there; check AWS_ENDPOINT_URL"),
+)
 
 
 class Conflict(Exception):  # not a failure: somebody else was first
@@ -144,9 +157,19 @@ class Bucket:
             obstore.delete(self._store, list(names))
 
     def names(self, folder: str) -> Iterator[tuple[str, float]]:
-        """Yield the files of a folder and when each was written, by the server's clock; page after page."""
+        """Yield the files of a folder and when each was written, by the server's clock; page after page.
+
+        Raises:
+            BackendUnavailable: there are more than `LISTED`, or they take longer than `LISTING_S`.
+        """
+        until_s = time.monotonic() + LISTING_S
         with self._meanings():
-            for page in obstore.list(self._store, prefix=folder):
+            pages = obstore.list(self._store, prefix=folder, chunk_size=LISTED_AT_ONCE)
+            for count, page in enumerate(pages, 1):
+                if count * LISTED_AT_ONCE > LISTED or time.monotonic() > until_s:
+                    raise BackendUnavailable(
+                        f"{self.shown}: {folder} lists more than {LISTED:,} files, or took longer than {LISTING_S:.0f} s"
+                    )
                 for found in page:
                     yield found["path"], found["last_modified"].timestamp()
 
@@ -197,7 +220,7 @@ def meaning_of(error: BaseException, shown: str) -> BackendError:
     else:
         words = ((BackendFull, _FULL), (BackendDenied, _DENIED), (BackendTimeout, _SLOW))
         kind = next((kind for kind, found in words if any(word in text for word in found)), BackendUnavailable)
-    fix = _FIXES.get(kind)
+    fix = next((hint for words, hint in _HINTS if words in str(error)), _FIXES.get(kind))
     return kind(f"{shown}: {_public(text) or type(error).__name__}{f'; {fix}' if fix else ''}")
 
 

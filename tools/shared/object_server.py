@@ -12,6 +12,7 @@ runs it as a process, `tools.cluster.cloud_faults` as a thread, with a `fault`.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import hashlib
 import re
@@ -53,7 +54,7 @@ class Answer:
     """What the server says.
 
     Attributes:
-        status, headers, body: as in HTTP.
+        status, headers, body: as in HTTP; status 0 closes the connection without a word.
         length: what Content-Length says, None for the truth.
         sent: how many bytes of the body are sent before the connection is closed, None for all of them and leaving it open.
         late_s: how much later than others it comes; None for never.
@@ -86,6 +87,7 @@ class ObjectServer:
         self.requests: list[Request] = []
         self.delay_s, self.fault, self._tls = delay_s, fault, tls
         self.port = 0
+        self._listed: list[str] = []
         self._links: set[asyncio.Transport] = set()
 
     @property
@@ -133,8 +135,11 @@ class ObjectServer:
 
     def _page(self, asked: Request) -> Answer:
         prefix, after = asked.query.get("prefix", [""])[0], asked.query.get("continuation-token", [""])[0]
-        names = sorted(name for name in self.objects if name.startswith(prefix) and name > after)
-        shown, more = names[:PAGE], len(names) > PAGE
+        if not after:  # sorted once for all pages
+            self._listed = sorted(self.objects)
+        start = bisect.bisect_right(self._listed, after) if after else bisect.bisect_left(self._listed, prefix)
+        shown = [name for name in self._listed[start : start + PAGE] if name.startswith(prefix) and name in self.objects]
+        more = len(self._listed) > start + PAGE and self._listed[start + PAGE].startswith(prefix)
         entries = "".join(
             f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-22T00:00:00.000Z</LastModified>"
             f"<ETag>{escape(etag_of(self.objects[name]))}</ETag><Size>{len(self.objects[name])}</Size></Contents>"
@@ -226,6 +231,9 @@ class _Link(asyncio.Protocol):
 
     def _send(self, method: str, answer: Answer) -> None:
         if self._link.is_closing():
+            return
+        if not answer.status:
+            self._link.abort()
             return
         length = len(answer.body) if answer.length is None else answer.length
         lines = [f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Answer')}", f"Content-Length: {length}"]
