@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
-from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Unchanged
+from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Revision, Unchanged
 from bundler.backends.cloud.object_leases import CloudLease, remove_old, take_lease
 from bundler.backends.cloud.pack_catalog import (
     CATALOG_BYTES,
@@ -71,8 +71,8 @@ class CloudBackend(Backend):
 
     def __init__(self, bucket: Bucket, *, writable: bool = True, touch_every_s: float = 60.0) -> None:
         self._bucket, self.writable, self._touch_every_ms = bucket, writable, int(touch_every_s * 1000)
-        # One attribute, so that threads see a catalog and its ETag together.
-        self._known: tuple[Catalog, str | None] = (Catalog(), None)
+        # One attribute, so that threads see a catalog and its revision together.
+        self._known: tuple[Catalog, Revision | None] = (Catalog(), None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._bucket.shown}>"
@@ -328,9 +328,9 @@ class CloudBackend(Backend):
 
     def _latest(self) -> Catalog:
         """Return the catalog that is there now; it comes again only when it has changed."""
-        catalog, etag = self._known
+        catalog, revision = self._known
         try:
-            data, found = self._bucket.read(CATALOG, CATALOG_BYTES + BEGINNING_BYTES, etag)
+            data, found = self._bucket.read(CATALOG, CATALOG_BYTES + BEGINNING_BYTES, revision)
         except Unchanged:
             return catalog
         except Absent:
@@ -348,16 +348,16 @@ class CloudBackend(Backend):
         Args:
             change: returns the catalog as it is to be, None for no change; called with each catalog that is met.
         """
-        known, etag = self._known
+        known, revision = self._known
         fresh = False
         mine: list[bytes] = []
         for attempt in range(ATTEMPTS):
             if not fresh:
                 # What is known may be old: a conflict would say so, and where nothing is to be changed nobody would.
-                fresh = etag is None or attempt > 0
+                fresh = revision is None or attempt > 0
                 if fresh:
                     self._latest()
-                    known, etag = self._known
+                    known, revision = self._known
                     if any(token in known.tokens for token in mine):
                         return known  # the answer was lost, and the change was made
             wanted = change(known)
@@ -369,8 +369,8 @@ class CloudBackend(Backend):
                 try:
                     new = (
                         self._bucket.create(CATALOG, data)
-                        if etag is None
-                        else self._bucket.replace(CATALOG, data, etag)
+                        if revision is None
+                        else self._bucket.replace(CATALOG, data, revision)
                     )
                 except Conflict:
                     time.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.002 * 2**attempt)))  # noqa: S311

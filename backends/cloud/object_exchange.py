@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import obstore
 from obstore import exceptions
@@ -76,9 +76,19 @@ _HINTS = (
     ("RequestTimeTooSkewed", "set the clock of this machine"),
     ("ExpiredToken", "get new credentials, as the session token has expired"),
     ("without LOCATION", "set AWS_REGION to the region of the bucket"),
-    ("InvalidCertificate", "nobody whom this machine trusts vouches for the server's certificate; SSL_CERT_FILE names who does"),
+    (
+        "InvalidCertificate",
+        "nobody whom this machine trusts vouches for the server's certificate; SSL_CERT_FILE names who does",
+    ),
     ("ConnectionRefused", "nobody listens there; check AWS_ENDPOINT_URL"),
 )
+
+
+class Revision(NamedTuple):
+    """What tells one content of a file from another: the ETag, and the generation, which Google asks for instead."""
+
+    etag: str | None
+    version: str | None
 
 
 class Conflict(Exception):  # not a failure: somebody else was first
@@ -107,10 +117,10 @@ class Bucket:
     def __init__(self, store: Any, shown: str) -> None:
         self._store, self.shown, self._pid = store, shown, os.getpid()
 
-    def read(self, name: str, most_bytes: int, etag: str | None = None) -> tuple[bytes, str | None]:
-        """Return a file and its ETag; raises `Absent`, or `Unchanged` where the ETag is still the one given."""
+    def read(self, name: str, most_bytes: int, known: Revision | None = None) -> tuple[bytes, Revision]:
+        """Return a file and its revision; raises `Absent`, or `Unchanged` where that is still the one given."""
         with self._meanings():
-            options: Any = {"if_none_match": etag} if etag else {}
+            options: Any = {"if_none_match": known.etag} if known and known.etag else {}
             found = obstore.get(self._store, name, options=options)
             size = found.meta["size"]
             if size > most_bytes:
@@ -118,7 +128,7 @@ class Bucket:
             data = bytes(found.bytes())
         if len(data) != size:
             raise BackendUnavailable(f"{self.shown}: of {name} {len(data):,} bytes came, expected {size:,}")
-        return data, found.meta["e_tag"]
+        return data, Revision(found.meta["e_tag"], found.meta["version"])
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return parts of a file, each from its first byte and with its size, which is not 0; near ones come in one request."""
@@ -135,19 +145,20 @@ class Bucket:
             )
         return parts
 
-    def create(self, name: str, data: bytes) -> str | None:
-        """Store a file that is not there and return its ETag; raises `Conflict` when it is."""
+    def create(self, name: str, data: bytes) -> Revision:
+        """Store a file that is not there and return its revision; raises `Conflict` when it is."""
         return self._put(name, data, "create")
 
-    def replace(self, name: str, data: bytes, etag: str) -> str | None:
-        """Store a file whose ETag is the one given and return the new one; raises `Conflict` when it is another."""
-        return self._put(name, data, {"e_tag": etag})
+    def replace(self, name: str, data: bytes, known: Revision) -> Revision:
+        """Store a file whose revision is the one given and return the new one; raises `Conflict` when it is another."""
+        given = {"e_tag": known.etag, "version": known.version}
+        return self._put(name, data, {name: value for name, value in given.items() if value is not None})
 
-    def _put(self, name: str, data: bytes, mode: Any) -> str | None:
+    def _put(self, name: str, data: bytes, mode: Any) -> Revision:
         try:
             with self._meanings():
-                etag: str | None = obstore.put(self._store, name, data, mode=mode, use_multipart=False)["e_tag"]
-                return etag
+                made = obstore.put(self._store, name, data, mode=mode, use_multipart=False)
+                return Revision(made["e_tag"], made["version"])
         except Absent:  # replaced on condition, and removed since
             raise Conflict from None
 

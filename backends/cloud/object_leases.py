@@ -18,7 +18,7 @@ import hashlib
 import secrets
 import time
 
-from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict
+from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Revision
 
 FOLDER = "leases"
 OLD_S = 24 * 3600.0
@@ -28,8 +28,8 @@ _LEASE_BYTES = 256
 class CloudLease:
     """A lease of `CloudBackend`; a frozen holder that wakes after its expiry finds that it lost it."""
 
-    def __init__(self, bucket: Bucket, name: str, token: str, etag: str | None, expiry_s: float) -> None:
-        self._bucket, self._name, self._token, self._etag, self._expiry_s = bucket, name, token, etag, expiry_s
+    def __init__(self, bucket: Bucket, name: str, token: str, revision: Revision | None, expiry_s: float) -> None:
+        self._bucket, self._name, self._token, self._revision, self._expiry_s = bucket, name, token, revision, expiry_s
 
     def renew(self, ttl_s: float) -> bool:
         """Prolong the lease; False when it was lost."""
@@ -40,16 +40,16 @@ class CloudLease:
         return self._replace(0.0)
 
     def _replace(self, expiry_s: float) -> bool:
-        if self._etag is None or self._expiry_s <= time.time():
+        if self._revision is None or self._expiry_s <= time.time():
             return False
         content = _content(self._token, expiry_s)
         try:
-            self._etag = self._bucket.replace(self._name, content, self._etag)
+            self._revision = self._bucket.replace(self._name, content, self._revision)
         except Conflict:
             # Ours, when the answer to our first attempt was lost.
-            found, self._etag = _read(self._bucket, self._name)
+            found, self._revision = _read(self._bucket, self._name)
             if found != content:
-                self._etag = None
+                self._revision = None
                 return False
         self._expiry_s = expiry_s
         return True
@@ -61,19 +61,19 @@ def take_lease(bucket: Bucket, key: str, ttl_s: float) -> CloudLease | None:
     token, expiry_s = secrets.token_hex(16), time.time() + ttl_s
     content = _content(token, expiry_s)
     try:
-        etag = bucket.create(name, content)
+        revision = bucket.create(name, content)
     except Conflict:
-        found, etag = _read(bucket, name)
+        found, revision = _read(bucket, name)
         if found != content:
-            if etag is None or _expiry_s(found) > time.time():
+            if revision is None or _expiry_s(found) > time.time():
                 return None
             try:
-                etag = bucket.replace(name, content, etag)
+                revision = bucket.replace(name, content, revision)
             except Conflict:
-                found, etag = _read(bucket, name)
+                found, revision = _read(bucket, name)
                 if found != content:
                     return None
-    return CloudLease(bucket, name, token, etag, expiry_s)
+    return CloudLease(bucket, name, token, revision, expiry_s)
 
 
 def remove_old(bucket: Bucket) -> None:
@@ -89,7 +89,7 @@ def _content(token: str, expiry_s: float) -> bytes:
     return f"{token} {expiry_s!r}".encode()
 
 
-def _read(bucket: Bucket, name: str) -> tuple[bytes, str | None]:
+def _read(bucket: Bucket, name: str) -> tuple[bytes, Revision | None]:
     try:
         return bucket.read(name, _LEASE_BYTES)
     except Absent:

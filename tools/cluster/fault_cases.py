@@ -62,14 +62,14 @@ def _first(count: int, status: int) -> Callable[[ObjectServer], Fault]:
 
 
 def _of_packs(spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
-    return lambda _server: lambda asked, answer: (
-        spoilt(answer) if "packs/" in asked.path and asked.method == "GET" else None
+    return lambda _server: (
+        lambda asked, answer: spoilt(answer) if "packs/" in asked.path and asked.method == "GET" else None
     )
 
 
 def _of_catalog(spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
-    return lambda _server: lambda asked, answer: (
-        spoilt(answer) if asked.path.endswith("catalog") and asked.method == "GET" else None
+    return lambda _server: (
+        lambda asked, answer: spoilt(answer) if asked.path.endswith("catalog") and asked.method == "GET" else None
     )
 
 
@@ -190,9 +190,7 @@ def _self_signed(folder: Path) -> ssl.SSLContext:
     )  # fmt: skip
     file = folder / "server.pem"
     file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         + certificate.public_bytes(serialization.Encoding.PEM)
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

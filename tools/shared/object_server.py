@@ -138,7 +138,9 @@ class ObjectServer:
         if not after:  # sorted once for all pages
             self._listed = sorted(self.objects)
         start = bisect.bisect_right(self._listed, after) if after else bisect.bisect_left(self._listed, prefix)
-        shown = [name for name in self._listed[start : start + PAGE] if name.startswith(prefix) and name in self.objects]
+        shown = [
+            name for name in self._listed[start : start + PAGE] if name.startswith(prefix) and name in self.objects
+        ]
         more = len(self._listed) > start + PAGE and self._listed[start + PAGE].startswith(prefix)
         entries = "".join(
             f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-22T00:00:00.000Z</LastModified>"
