@@ -61,7 +61,7 @@ def take_lease(bucket: Bucket, key: str, ttl_s: float) -> CloudLease | None:
     token, expiry_s = secrets.token_hex(16), time.time() + ttl_s
     content = _content(token, expiry_s)
     try:
-        revision = bucket.create(name, content)
+        revision: Revision | None = bucket.create(name, content)
     except Conflict:
         found, revision = _read(bucket, name)
         if found != content:
