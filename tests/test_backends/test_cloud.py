@@ -22,6 +22,8 @@ from bundler.backends.testing import state_machine
 class TestCloudInMemory(CloudContract):
     """The contract, for a bucket in memory."""
 
+    lease_s = 0.3
+
     @pytest.fixture
     def backend(self):
         """A bucket that is empty."""
