@@ -18,8 +18,8 @@ processors from both sides; without a delay it is what the many requests of the 
 
 * *ours*: `open_store`, `Store.restore` by tag, `close`. Every digest is checked.
 * *gets*: obstore itself fetches and writes every file of the cache, whose names are known, so many at once, and verifies nothing.
-  `aws s3 sync` has ten at once unless it is configured otherwise, so its target is set beside ten. The other numbers show how far
-  obstore comes when it is given more; no client does that unasked.
+  `aws s3 sync` has ten at once unless it is configured otherwise, so the target is set beside ten. The other numbers show how far
+  obstore comes when it is given more, until the two processors are busy: beside the fastest of them there is no target.
 * *aws s3 sync*: the program {aws}, where it is installed, one run.
 """
 
