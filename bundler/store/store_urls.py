@@ -207,13 +207,13 @@ def _open_cloud(url: str, how: Opening) -> Guarded:
         settings = cloud.parse_url(url)
         bucket = cloud.connect(settings, shown)
         backend = cloud.CloudBackend(bucket, writable=settings.writable, touch_every_s=settings.touch_every_s)
-    # The first answer may take looking up the name and the credentials, TLS and a second attempt.
     deadline_s = CLOUD_EXCHANGES * settings.timeout_s
+    # A store that never answers costs a process one time-out in all, which has to do for name, credentials, TLS and a second attempt.
     return Guarded(
         backend,
         Deadlines(
             deadline_s,
-            budget_s=deadline_s,
+            budget_s=settings.timeout_s,
             probe_s=how.probe_s,
             unhurried_s=max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s),
         ),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.bench import floors, launch_tables, remote_rows, scale
+from tools.bench import cloud_rows, floors, launch_tables, remote_rows, scale
 from tools.bench.step_profiles import profile_table as _profile
 from tools.clients import table
 from tools.shared import measurement
@@ -257,6 +257,7 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-bundle-16-cores", bundle_many_cores),
     ("bench-scale", scale.section),
     ("bench-remote", remote_rows.section),
+    ("bench-cloud", cloud_rows.section),
     ("bench-compile", compiles),
     ("clients", table.section),
     ("gpu-check", gpu_check),
@@ -286,7 +287,7 @@ def not_reached(result: dict[str, Any]) -> list[str]:
 
 
 def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
-    reasons = REMOTE_REASONS if "delays" in result else REASONS
+    reasons = REMOTE_REASONS if "profile" in result and "delays" in result else REASONS
     # The longest words that fit say it best.
     for words, (profile, reason) in sorted(reasons.items(), key=lambda one: -len(one[0])):
         if words in line["work"]:
