@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
+    from bundler.format.source_stripping import Strip, strip_source
     from bundler.integrations._process import install, register, session
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
@@ -245,6 +246,7 @@ __all__ = [
     "StoredFile",
     "Strict",
     "StrictModeViolation",
+    "Strip",
     "Subject",
     "TagInfo",
     "Target",
@@ -301,6 +303,7 @@ __all__ = [
     "restore",
     "session",
     "sign",
+    "strip_source",
     "tuning_counters",
     "winners_only",
 ]

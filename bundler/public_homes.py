@@ -96,6 +96,7 @@ HOMES = {
     "StoreStats": "store.store_reports",
     "StoredFile": "format.entries",
     "Strict": "config",
+    "Strip": "format.source_stripping",
     "TagInfo": "store.store_reports",
     "Subject": "trust.signature_policy",
     "Target": "format.entries",
@@ -144,6 +145,7 @@ HOMES = {
     "restore": "lifecycle.restoration",
     "session": "integrations._process",
     "sign": "trust.signing",
+    "strip_source": "format.source_stripping",
     "tuning_counters": "lifecycle.tuning_savings",
     "winners_only": "lifecycle.tuning_directory",
 }

@@ -64,7 +64,11 @@ PROBLEMS_SHOWN = 10
     ),
 )  # fmt: skip
 @click.argument("bundle")
-@click.option("--leaks", is_flag=True, help="List absolute paths inside the files, which travel with the bundle.")
+@click.option(
+    "--leaks",
+    is_flag=True,
+    help="List paths, names of users and machines, and traces of source that travel with the bundle.",
+)
 @kernel_option
 @click.option(
     "--show", "kind", type=click.Choice(KINDS_SHOWN), help="Print one kernel's text of this kind, and no more."

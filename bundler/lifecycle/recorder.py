@@ -18,6 +18,7 @@ from bundler.fork_safety import after_fork
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.candidate_timings import Tuning
 from bundler.format.launch_spec import TuningRecord
+from bundler.format.source_stripping import Strip, check_strip, strip_source
 from bundler.format.summary import count
 from bundler.lifecycle.collection import add_spool, collect_sightings, merge_reasons
 from bundler.lifecycle.directory_watch import DirectoryWatch
@@ -97,18 +98,20 @@ class Recording:
             self._spool.close()  # reads what the last child wrote
         self._final = self._gather()
 
-    def collect(self, keep: Keep = "all") -> Bundle:
+    def collect(self, keep: Keep = "all", strip: Strip | None = None) -> Bundle:
         """Return what was recorded so far as a bundle, and update `report`.
 
         A kernel is in the bundle with all its files, from one compile, or it is in `report.left_out` with the reason.
 
         Args:
             keep: `launch` takes device binaries, metadata and tuning files only.
+            strip: `source` takes out what tells of where and from what kernels were compiled, as `strip_source` does.
 
         Raises:
-            ConfigError: another value for `keep`.
+            ConfigError: another value for `keep` or `strip`.
             RecordingError: the recording was never started.
         """
+        check_strip(strip)
         bundle, report = collect_sightings(self._final or self._gather(), self._started().roots(), keep)
         left_out = merge_reasons(report.left_out, self._spool.problems if self._spool is not None else ())
         self.report = replace(report, left_out=left_out, errors=self._errors())
@@ -116,7 +119,8 @@ class Recording:
             tunings = list(self._tunings)
         found = Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
                        left_out=left_out)  # fmt: skip
-        return with_tunings(found, tunings)
+        whole = with_tunings(found, tunings)
+        return whole if strip is None else strip_source(whole)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -187,13 +191,13 @@ class RecordingStack:
                 self._pairs.clear()
             self._pairs.append(Recording(children=children).start())
 
-    def collect(self, keep: Keep = "all") -> Bundle:
+    def collect(self, keep: Keep = "all", strip: Strip | None = None) -> Bundle:
         """Close the innermost recording and return its bundle."""
         with self._lock:
             for index, recording in reversed(list(enumerate(self._pairs))):
                 if recording is not None:
                     recording.stop()
-                    bundle = recording.collect(keep)
+                    bundle = recording.collect(keep, strip)
                     self._pairs[index:] = [None]
                     return bundle
         raise RecordingError("nothing is being recorded; call begin_compile() first")
@@ -232,9 +236,9 @@ def begin_compile(*, children: bool = False) -> None:
     _stack.begin(children=children)
 
 
-def collect(keep: Keep = "all") -> Bundle:
+def collect(keep: Keep = "all", strip: Strip | None = None) -> Bundle:
     """Finish the innermost recording and return its bundle; raises `RecordingError` when there is none."""
-    return _stack.collect(keep)
+    return _stack.collect(keep, strip)
 
 
 def end_compile() -> None:
