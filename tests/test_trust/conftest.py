@@ -2,7 +2,9 @@
 """A key, folders of trusted keys, bundles and stores to sign."""
 
 import base64
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,3 +62,29 @@ def store(tmp_path, monkeypatch):
     """A store in a directory."""
     with bundler.open_store(str(tmp_path / "store")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def minisign_program(made_once):
+    """The program minisign: of this machine, or out of Debian's package, which is unpacked and not installed."""
+    found = shutil.which("minisign")
+    if found is not None:
+        return found
+
+    def fetch(folder):
+        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+            return
+        try:
+            done = subprocess.run(["apt-get", "download", "minisign"], cwd=folder, capture_output=True, timeout=60)
+        except subprocess.TimeoutExpired:
+            return
+        for package in folder.glob("minisign_*.deb") if done.returncode == 0 else ():
+            subprocess.run(["dpkg-deb", "-x", package, folder], check=True, capture_output=True)
+
+    program = made_once("minisign", fetch) / "usr" / "bin" / "minisign"
+    runs = os.access(program, os.X_OK) and subprocess.run([program, "-v"], capture_output=True).returncode == 0
+    if not runs:
+        pytest.skip(
+            "the program minisign is not installed, nor to be had as a package (Debian: apt-get install minisign)"
+        )
+    return str(program)
