@@ -96,6 +96,7 @@ class Settings(NamedTuple):
     code_signatures: Demand = "off"
     keys: str | None = None
     signing_key: str | None = None
+    signing_passphrase_file: str | None = None
     store_name: str | None = None
     disable: bool = False
 
@@ -130,6 +131,7 @@ def settings() -> Settings:
         code_signatures=signed.code,
         keys=_read("KEYS"),
         signing_key=signed.signing_key,
+        signing_passphrase_file=signed.passphrase_file,
         store_name=signed.store_name,
         disable=disabled(),
     )
