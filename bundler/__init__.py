@@ -131,6 +131,7 @@ if TYPE_CHECKING:
     from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
+    from bundler.trust.sigstore_bundles import SigstoreReport, verify_sigstore
     from bundler.trust.statements import TrustLevel
 
 __version__ = "0.1.0"
@@ -234,6 +235,7 @@ __all__ = [
     "SignReport",
     "SignaturePolicy",
     "SigningKey",
+    "SigstoreReport",
     "Space",
     "Span",
     "Specialization",
@@ -305,6 +307,7 @@ __all__ = [
     "sign",
     "strip_source",
     "tuning_counters",
+    "verify_sigstore",
     "winners_only",
 ]
 

@@ -88,6 +88,7 @@ HOMES = {
     "SignReport": "trust.signing",
     "SignaturePolicy": "trust.signature_policy",
     "SigningKey": "trust.signing_keys",
+    "SigstoreReport": "trust.sigstore_bundles",
     "Span": "format.sentinel",
     "Specialization": "runtime.launch.specialization_match",
     "StaticKernel": "runtime.launch.static_kernel",
@@ -147,5 +148,6 @@ HOMES = {
     "sign": "trust.signing",
     "strip_source": "format.source_stripping",
     "tuning_counters": "lifecycle.tuning_savings",
+    "verify_sigstore": "trust.sigstore_bundles",
     "winners_only": "lifecycle.tuning_directory",
 }
