@@ -37,7 +37,7 @@ def wheel(tmp_path):
         for name, data in (
             ("bundler/a,b.py", code), ("triton_bundler-0.1.0.dist-info/METADATA", METADATA.encode()),
             ("triton_bundler-0.1.0.dist-info/RECORD",
-             f'bundler/a,b.py,sha256={digest},6\ntriton_bundler-0.1.0.dist-info/RECORD,,\n'.encode()),
+             f"bundler/a,b.py,sha256={digest},6\ntriton_bundler-0.1.0.dist-info/RECORD,,\n".encode()),
         ):  # fmt: skip
             archive.writestr(zipfile.ZipInfo(name, (2026, 11, 22, 19, 0, 0)), data)
     return path

@@ -40,9 +40,9 @@ def build(commit: str, folder: Path) -> Path:
         **os.environ, "SOURCE_DATE_EPOCH": time, "CFLAGS": _FLAGS.format(folder=source), "LC_ALL": "C", "TZ": "UTC",
         "PYTHONHASHSEED": "0",
     }  # fmt: skip
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source]
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
     # Modes of files are part of a wheel, and git keeps one bit of them: the rest is the umask's.
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, umask=0o022)
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, umask=0o022)
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
         done.check_returncode()
