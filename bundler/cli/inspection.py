@@ -308,7 +308,7 @@ def _verify_bundle(screen: Screen, bundle: str, *, signed: bool, sigstore: dict[
         }
         digest, names = opened.digest, wording.kernel_names(opened)
         told, status = tell_signature(screen, opened, bundle) if signed else ({}, FINE)
-        by_sigstore, worse = tell_sigstore(screen, bundle, sigstore) if sigstore else ({}, FINE)
+        by_sigstore, worse = tell_sigstore(screen, opened, bundle, sigstore) if sigstore else ({}, FINE)
         status = max(status, worse)
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]

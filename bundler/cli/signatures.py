@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from typing import Any
@@ -249,12 +250,17 @@ def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str,
     return {"ok": judgement.good, "key": judgement.key, "reason": judgement.reason}, FINE if judgement.good else PROBLEM
 
 
-def tell_sigstore(screen: Screen, path: str, asked: dict[str, str]) -> tuple[dict[str, Any], int]:
-    """Check a signature of Sigstore; returns what `--json` says of it, and the exit status."""
+def tell_sigstore(screen: Screen, bundle: Bundle, path: str, asked: dict[str, str]) -> tuple[dict[str, Any], int]:
+    """Check a signature of Sigstore of the file that was opened; returns what `--json` says of it, and the exit status."""
     try:
         report = verify_sigstore(
             path, asked["sigstore"], trust_root=asked["trust_root"], identity=asked["identity"], issuer=asked["issuer"]
         )
+        digest = hashlib.sha256()
+        for chunk in bundle.signed.file_chunks():
+            digest.update(chunk)
+        if digest.hexdigest() != report.digest:
+            raise Untrusted("the signature is of another file, which was put in its place meanwhile", path=path)
     except Untrusted as error:
         screen.complain(f"{path}: {error.message}")
         return {"ok": False, "reason": error.message}, PROBLEM

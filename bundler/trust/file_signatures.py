@@ -18,7 +18,7 @@ from bundler.format.bundle_file import os_errors, read_regular
 from bundler.trust import minisign, openssh_keys
 from bundler.trust.ed25519 import key_id
 from bundler.trust.signature_policy import Judgement, SignaturePolicy
-from bundler.trust.signing import MINISIGN_SUFFIX, file_chunks
+from bundler.trust.signing import MINISIGN_SUFFIX
 from bundler.trust.statements import BundleStatement, TrustLevel
 from bundler.trust.subjects import subject_of
 from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, write_key
@@ -49,7 +49,7 @@ def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel |
         return judgement
     numbers = {_number(key): (name, key) for name, key in policy.keys.by_name.items()}
     for number, (name, key) in numbers.items():
-        if minisign.check(text, file_chunks(path), [minisign.PublicKey(number, key.public)]) is None:
+        if minisign.check(text, bundle.signed.file_chunks(), [minisign.PublicKey(number, key.public)]) is None:
             continue
         said = BundleStatement(
             content=subject.content,

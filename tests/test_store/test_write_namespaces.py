@@ -149,26 +149,9 @@ def test_a_reader_pulls_and_cannot_push(opened, golden):
 
 
 @pytest.fixture(scope="session")
-def setfacl(made_once):
-    """The program setfacl: of this machine, or out of Debian's package, which is unpacked and not installed."""
-    found = shutil.which("setfacl")
-    if found is not None:
-        return found
-
-    def fetch(folder):
-        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-            return
-        try:
-            done = subprocess.run(["apt-get", "download", "acl"], cwd=folder, capture_output=True, timeout=60)
-        except subprocess.TimeoutExpired:
-            return
-        for package in folder.glob("acl_*.deb") if done.returncode == 0 else ():
-            subprocess.run(["dpkg-deb", "-x", package, folder], check=True, capture_output=True)
-
-    program = next(iter(made_once("acl", fetch).rglob("bin/setfacl")), None)
-    if program is None or subprocess.run([program, "--version"], capture_output=True).returncode:
-        pytest.skip("the program setfacl is not installed, nor to be had as a package (Debian: apt-get install acl)")
-    return str(program)
+def setfacl(debian_program):
+    """The program setfacl."""
+    return debian_program("setfacl", "acl")
 
 
 @pytest.fixture

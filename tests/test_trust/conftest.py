@@ -2,9 +2,7 @@
 """A key, folders of trusted keys, bundles and stores to sign."""
 
 import base64
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,26 +63,6 @@ def store(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def minisign_program(made_once):
-    """The program minisign: of this machine, or out of Debian's package, which is unpacked and not installed."""
-    found = shutil.which("minisign")
-    if found is not None:
-        return found
-
-    def fetch(folder):
-        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-            return
-        try:
-            done = subprocess.run(["apt-get", "download", "minisign"], cwd=folder, capture_output=True, timeout=60)
-        except subprocess.TimeoutExpired:
-            return
-        for package in folder.glob("minisign_*.deb") if done.returncode == 0 else ():
-            subprocess.run(["dpkg-deb", "-x", package, folder], check=True, capture_output=True)
-
-    program = made_once("minisign", fetch) / "usr" / "bin" / "minisign"
-    runs = os.access(program, os.X_OK) and subprocess.run([program, "-v"], capture_output=True).returncode == 0
-    if not runs:
-        pytest.skip(
-            "the program minisign is not installed, nor to be had as a package (Debian: apt-get install minisign)"
-        )
-    return str(program)
+def minisign_program(debian_program):
+    """The program minisign."""
+    return debian_program("minisign", "minisign")
