@@ -76,9 +76,12 @@ def elf(*named):
     return head + body + b"".join(rows)
 
 
-def test_a_real_cache_tells_and_the_stripped_one_does_not(real_cache):
+@pytest.mark.parametrize(
+    "name", ["triton-liger-h200", pytest.param("inductor-transformer-h200", marks=pytest.mark.slow)]
+)
+def test_a_real_cache_tells_and_the_stripped_one_does_not(name, unpacked):
     """Paths, lines and debug information are found before, nothing is after, and no kernel is lost; twice is once."""
-    with bundler.pack(real_cache) as packed:
+    with bundler.pack(unpacked(name)) as packed:
         before, stripped = leaks(packed), bundler.strip_source(packed)
         assert {leak["what"] for leak in before["sources"]} >= {"debug information", "places in source files"}
         assert before["paths"]
