@@ -11,14 +11,13 @@ import os
 import threading
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from bundler.errors import RecordingError
 from bundler.fork_safety import after_fork
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.candidate_timings import Tuning
 from bundler.format.launch_spec import TuningRecord
-from bundler.format.source_stripping import Strip, check_strip, strip_source
 from bundler.format.summary import count
 from bundler.lifecycle.collection import add_spool, collect_sightings, merge_reasons
 from bundler.lifecycle.directory_watch import DirectoryWatch
@@ -29,6 +28,9 @@ from bundler.toolchain import inductor_tuners, instances, loaded_kernels
 from bundler.toolchain.child_recording import ChildSpool
 from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.events import CompileEvent
+
+if TYPE_CHECKING:
+    from bundler.format.source_stripping import Strip
 
 
 class Recording:
@@ -111,7 +113,6 @@ class Recording:
             ConfigError: another value for `keep` or `strip`.
             RecordingError: the recording was never started.
         """
-        check_strip(strip)
         bundle, report = collect_sightings(self._final or self._gather(), self._started().roots(), keep)
         left_out = merge_reasons(report.left_out, self._spool.problems if self._spool is not None else ())
         self.report = replace(report, left_out=left_out, errors=self._errors())
@@ -120,7 +121,12 @@ class Recording:
         found = Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
                        left_out=left_out)  # fmt: skip
         whole = with_tunings(found, tunings)
-        return whole if strip is None else strip_source(whole)
+        if strip is None:
+            return whole
+        from bundler.format.source_stripping import check_strip, strip_source  # who strips nothing needs none of it
+
+        check_strip(strip)
+        return strip_source(whole)
 
     def __enter__(self) -> Self:
         return self.start()

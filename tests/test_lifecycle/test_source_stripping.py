@@ -195,6 +195,11 @@ def test_another_word_is_refused(tmp_path):
     """The message says which words there are."""
     with pytest.raises(ConfigError, match="expected None or 'source'"):
         bundler.pack(tmp_path, strip="all")
+    with bundler.recording() as recording:
+        pass
+    with pytest.raises(ConfigError, match="expected None or 'source'"):
+        recording.collect(strip="all")
+    assert recording.collect(strip="source").is_empty
 
 
 def test_hostile_section_tables_are_typed_errors():
