@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
+    from bundler.format.source_stripping import Strip, strip_source
     from bundler.integrations._process import install, register, session
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
@@ -131,6 +132,7 @@ if TYPE_CHECKING:
     from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
+    from bundler.trust.sigstore_bundles import SigstoreReport, verify_sigstore
     from bundler.trust.statements import TrustLevel
 
 __version__ = "0.1.0"
@@ -234,6 +236,7 @@ __all__ = [
     "SignReport",
     "SignaturePolicy",
     "SigningKey",
+    "SigstoreReport",
     "Space",
     "Span",
     "Specialization",
@@ -247,6 +250,7 @@ __all__ = [
     "StoredFile",
     "Strict",
     "StrictModeViolation",
+    "Strip",
     "Subject",
     "SyncReport",
     "TagInfo",
@@ -304,7 +308,9 @@ __all__ = [
     "restore",
     "session",
     "sign",
+    "strip_source",
     "tuning_counters",
+    "verify_sigstore",
     "winners_only",
 ]
 
