@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
+    from bundler.images.image_pull import pull_image
+    from bundler.images.image_push import push_image
+    from bundler.images.image_reports import ImageLayout, ImageReport
     from bundler.integrations._process import install, register, session
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
@@ -186,6 +189,8 @@ __all__ = [
     "HeuristicKernel",
     "Hooks",
     "How",
+    "ImageLayout",
+    "ImageReport",
     "Job",
     "JobTiming",
     "Judgement",
@@ -294,6 +299,8 @@ __all__ = [
     "pack",
     "pack_family",
     "prebuild",
+    "pull_image",
+    "push_image",
     "read_and_emit",
     "recording",
     "register",
