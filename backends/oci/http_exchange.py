@@ -69,6 +69,11 @@ class _Watch:
             # Not the method of a TLS socket, which would take the connection's state from under the thread that reads.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
+    def check(self) -> None:
+        """Raise `TimeoutError` when the time was over: what was cut then looks like an end to who reads."""
+        if self.fired:
+            raise TimeoutError
+
     def end(self) -> None:
         self._timer.cancel()
         self._timer.join(_TIMER_S)
@@ -100,6 +105,7 @@ class RegistryAnswer:
         with self._exchange.meanings(self._watch):
             while chunk := self._response.read(CHUNK_BYTES):
                 yield chunk
+            self._watch.check()
             if self._response.length:
                 raise BackendUnavailable(
                     f"{self._exchange.name}: an answer ended {self._response.length:,} bytes early"
@@ -113,7 +119,7 @@ class RegistryAnswer:
             size += len(chunk)
             if size > most_bytes:
                 self.close()
-                raise BackendUnavailable(f"{self._exchange.name}: an answer of more than {most_bytes:,} bytes")
+                raise RefusedRequest(f"{self._exchange.name}: an answer of more than {most_bytes:,} bytes")
             parts.append(chunk)
         return b"".join(parts)
 
@@ -184,7 +190,9 @@ class HttpExchange:
         try:
             with self.meanings(watch):
                 connection.request(method, target, body=body, headers=dict(headers))
-                return RegistryAnswer(self, url, connection, connection.getresponse(), watch)
+                response = connection.getresponse()
+                watch.check()
+                return RegistryAnswer(self, url, connection, response, watch)
         except BaseException:
             watch.end()
             connection.close()

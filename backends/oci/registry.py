@@ -203,7 +203,7 @@ class Registry(ImagePlace):
                 return page, None
             place = urljoin(url, following[1])
             if origin_of(place) != self._origin:
-                raise BackendUnavailable(f"{self.name}: its list of tags goes on at another host, {place!r:.100}")
+                raise RefusedRequest(f"{self.name}: its list of tags goes on at another host, {place!r:.100}")
             return page, place
 
         return self._repeated(read, 0)
@@ -315,7 +315,7 @@ class Registry(ImagePlace):
         try:
             return msgspec.json.decode(data, type=kind)
         except msgspec.DecodeError:
-            raise BackendUnavailable(f"{self.name}: answered something other than {what}") from None
+            raise RefusedRequest(f"{self.name}: answered something other than {what}") from None
 
 
 def _after_s(text: str) -> float | None:

@@ -32,6 +32,7 @@ _CHUNK = 1 << 20
 # Of a long name, or of the fields of a pax header.
 _HEADER_BYTES = 64 * 1024
 _WHITEOUT = ".wh."
+_EXTENSIONS = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE})
 
 
 class Unpacked(Struct, frozen=True):
@@ -162,7 +163,7 @@ class _Archive:
 
     def files(self) -> Iterator[tuple[str, int]]:
         """Yield path and size of each regular file; the caller reads or skips its bytes before it asks for the next."""
-        name, size = "", -1
+        given: dict[str, str] = {}
         for _ in range(MOST_MEMBERS):
             self._take(self._padding)
             self._padding = 0
@@ -170,20 +171,19 @@ class _Archive:
             if not block.strip(b"\0"):
                 return
             member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-            if member.type in {tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK}:
+            if member.type in _EXTENSIONS:
                 fields = self._extension(member)
-                if member.type != tarfile.XGLTYPE:
-                    name, size = fields.get("path", name), int(fields.get("size", size))
+                given |= fields if member.type != tarfile.XGLTYPE else {}
                 continue
-            path = _checked_path(name or member.name, member)
-            length = size if size >= 0 else member.size
-            name, size = "", -1
+            path = _checked_path(given.get("path", member.name), member)
+            size = int(given.get("size", member.size))
+            given = {}
+            if size < 0:
+                raise FormatError(f"{path!a}: has a negative size")
             if member.type == tarfile.DIRTYPE:
                 continue
-            if length < 0:
-                raise FormatError(f"{path}: has a negative size")
-            self._padding = -length % _BLOCK
-            yield path, length
+            self._padding = -size % _BLOCK
+            yield path, size
         raise LimitExceeded(f"the layer has more than {MOST_MEMBERS:,} members", limit=MOST_MEMBERS)
 
     def _extension(self, member: tarfile.TarInfo) -> dict[str, str]:
