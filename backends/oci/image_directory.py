@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from bundler.backends.backend_errors import BackendUnavailable
+from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.file_steps import errors_by_meaning, temporary_name, with_temporary
 from bundler.backends.oci.image_port import (
     CHUNK_BYTES,
@@ -157,7 +157,10 @@ class ImageDirectory(ImagePlace):
         for one in self._listing().manifests[:MOST_MANIFESTS]:
             if one.artifact_type not in {"", artifact_type}:
                 continue
-            about = self._decoded(self.manifest(one.digest).data, _About, "manifest")
+            try:
+                about = self._decoded(self.manifest(one.digest).data, _About, "manifest")
+            except BackendError:
+                continue  # one that is damaged, or was removed, refers to nothing
             kind = about.artifact_type or (about.config.media_type if about.config else "")
             if about.subject is not None and about.subject.digest == digest and kind == artifact_type:
                 found.append(Descriptor(one.media_type, one.digest, one.size, kind))

@@ -17,7 +17,8 @@ from bundler.cli.command import FINE, Commands, example, output_option, reports
 from bundler.cli.pack import check_output, count_bytes
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError
-from bundler.images.bundle_sources import open_bundle
+from bundler.format.bundle import Bundle
+from bundler.images.bundle_sources import open_bundle_file
 from bundler.images.image_places import image_errors, image_url, open_place
 from bundler.images.image_pull import pull_image
 from bundler.images.image_push import push_image
@@ -182,15 +183,17 @@ def _directory_url(directory: str, tag: str) -> str:
 
 
 def _push(screen: Screen, bundle: str, url: str, options: dict[str, Any]) -> int:
-    with open_bundle(bundle) as opened:
-        # The file itself, with its signatures, where it is one.
-        told = bundle if os.path.isfile(bundle) else opened
-        with screen.progress(f"pushing {bundle}, {wording.size(count_bytes(opened))} of files"):
-            report = push_image(told, url, **options)
+    # The file itself goes, with the signatures in it, wherever it came from.
+    with open_bundle_file(bundle) as (opened, path), screen.progress(_pushing(bundle, opened)):
+        report = push_image(path, url, **options)
     _show(screen, report, "sent", wording.size(report.sent_bytes) if report.sent_bytes else "nothing, it was there")
     screen.done(f"{report.image} is {report.manifest}")
     screen.finish(msgspec.to_builtins(report))
     return FINE
+
+
+def _pushing(name: str, bundle: Bundle) -> str:
+    return f"pushing {name}, {wording.size(count_bytes(bundle))} of files"
 
 
 def _pull(screen: Screen, url: str, output: str) -> int:

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bundler.backends import oci
 from bundler.backends.oci.image_port import Descriptor, ImageManifest, ImagePlace
 from bundler.errors import FormatError
 from bundler.format.bundle import Bundle, require_content
-from bundler.format.bundle_file import replace_file
+from bundler.format.bundle_file import os_errors, replace_file
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.signature_sections import MAX_ENVELOPES
 from bundler.images.image_manifests import BUNDLE_LAYER, DOCKER_LAYER, Manifest, decode_manifest
@@ -88,11 +89,11 @@ def open_image(
     where = image_url(url)
     policy, limits = policy_in_force() if signatures is None else signatures, limits or DEFAULT_LIMITS
     with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as folder:
-        with open_place(where) as place:
+        with open_place(where) as place, os_errors(folder, "write"):
             stored = found_manifest(place, where)
             got = _fetch(place, where, stored, folder, limits)
             envelopes = envelopes_of(place, stored.digest)
-        path = _with_signatures(got.path, envelopes, folder, limits)
+            path = _with_signatures(got.path, envelopes, folder, limits)
         with Bundle.load(path, limits=limits) as bundle:
             doubt = _judge_tag(policy, where, envelopes, bundle)
             if doubt:
@@ -137,7 +138,7 @@ def _unpacked(place: ImagePlace, where: oci.ImageUrl, manifest: Manifest, folder
     config = io.BytesIO()
     with image_errors(place.name):
         place.read_blob(manifest.config.digest, manifest.config.size, config)
-    notes = unpack_image(config.getvalue(), layers(), cache, where.full)
+    notes = unpack_image(config.getvalue(), layers(), cache, where.full, limits)
     path = os.path.join(folder, FILE_NAME)
     with pack(cache) as bundle:
         require_content(bundle, f"{where.full} has no kernels")
@@ -175,5 +176,9 @@ def _judge_tag(policy: SignaturePolicy | None, where: oci.ImageUrl, envelopes: S
     level: TrustLevel = "kernels" if policy.kernels == "require" else "code"
     about = [data for data in envelopes if not is_about_bundle(data)]
     judgement = policy.of_tag(about, signed_name(where.shown), where.tag, bundle.digest.removeprefix("sha256:"))
+    if not judgement.good:
+        judgement = replace(
+            judgement, fix="push it with a trusted key (triton-bundler oci push --key), or name the image by its digest"
+        )
     policy.require(judgement, level, f"tag {where.full}")
     return "" if judgement.good else f"tag {where.full}: {judgement.reason}"

@@ -191,7 +191,11 @@ def _cache_image(
             f"nothing in the bundle can be laid out for {root}: {_why(made.left_out)}", left_out=tuple(made.left_out)
         )
     docker = layout == "mcv-docker"
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as folder, tempfile.TemporaryFile() as content:
+    with (
+        tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as folder,
+        tempfile.TemporaryFile() as content,
+        os_errors(folder, "write"),
+    ):
         diff_id, cache_bytes = write_layer(content, layer_files(made))
         labels = labels_of(made, cache_bytes, title)
         layer = _described(content, DOCKER_LAYER if docker else OCI_LAYER)

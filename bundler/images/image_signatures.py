@@ -8,12 +8,13 @@ image's digest>`, that names a list of them; of two writers of it at once one ma
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import time
 from collections.abc import Iterable
 
-from bundler.backends.oci.image_port import INDEX_TYPE, Descriptor, ImagePlace, NotThere
+from bundler.backends.oci.image_port import INDEX_TYPE, Descriptor, ImagePlace, NotThere, WrongBytes
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format.signature_sections import MAX_ENVELOPE_BYTES, MAX_ENVELOPES
 from bundler.images.image_manifests import (
@@ -73,7 +74,6 @@ def envelopes_of(place: ImagePlace, digest: str) -> list[bytes]:
 
     Raises:
         StoreUnavailable, AccessDenied: the place cannot be asked.
-        DigestMismatch: one is damaged.
     """
     found: list[bytes] = []
     with image_errors(place.name):
@@ -110,12 +110,14 @@ def _read(place: ImagePlace, digest: str) -> list[bytes]:
     """Return the envelopes of one artifact; what is none of ours is left alone."""
     try:
         manifest = decode_manifest(place.manifest(digest), place.name)
-    except (NotThere, FormatError, LimitExceeded):
+    except (NotThere, WrongBytes, FormatError, LimitExceeded):
         return []
     found = []
     for layer in manifest.layers[:MAX_ENVELOPES]:
         if layer.media_type == ENVELOPE_LAYER and 0 < layer.size <= MAX_ENVELOPE_BYTES:
             out = io.BytesIO()
-            place.read_blob(layer.digest, layer.size, out)
-            found.append(out.getvalue())
+            # Anybody may attach what is damaged; it counts as no signature, and keeps nobody from the others.
+            with contextlib.suppress(NotThere, WrongBytes):
+                place.read_blob(layer.digest, layer.size, out)
+                found.append(out.getvalue())
     return found

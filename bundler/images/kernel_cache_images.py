@@ -18,6 +18,7 @@ from msgspec import Struct
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format import names
 from bundler.format.bundle import Bundle
+from bundler.format.limits import Limits
 from bundler.format.metadata import parse_metadata
 from bundler.format.sentinel import TRITON_DIR, Span
 from bundler.images.image_manifests import DOCKER_LAYER, OCI_LAYER, Manifest
@@ -148,7 +149,9 @@ def is_kernel_cache(manifest: Manifest) -> bool:
     return bool(manifest.layers) and all(layer.media_type in LAYERS for layer in manifest.layers)
 
 
-def unpack_image(config: bytes, layers: Iterator[BinaryIO], folder: str, where: str) -> list[tuple[str, str]]:
+def unpack_image(
+    config: bytes, layers: Iterator[BinaryIO], folder: str, where: str, limits: Limits
+) -> list[tuple[str, str]]:
     """Write the kernels of an image below a folder; each layer was compared with its digest already.
 
     Args:
@@ -156,6 +159,7 @@ def unpack_image(config: bytes, layers: Iterator[BinaryIO], folder: str, where: 
         layers: its layers, compressed, in order.
         folder: an empty directory of ours.
         where: for messages.
+        limits: how large it may be.
 
     Returns:
         (name, reason) of what was not taken, and of labels that are wrong.
@@ -178,7 +182,7 @@ def unpack_image(config: bytes, layers: Iterator[BinaryIO], folder: str, where: 
     cache_bytes = 0
     for number, layer in enumerate(layers):
         try:
-            one = unpack_layer(layer, folder)
+            one = unpack_layer(layer, folder, limits)
         except FileExistsError as error:
             raise FormatError(
                 f"{where}: two layers have one file, {error.filename}; expected an image of one layer"

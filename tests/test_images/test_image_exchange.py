@@ -189,3 +189,81 @@ def test_one_image_in_a_list_is_meant(registry, bundle_path, tmp_path):
         else:
             with pytest.raises(FormatError, match="2 images"):
                 pull_image(registry.url(), tmp_path / "out.tbundle")
+
+
+def test_a_pull_takes_four_requests(registry, bundle_path, setting, tmp_path):
+    """Manifest, blob, what refers to the image, and the tag of registries that do not list that; a signed one two more, and no tag."""
+    push_image(bundle_path, registry.url())
+    registry.requests.clear()
+    pull_image(registry.url(), tmp_path / "out.tbundle")
+    assert [path.split("/")[4] for _, path, _ in registry.requests] == ["manifests", "blobs", "referrers", "manifests"]
+    push_image(bundle_path, registry.url(), key=setting.alice)
+    registry.requests.clear()
+    pull_image(registry.url(), tmp_path / "out.tbundle")
+    assert [path.split("/")[4] for _, path, _ in registry.requests] == [
+        "manifests",
+        "blobs",
+        "referrers",
+        "manifests",
+        "blobs",
+        "blobs",
+    ]
+
+
+def test_a_damaged_signature_keeps_nobody_from_the_others(registry, bundle_path, setting, tmp_path):
+    """Anybody who may push attaches what he likes: junk, and blobs that are gone."""
+    report = push_image(bundle_path, registry.url(), key=setting.alice)
+    signature = next(data for data, _ in registry.manifests.values() if json.loads(data).get("subject"))
+    for number, change in enumerate((b"", b'"note"', b"{", signature.replace(b"sha256:", b"sha256:0", 1))):
+        registry.manifests[f"sha256:{number}"] = (change, "application/json")
+    listed = json.loads(signature)
+    listed["layers"] = [listed["layers"][0] | {"digest": "sha256:" + "7" * 64}]
+    registry.manifests[registry_server.digest_of(json.dumps(listed).encode())] = (
+        json.dumps(listed).encode(),
+        "application/json",
+    )
+
+    def referrers(handler):
+        if "/referrers/" not in handler.path:
+            return False
+        found = [
+            {"mediaType": "x", "digest": name, "size": 1, "artifactType": "application/vnd.triton-bundler.signature.v1"}
+            for name, (data, _) in registry.manifests.items() if name != report.manifest
+        ]  # fmt: skip
+        handler.reply(200, json.dumps({"manifests": found}).encode(), {"Content-Type": registry_server.INDEX})
+        return True
+
+    registry.spoil = referrers
+    setting.require()
+    assert pull_image(registry.url(), tmp_path / "out.tbundle").signatures == "kernels signed by key 'alice'"
+
+
+def test_an_image_is_copied_from_one_place_to_another(registry, bundle_path, setting, tmp_path):
+    """A command that pushes takes an image for its source; the bundle's signatures go along, in the file."""
+    from click.testing import CliRunner
+
+    from bundler.cli.app import app
+
+    push_image(bundle_path, registry.url(), key=setting.alice)
+    done = CliRunner().invoke(app, ["oci", "push", registry.url(), f"oci-dir:{tmp_path}/images:demo"])
+    assert done.exit_code == 0, done.output
+    digest = json.loads((tmp_path / "images" / "index.json").read_text())["manifests"][0]["digest"]
+    setting.require()
+    assert pull_image(f"oci-dir:{tmp_path}/images@{digest}", tmp_path / "out.tbundle").kernels == 4
+
+
+def test_a_full_disk_is_told(registry, bundle_path, monkeypatch, tmp_path):
+    """The error is that of a full disk, and what was at the output stays."""
+    import errno
+
+    from bundler.backends.oci.registry import Registry
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    push_image(bundle_path, registry.url())
+    (tmp_path / "out.tbundle").write_bytes(b"before")
+    monkeypatch.setattr(Registry, "read_blob", full)
+    with pytest.raises(bundler.StoreFull):
+        pull_image(registry.url(), tmp_path / "out.tbundle")
+    assert (tmp_path / "out.tbundle").read_bytes() == b"before"
