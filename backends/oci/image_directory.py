@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from bundler.backends.backend_errors import BackendError, BackendUnavailable
+from bundler.backends.backend_errors import BackendError, BackendUnavailable, NotThere, WrongBytes
 from bundler.backends.file_steps import errors_by_meaning, temporary_name, with_temporary
 from bundler.backends.oci.image_port import (
     CHUNK_BYTES,
@@ -30,8 +30,6 @@ from bundler.backends.oci.image_port import (
     Descriptor,
     ImageManifest,
     ImagePlace,
-    NotThere,
-    WrongBytes,
     digest_of,
 )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ImagePlace`: what a registry and a directory of images both do; and the errors that only they have.
+"""`ImagePlace`: what a registry and a directory of images both do.
 
 A place holds blobs by digest, and manifests by digest and by tag.  Everything that is read is compared with its digest and size, so what a caller
 gets is what it asked for, or an error.  `registry.py` and `image_directory.py` are the two kinds; `bundler/images` is the caller.
@@ -13,21 +13,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from bundler.backends.backend_errors import BackendError
+from bundler.backends.backend_errors import WrongBytes
 
 # What registries themselves take at most, by the specification.
 MANIFEST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 MOST_TAGS = 10_000
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
-
-
-class NotThere(BackendError):
-    """There is no such image, tag, manifest or blob."""
-
-
-class WrongBytes(BackendError):
-    """What came has another digest or size than what was asked for."""
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

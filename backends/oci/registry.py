@@ -21,7 +21,15 @@ from urllib.parse import urlencode, urljoin
 
 import msgspec
 
-from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendTimeout, BackendUnavailable
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+    NotThere,
+    WrongBytes,
+)
 from bundler.backends.oci.docker_credentials import find_credentials
 from bundler.backends.oci.http_exchange import HttpExchange, InsecureAnswer, RefusedRequest, RegistryAnswer, origin_of
 from bundler.backends.oci.image_port import (
@@ -32,8 +40,6 @@ from bundler.backends.oci.image_port import (
     Descriptor,
     ImageManifest,
     ImagePlace,
-    NotThere,
-    WrongBytes,
     digest_of,
 )
 from bundler.backends.oci.registry_tokens import RegistryLogin

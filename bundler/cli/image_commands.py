@@ -19,13 +19,14 @@ from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.images.bundle_sources import open_bundle_file
-from bundler.images.image_places import image_errors, image_url, open_place
+from bundler.images.image_places import image_url, open_place
 from bundler.images.image_pull import pull_image
 from bundler.images.image_push import push_image
 from bundler.images.image_reports import ImageReport
 from bundler.images.image_signatures import is_fallback_tag
 from bundler.images.kernel_cache_images import DEFAULT_ROOT
 from bundler.images.model_snapshots import SCHEME, add_to_snapshot
+from bundler.store.error_translation import store_errors
 
 layout_option = click.option(
     "--layout",
@@ -167,7 +168,7 @@ def import_(screen: Screen, directory: str, tag: str, output: str) -> int:
 def tags(screen: Screen, url: str) -> int:
     """List the tags of the repository of URL, but for those that list signatures."""
     where = image_url(url)
-    with open_place(where) as place, image_errors(where.shown):
+    with open_place(where) as place, store_errors(where.shown):
         found = [tag for tag in place.tags() if not is_fallback_tag(tag)]
     for tag in found:
         screen.line(tag)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_place` opens the registry or directory that a URL names; `image_errors` turns its errors into those of the package.
+"""`open_place` opens the registry or directory that a URL names; `found_manifest` reads the manifest of an image there.
 
-Every call of a place stands in `with image_errors(name)`.  `image_push.py`, `image_pull.py` and the commands call both.
+Every call of a place stands in `with store_errors(name)`.  `image_push.py`, `image_pull.py` and the commands call both.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from bundler.backends import oci
 from bundler.backends.backend_errors import BackendError, BadSettings
-from bundler.backends.oci.image_port import ImageManifest, ImagePlace, NotThere, WrongBytes
-from bundler.errors import ConfigError, DigestMismatch, NotFound
+from bundler.backends.oci.image_port import ImageManifest, ImagePlace
+from bundler.errors import ConfigError, NotFound
 from bundler.images.image_manifests import INDEX_TYPES, decode_index, only_image
-from bundler.store.error_translation import named_once, store_errors
+from bundler.store.error_translation import store_errors
 
 _SHOWN_TAGS = 5
 
@@ -36,24 +36,12 @@ def image_url(text: str) -> oci.ImageUrl:
 @contextlib.contextmanager
 def open_place(url: oci.ImageUrl, *, make: bool = False) -> Iterator[ImagePlace]:
     """Open where an image is, or is to be; raises `NotFound`, `AccessDenied`, `StoreUnavailable`, `ConfigError`."""
-    with image_errors(url.shown):
+    with store_errors(url.shown):
         place = oci.open_image_place(url, make=make)
     try:
         yield place
     finally:
         place.close()
-
-
-@contextlib.contextmanager
-def image_errors(name: str) -> Iterator[None]:
-    """Raise the package's error for a place's; `name` is the place's, without any secret."""
-    with store_errors(name):
-        try:
-            yield
-        except NotThere as error:
-            raise NotFound(named_once(name, str(error)), store=name) from error
-        except WrongBytes as error:
-            raise DigestMismatch(named_once(name, str(error)), store=name) from error
 
 
 def found_manifest(place: ImagePlace, url: oci.ImageUrl) -> ImageManifest:
@@ -64,7 +52,7 @@ def found_manifest(place: ImagePlace, url: oci.ImageUrl) -> ImageManifest:
         DigestMismatch, AccessDenied, StoreUnavailable, FormatError: it cannot be read.
     """
     try:
-        with image_errors(place.name):
+        with store_errors(place.name):
             found = place.manifest(url.reference)
     except NotFound as error:
         near = _near_tags(place, url.tag)
@@ -73,7 +61,7 @@ def found_manifest(place: ImagePlace, url: oci.ImageUrl) -> ImageManifest:
             url=url.full,
         ) from error
     if found.media_type in INDEX_TYPES:
-        with image_errors(place.name):
+        with store_errors(place.name):
             found = place.manifest(only_image(decode_index(found, url.full), url.full))
     return found
 

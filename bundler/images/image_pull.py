@@ -25,12 +25,13 @@ from bundler.format.bundle_file import os_errors, replace_file
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.signature_sections import MAX_ENVELOPES
 from bundler.images.image_manifests import BUNDLE_LAYER, DOCKER_LAYER, Manifest, decode_manifest
-from bundler.images.image_places import found_manifest, image_errors, image_url, open_place
+from bundler.images.image_places import found_manifest, image_url, open_place
 from bundler.images.image_push import FILE_NAME, TEMPORARY_PREFIX
 from bundler.images.image_reports import ImageLayout, ImageReport
 from bundler.images.image_signatures import envelopes_of
 from bundler.images.kernel_cache_images import CONFIG_BYTES, is_kernel_cache, unpack_image
 from bundler.lifecycle.directory_pack import pack
+from bundler.store.error_translation import store_errors
 from bundler.store.store_signatures import is_about_bundle, signed_name
 from bundler.trust.admission import admit, policy_in_force
 from bundler.trust.signature_policy import SignaturePolicy
@@ -136,7 +137,7 @@ def _unpacked(place: ImagePlace, where: oci.ImageUrl, manifest: Manifest, folder
             f"{where.full}: a config of {manifest.config.size:,} bytes, expected at most {CONFIG_BYTES:,}"
         )
     config = io.BytesIO()
-    with image_errors(place.name):
+    with store_errors(place.name):
         place.read_blob(manifest.config.digest, manifest.config.size, config)
     notes = unpack_image(config.getvalue(), layers(), cache, where.full, limits)
     path = os.path.join(folder, FILE_NAME)
@@ -151,7 +152,7 @@ def _unpacked(place: ImagePlace, where: oci.ImageUrl, manifest: Manifest, folder
 
 def _download(place: ImagePlace, layer: Descriptor, path: str, limits: Limits) -> None:
     limits.check("raw_bytes", layer.size, f"{place.name}: layer {layer.digest}")
-    with image_errors(place.name), open(path, "wb") as out:
+    with store_errors(place.name), open(path, "wb") as out:
         place.read_blob(layer.digest, layer.size, out)
 
 

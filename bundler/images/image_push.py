@@ -35,13 +35,14 @@ from bundler.images.image_manifests import (
     descriptor,
     encode_manifest,
 )
-from bundler.images.image_places import found_manifest, image_errors, image_url, open_place
+from bundler.images.image_places import found_manifest, image_url, open_place
 from bundler.images.image_reports import ImageLayout, ImageReport
 from bundler.images.image_signatures import attach, envelopes_of, next_epoch
 from bundler.images.kernel_cache_images import DEFAULT_ROOT, cache_files, image_config, labels_of, layer_files
 from bundler.images.kernel_cache_layers import unpack_layer, write_layer
 from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.restore_plan import opened
+from bundler.store.error_translation import store_errors
 from bundler.store.push_signatures import signing_key
 from bundler.store.store_signatures import signed_name
 from bundler.toolchain import identity
@@ -123,7 +124,7 @@ def push_image(
 
 def _send(place: ImagePlace, where: oci.ImageUrl, image: _Image, signer: SigningKey | None) -> ImageReport:
     sent = 0
-    with image_errors(place.name):
+    with store_errors(place.name):
         config, data = image.config
         with tempfile.TemporaryFile() as held:
             held.write(data)
@@ -132,13 +133,13 @@ def _send(place: ImagePlace, where: oci.ImageUrl, image: _Image, signer: Signing
             sent = image.layer.size
     manifest = descriptor(image.manifest_type, image.manifest)
     if signer is not None:
-        with image_errors(place.name):
+        with store_errors(place.name):
             place.put_manifest(image.manifest, image.manifest_type)
         content = image.bundle.digest.removeprefix("sha256:")
         epoch = next_epoch(_signed_before(place, where))
         about_tag = tag_envelope(signer, signed_name(place.name), where.tag, content, epoch)
         attach(place, manifest, [bundle_envelope(image.bundle, signer), about_tag])
-    with image_errors(place.name):
+    with store_errors(place.name):
         place.put_manifest(image.manifest, image.manifest_type, where.tag)
     return ImageReport(
         where.full, manifest.digest, image.layout, image.bundle.digest, len(image.bundle.kernels), image.layer.size, sent,

@@ -14,7 +14,8 @@ import re
 import time
 from collections.abc import Iterable
 
-from bundler.backends.oci.image_port import INDEX_TYPE, Descriptor, ImagePlace, NotThere, WrongBytes
+from bundler.backends.backend_errors import NotThere, WrongBytes
+from bundler.backends.oci.image_port import INDEX_TYPE, Descriptor, ImagePlace
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format.signature_sections import MAX_ENVELOPE_BYTES, MAX_ENVELOPES
 from bundler.images.image_manifests import (
@@ -30,7 +31,7 @@ from bundler.images.image_manifests import (
     encode_index,
     encode_manifest,
 )
-from bundler.images.image_places import image_errors
+from bundler.store.error_translation import store_errors
 from bundler.trust.envelope import Envelope
 from bundler.trust.statements import TagStatement
 
@@ -55,7 +56,7 @@ def attach(place: ImagePlace, subject: Descriptor, envelopes: list[bytes]) -> st
         subject: the image's manifest.
         envelopes: what is signed of it and of its tag.
     """
-    with image_errors(place.name):
+    with store_errors(place.name):
         config = descriptor(EMPTY_TYPE, EMPTY)
         layers = [descriptor(ENVELOPE_LAYER, data) for data in envelopes]
         for one, data in zip([config, *layers], [EMPTY, *envelopes], strict=True):
@@ -76,7 +77,7 @@ def envelopes_of(place: ImagePlace, digest: str) -> list[bytes]:
         StoreUnavailable, AccessDenied: the place cannot be asked.
     """
     found: list[bytes] = []
-    with image_errors(place.name):
+    with store_errors(place.name):
         known = place.referrers(digest, SIGNATURE_ARTIFACT)
         # Where the registry lists nothing, a client without its API may have left a list under the tag.
         for one in known or _listed(place, digest):

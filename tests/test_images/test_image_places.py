@@ -7,8 +7,9 @@ import json
 import pytest
 import registry_server
 
+from bundler.backends.backend_errors import NotThere, WrongBytes
 from bundler.backends.oci import open_image_place, parse_image_url
-from bundler.backends.oci.image_port import NotThere, WrongBytes, digest_of
+from bundler.backends.oci.image_port import digest_of
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 KIND = "application/vnd.test.thing"
