@@ -112,7 +112,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _is_allowed(self, who):
         server = self.server
         if urlsplit(self.path).path == "/token":
-            good = not server.user or who == _basic(server)
+            form = parse_qs(self.body.decode())
+            good = not server.user or who == _basic(server) or form.get("refresh_token") == [server.password]
             self.reply(200 if good else 401, json.dumps({"token": server.token}).encode() if good else b"{}")
             return False
         wanted = f"Bearer {server.token}" if server.realm else _basic(server) if server.user else ""

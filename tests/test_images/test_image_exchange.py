@@ -267,3 +267,12 @@ def test_a_full_disk_is_told(registry, bundle_path, monkeypatch, tmp_path):
     with pytest.raises(bundler.StoreFull):
         pull_image(registry.url(), tmp_path / "out.tbundle")
     assert (tmp_path / "out.tbundle").read_bytes() == b"before"
+
+
+def test_where_signatures_are_preferred_the_report_says_what_is_missing(registry, bundle_path, setting, tmp_path):
+    """An unsigned tag is followed, and the report tells."""
+    push_image(bundle_path, registry.url())
+    setting.monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "prefer")
+    report = pull_image(registry.url(), tmp_path / "out.tbundle")
+    assert "kernels not signed: it is not signed" in report.signatures
+    assert f"tag oci://{registry.host}/team/kernels:demo" in report.signatures

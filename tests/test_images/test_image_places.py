@@ -165,3 +165,23 @@ def test_a_link_or_pipe_in_a_directory_is_not_followed(name, tmp_path):
         os.mkfifo(path)
     with pytest.raises(BackendError):
         place.tags() if name != "blob" else place.read_blob(digest_of(b"kernel"), 6, io.BytesIO())
+
+
+def test_writers_of_a_directory_at_once_lose_nothing(tmp_path):
+    """Each replaces the index under a lock."""
+    import threading
+
+    url = parse_image_url(f"oci-dir:{tmp_path}/images")
+    open_image_place(url, make=True)
+
+    def write(number):
+        place = open_image_place(url, make=True)
+        place.put_manifest(manifest(place, str(number)), MANIFEST, f"t{number}")
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert open_image_place(url).tags() == [f"t{number}" for number in range(8)]
+    assert [path.name for path in (tmp_path / "images").iterdir() if path.name.endswith(".tmp")] == []

@@ -358,3 +358,27 @@ def test_every_flipped_byte_is_found_or_harmless(files, tmp_path):
         except FormatError:
             continue
         assert found.diff_id == f"sha256:{hashlib.sha256(spoilt).hexdigest()}" != digest_of(plain)
+
+
+def test_what_mcv_extracts_is_a_cache_that_triton_reads(bundle_path, tmp_path):
+    """By MCV's own rules: members by their prefix, sizes added up and compared with the label; then each file is where Triton's group file says."""
+    cache = tmp_path / "cache"
+    report = push_image(bundle_path, f"oci-dir:{tmp_path}/images:demo", layout="mcv", cache_root=str(cache))
+    place = open_image_place(parse_image_url(f"oci-dir:{tmp_path}/images:demo"))
+    manifest = json.loads(place.manifest("demo").data)
+    out = io.BytesIO()
+    place.read_blob(manifest["layers"][0]["digest"], report.size_bytes, out)
+    extracted = 0
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue()), mode="r:gz") as archive:
+        for member in archive:
+            if member.isreg() and member.name.startswith("io.triton.cache/"):
+                path = cache / member.name.removeprefix("io.triton.cache/")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(archive.extractfile(member).read())
+                extracted += member.size
+    assert str(extracted) == manifest["annotations"][f"{LABEL}/cache-size-bytes"]
+    groups = [json.loads(path.read_text())["child_paths"] for path in cache.glob("*/__grp__*")]
+    assert len(groups) == 4
+    assert all(Path(path).is_file() and Path(path).name == name for group in groups for name, path in group.items())
+    checked = bundler.check(bundle_path, cache, only="all")
+    assert (checked.missing, len(checked.present)) == ((), 4)

@@ -100,6 +100,25 @@ def test_a_token_is_asked_for_with_the_credentials(where, pushed, other, log_in,
     assert isinstance(pull(pushed.url(), tmp_path), AccessDenied)
 
 
+def test_an_identity_token_is_exchanged_for_a_token(pushed, tmp_path):
+    """It goes in the body of a POST, to the server of tokens alone."""
+    pushed.user, pushed.password, pushed.token = "alice", PASSWORD, "t0k3n-t0k3n"
+    pushed.realm = f"http://{pushed.host}/token"
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "config.json").write_text(json.dumps({"auths": {pushed.host: {"identitytoken": PASSWORD}}}))
+    assert pull_image(pushed.url(), tmp_path / "out.tbundle").kernels == 4
+    assert {path for method, path, _ in pushed.requests if method == "POST"} == {"/token"}
+    assert not any(PASSWORD in f"{path} {who}" for _, path, who in pushed.requests)
+
+
+@pytest.mark.parametrize("answer", [b"{}", b"[", b'{"token": "a\\nb: c"}', b'{"token": 7}', b'{"access_token": ""}'])
+def test_a_server_of_tokens_that_answers_nonsense(answer, pushed, tmp_path):
+    """No line of its making gets into a header of ours."""
+    pushed.realm, pushed.token = f"http://{pushed.host}/token", "x"
+    spoil(pushed, "GET /token", lambda h: h.reply(200, answer))
+    assert isinstance(pull(pushed.url(), tmp_path), StoreUnavailable)
+
+
 def test_a_redirect_to_another_host_gets_no_credentials(pushed, other, log_in, tmp_path):
     """Registries send who wants a blob to an object store."""
     other.blobs = pushed.blobs
