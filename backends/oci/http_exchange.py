@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HttpExchange`: one request and its answer, which end by a deadline whatever the server does.
 
-A socket's own timeout ends a silence; a server that sends a byte now and then would still hold a client for ever, so a timer shuts the connection
-at the deadline.  Connections are kept for the next request.  Redirects and credentials are the caller's business: `registry.py`.
+A socket's own timeout ends a silence; a server that sends a byte now and then would still hold a client for ever, so a thread shuts the
+connection at the deadline.  Connections are kept for the next request.  Redirects and credentials are the caller's business: `registry.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from urllib.parse import unquote, urlsplit
 from bundler.backends.backend_errors import BackendTimeout, BackendUnavailable, BadSettings
 from bundler.backends.breaker import bounded
 from bundler.backends.oci.docker_credentials import Credentials
-from bundler.backends.oci.image_port import CHUNK_BYTES
 
 _PORTS = {"http": 80, "https": 443}
-_TIMER_S = 1.0
+_JOIN_S = 1.0
+# What comes faster than this may take as long as it takes.
+SLOWEST_BYTES_A_S = 256 * 1024
+_READ_BYTES = 64 * 1024
 
 
 class RefusedRequest(BackendUnavailable):
@@ -58,16 +60,23 @@ class _Watch:
     """Shuts a connection when the time is over, which ends every wait for it."""
 
     def __init__(self, connection: http.client.HTTPConnection, until: float) -> None:
-        self._socket, self.fired = connection.sock, False
-        self._timer = threading.Timer(max(0.0, until - time.monotonic()), self._fire)
-        self._timer.name, self._timer.daemon = "bundler-registry", True
-        self._timer.start()
+        self._socket, self._until, self.fired = connection.sock, until, False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bundler-registry", daemon=True)
+        self._thread.start()
 
-    def _fire(self) -> None:
+    def _run(self) -> None:
+        while (left_s := self._until - time.monotonic()) > 0:
+            if self._ended.wait(left_s):
+                return
         self.fired = True
         with contextlib.suppress(OSError):
             # Not the method of a TLS socket, which would take the connection's state from under the thread that reads.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def got(self, size: int) -> None:
+        """Give more time for bytes that came: not for those that somebody says will come."""
+        self._until += size / SLOWEST_BYTES_A_S
 
     def check(self) -> None:
         """Raise `TimeoutError` when the time was over: what was cut then looks like an end to who reads."""
@@ -75,8 +84,8 @@ class _Watch:
             raise TimeoutError
 
     def end(self) -> None:
-        self._timer.cancel()
-        self._timer.join(_TIMER_S)
+        self._ended.set()
+        self._thread.join(_JOIN_S)
 
 
 class RegistryAnswer:
@@ -103,7 +112,8 @@ class RegistryAnswer:
     def chunks(self) -> Iterator[bytes]:
         """Yield the body; raises `BackendUnavailable` when it ends early or the time is over."""
         with self._exchange.meanings(self._watch):
-            while chunk := self._response.read(CHUNK_BYTES):
+            while chunk := self._response.read(_READ_BYTES):
+                self._watch.got(len(chunk))
                 yield chunk
             self._watch.check()
             if self._response.length:
@@ -157,7 +167,7 @@ class HttpExchange:
 
         Args:
             method, url, headers: of HTTP.
-            until: when it has to be over, by the monotonic clock, the body of the answer included.
+            until: when it has to be over, by the monotonic clock, but for the time of the bytes of the answer.
             body: what is sent; `headers` has its length.
 
         Raises:
@@ -229,7 +239,7 @@ class HttpExchange:
         try:
             yield
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-            # A connection that the timer shut fails in one of many ways, in the midst of anything.
+            # A connection that was shut in time fails in one of many ways, in the midst of anything.
             if (watch is not None and watch.fired) or isinstance(error, TimeoutError):
                 raise BackendTimeout(
                     f"{self.name}: no whole answer in time; raise timeout_s if the network is slow"

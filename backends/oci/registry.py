@@ -31,7 +31,14 @@ from bundler.backends.backend_errors import (
     WrongBytes,
 )
 from bundler.backends.oci.docker_credentials import find_credentials
-from bundler.backends.oci.http_exchange import HttpExchange, InsecureAnswer, RefusedRequest, RegistryAnswer, origin_of
+from bundler.backends.oci.http_exchange import (
+    SLOWEST_BYTES_A_S,
+    HttpExchange,
+    InsecureAnswer,
+    RefusedRequest,
+    RegistryAnswer,
+    origin_of,
+)
 from bundler.backends.oci.image_port import (
     INDEX_TYPE,
     MANIFEST_BYTES,
@@ -47,7 +54,6 @@ from bundler.backends.oci.registry_urls import ImageUrl
 
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
-SLOWEST_BYTES_A_S = 256 * 1024
 # An operation may take so many times the silence that is allowed.
 TIMES_SILENCE = 3
 REDIRECTS = 5
@@ -125,7 +131,7 @@ class Registry(ImagePlace):
                 )
             return ImageManifest(data, answer.headers.get_content_type())
 
-        return self._repeated(read, 0)
+        return self._repeated(read)
 
     def put_manifest(self, data: bytes, media_type: str, tag: str = "") -> bool:
         """Store a manifest; True when the registry lists it by its subject."""
@@ -151,7 +157,7 @@ class Registry(ImagePlace):
                     out.write(chunk)
             copy.finish()
 
-        self._repeated(read, size)
+        self._repeated(read)
 
     def put_blob(self, digest: str, size: int, source: BinaryIO) -> bool:
         """Store a blob; False when it was there."""
@@ -187,18 +193,20 @@ class Registry(ImagePlace):
             found = self._decoded(data, _Index, "a list of referrers") if kind == INDEX_TYPE else _Index()
             return [one for one in found.manifests if one.artifact_type == artifact_type]
 
-        return self._repeated(read, 0)
+        return self._repeated(read)
 
     def tags(self) -> list[str]:
         """Return the tags, sorted."""
         found: list[str] = []
         url: str | None = f"{self._base}/tags/list?n={TAGS_A_PAGE}"
         for _ in range(MOST_TAGS // TAGS_A_PAGE + 1):
-            if url is None:
-                return sorted(found)
+            if url is None or len(found) > MOST_TAGS:
+                break
             page, url = self._page(url)
             found += page
-        raise BackendUnavailable(f"{self.name}: has more than {MOST_TAGS:,} tags, which are not listed; name one")
+        if url is not None or len(found) > MOST_TAGS:
+            raise BackendUnavailable(f"{self.name}: has more than {MOST_TAGS:,} tags, which are not listed; name one")
+        return sorted(found)
 
     def _page(self, url: str) -> tuple[list[str], str | None]:
         def read(until: float) -> tuple[list[str], str | None]:
@@ -212,15 +220,15 @@ class Registry(ImagePlace):
                 raise RefusedRequest(f"{self.name}: its list of tags goes on at another host, {place!r:.100}")
             return page, place
 
-        return self._repeated(read, 0)
+        return self._repeated(read)
 
     def close(self) -> None:
         """Close the connections."""
         self._exchange.close()
 
-    def _repeated(self, call: Callable[[float], T], size: int) -> T:
+    def _repeated(self, call: Callable[[float], T], sent_bytes: int = 0) -> T:
         """Return what a call returns, which is made again while it fails for a moment and there is time."""
-        until = time.monotonic() + TIMES_SILENCE * self._timeout_s + size / SLOWEST_BYTES_A_S
+        until = time.monotonic() + TIMES_SILENCE * self._timeout_s + sent_bytes / SLOWEST_BYTES_A_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return call(until)

@@ -12,6 +12,7 @@ import registry_server
 
 import bundler
 from bundler import AccessDenied, ConfigError, DigestMismatch, NotFound, StoreUnavailable, pull_image, push_image
+from bundler.backends.backend_errors import BackendTimeout
 from bundler.backends.oci import open_image_place, parse_image_url
 
 PASSWORD = "hush-hush-hush"
@@ -279,6 +280,28 @@ def test_a_blob_that_drips_ends_in_time(pushed):
     started = time.monotonic()
     with pytest.raises(Exception, match="in time"):
         place.read_blob("sha256:" + "0" * 64, 1, io.BytesIO())
+    assert time.monotonic() - started < 2
+    place.close()
+
+
+def test_a_blob_that_is_said_to_be_large_gets_no_more_time(pushed):
+    """The size in a manifest is the registry's word: a blob of 8 GB that drips ends as soon as a small one."""
+
+    def drip(handler):
+        handler.close_connection = True
+        handler.send_response_only(200)
+        handler.send_header("Content-Length", str(8 << 30))
+        handler.end_headers()
+        with contextlib.suppress(OSError):  # hung up on, as it should be
+            for _ in range(60):
+                handler.wfile.write(b"x")
+                time.sleep(0.05)
+
+    spoil(pushed, "/blobs/", drip)
+    place = open_image_place(parse_image_url(pushed.url("demo", "plain_http=1&timeout_s=0.2")))
+    started = time.monotonic()
+    with pytest.raises(BackendTimeout):
+        place.read_blob("sha256:" + "0" * 64, 8 << 30, io.BytesIO())
     assert time.monotonic() - started < 2
     place.close()
 
