@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only reader of this package's own environment variables.
+"""The only reader of this package's own settings: environment variables, then the files of `settings_files.py`, then defaults.
 
 Triton's and torch's variables belong to `bundler.toolchain`, which reads them at each call.
 """
@@ -10,6 +10,7 @@ import math
 import os
 from typing import Any, Literal, NamedTuple, cast
 
+from bundler import settings_files
 from bundler.errors import ConfigError
 
 PREFIX = "TRITON_BUNDLER_"
@@ -20,7 +21,7 @@ SPOOL_VARIABLES = (SPOOL_DIRECTORY, SPOOL_INNER)
 INNER = f"{PREFIX}INNER"
 # Bundles that a library registered, joined by `os.pathsep`; set by us, for child processes.
 REGISTERED = f"{PREFIX}REGISTERED"
-_SET_BY_US = (*SPOOL_VARIABLES, INNER, REGISTERED)
+_NO_SETTINGS = (*SPOOL_VARIABLES, INNER, REGISTERED, settings_files.VARIABLE)
 # How alike a misspelled name and a right one are, of 1; what is less alike would be a guess.
 _NEAR = 0.5
 
@@ -61,6 +62,15 @@ SETTINGS = (
     EnvironmentSetting("STORE_NAME", "a name", "its URL", "what statements about tags call the store, the same for who signs and who reads"),
     EnvironmentSetting("DISABLE", "`1`", "`0`", "makes the cache manager Triton's own"),
 )  # fmt: skip
+_NAMES = frozenset(setting.name for setting in SETTINGS)
+
+
+class SettingOrigin(NamedTuple):
+    """What holds for one setting: `value` is None where nothing sets it, `origin` a variable, the path of a file, or `default`."""
+
+    setting: EnvironmentSetting
+    value: str | None
+    origin: str
 
 
 class SignatureSettings(NamedTuple):
@@ -75,7 +85,7 @@ class SignatureSettings(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What the user set in the environment; see `SETTINGS` for what each means."""
+    """What the user set, in the environment or a file; see `SETTINGS` for what each means."""
 
     store: tuple[str, ...] = ()
     tag: str | None = None
@@ -107,7 +117,7 @@ def settings() -> Settings:
     """Read the user's settings of this process.
 
     Raises:
-        ConfigError: a variable has a value that it cannot have; it is named.
+        ConfigError: a variable, or a file, has a value that it cannot have; it is named.
     """
     signed = signature_settings()
     return Settings(
@@ -166,7 +176,7 @@ def _server(namespace: str | None, password_file: str | None, timeout_s: float |
 def unknown_variables() -> dict[str, str | None]:
     """Return the variables that begin as ours do and that nobody reads, each with the right name that is nearest to it."""
     names = [setting.name for setting in SETTINGS]
-    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in _SET_BY_US)
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in _NO_SETTINGS)
     found: dict[str, str | None] = {}
     for name in unknown:
         written = name.removeprefix(PREFIX)
@@ -236,15 +246,40 @@ def registered_bundles() -> list[str]:
     return [path for path in os.environ.get(REGISTERED, "").split(os.pathsep) if path]
 
 
+def origins() -> list[SettingOrigin]:
+    """Return each setting, in the order of `SETTINGS`, with what sets it; raises `ConfigError` for a file that cannot be used."""
+    return [SettingOrigin(setting, _read(setting.name), _origin(setting.name)) for setting in SETTINGS]
+
+
 def _read(name: str) -> str | None:
-    return os.environ.get(PREFIX + name) or None
+    value = os.environ.get(PREFIX + name)
+    if value:
+        return value
+    found = settings_files.values(_NAMES).get(name)
+    return (found.text or None) if found is not None else None
+
+
+def _origin(name: str) -> str:
+    if os.environ.get(PREFIX + name):
+        return PREFIX + name
+    found = settings_files.values(_NAMES).get(name)
+    return found.path if found is not None else "default"
+
+
+def _wrong(name: str, value: str, expected: str) -> ConfigError:
+    origin = _origin(name)
+    said = (
+        f"{origin}={value!r}"
+        if origin == PREFIX + name
+        else f"{origin}: {settings_files.setting_key(name)} = {value!r}"
+    )
+    return ConfigError(f"{said}: expected {expected}", name=PREFIX + name, got=value)
 
 
 def _one_of(name: str, default: str, *others: str) -> str:
     value = _read(name) or default
     if value not in (default, *others):
-        expected = ", ".join(dict.fromkeys((default, *others)))
-        raise ConfigError(f"{PREFIX}{name}={value!r}: expected one of {expected}", name=PREFIX + name, got=value)
+        raise _wrong(name, value, f"one of {', '.join(dict.fromkeys((default, *others)))}")
     return value
 
 
@@ -257,7 +292,7 @@ def _seconds(name: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise ConfigError(f"{PREFIX}{name}={text!r}: expected seconds, more than 0", name=PREFIX + name, got=text)
+        raise _wrong(name, text, "seconds, more than 0")
     return seconds
 
 

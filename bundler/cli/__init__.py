@@ -24,6 +24,7 @@ def main() -> None:
 
 def _run() -> None:
     import io
+    import os
 
     try:
         from bundler.cli.app import app
@@ -37,6 +38,10 @@ def _run() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    if "_TRITON_BUNDLER_COMPLETE" in os.environ:
+        from bundler.cli.shell_setup import complete_files
+
+        complete_files(app)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name may have characters that a terminal has not

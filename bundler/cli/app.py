@@ -23,6 +23,8 @@ from bundler.cli.inspection import inspect, verify
 from bundler.cli.pack import pack
 from bundler.cli.restore import restore
 from bundler.cli.run import run
+from bundler.cli.settings_command import config_command
+from bundler.cli.shell_setup import completion, man
 from bundler.cli.signatures import key, sign
 from bundler.cli.store_upkeep import prune, stats
 from bundler.cli.transfer import pull, push, tags
@@ -31,6 +33,7 @@ from bundler.cli.tune import tune
 
 @click.group(
     cls=Commands,
+    short_help="Compiled Triton kernels in one file, and back where the next process finds them.",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=example("demo", "run -o model.tbundle -- python train.py", "restore model.tbundle"),
 )
@@ -45,7 +48,7 @@ def app() -> None:
 
 
 for command in (
-    demo, run, build, generate_command, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune, oci,
-    sign, key, explain, doctor,
+    demo, run, build, generate_command, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune,
+    oci, sign, key, explain, doctor, config_command, completion, man,
 ):  # fmt: skip
     app.add_command(command)

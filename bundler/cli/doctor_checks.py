@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 import bundler
 from bundler.cli import wording
+from bundler.cli.mendable_checks import Mend, mendable_checks
 from bundler.cli.plug_checks import plug_checks
 from bundler.cli.toolchain_checks import toolchain_checks
-from bundler.config import PREFIX, unknown_variables
+from bundler.config import PREFIX, settings, unknown_variables
 from bundler.errors import ConfigError
 from bundler.format import names
 from bundler.project import install
@@ -35,7 +36,6 @@ _IMPORT_TRITON = "import triton, triton.compiler, triton.knobs; triton.knobs.com
 # One capability for each choice that Triton's releases make between their two ptxas.
 _CAPABILITIES = (80, 90, 100)
 _SECRET_NAME = re.compile(r"PASSWORD|SECRET|TOKEN", re.IGNORECASE)
-_SECRET_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
 _SETTINGS = ("TRITON_", "TORCHINDUCTOR_")
 _PACKAGE, _DISTRIBUTION = "bundler", "triton-bundler"
 LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obstore")
@@ -43,12 +43,13 @@ LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obst
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's: `status` is ok, warning or problem; `fix` says what to do."""
+    """One line of the doctor's: `status` is ok, warning or problem; `fix` says what to do, and `mend`, where there is one, does it."""
 
     status: str
     what: str
     value: str
     fix: str = ""
+    mend: Mend | None = None
 
 
 def all_checks() -> Iterator[Finding]:
@@ -71,6 +72,7 @@ def all_checks() -> Iterator[Finding]:
         _children,
         _plug,
         _settings,
+        _mendable,
     ):
         yield from check()
 
@@ -182,7 +184,7 @@ def _jit_launchers() -> Iterator[Finding]:
     if identity.triton_dir() is None:
         return
     reason = ""
-    if os.environ.get(f"{PREFIX}LAUNCHER") == "triton":
+    if _launcher() == "triton":
         reason = f"{PREFIX}LAUNCHER=triton"
     elif jit_modules.compiled_driver() is None:
         reason = "our compiled extension was not built here"
@@ -194,6 +196,13 @@ def _jit_launchers() -> Iterator[Finding]:
         )
     if reason:
         yield Finding(OK, "Triton's launchers", f"Triton's own, which its C compiler builds: {reason}")
+
+
+def _launcher() -> str:
+    try:
+        return settings().launcher
+    except ConfigError:  # `_plug` tells what is wrong with a setting
+        return "bundler"
 
 
 def _triton_cache() -> Iterator[Finding]:
@@ -279,5 +288,9 @@ def _settings() -> Iterator[Finding]:
             yield Finding(OK, "setting", f"{name}={_masked(name, os.environ[name])}")
 
 
+def _mendable() -> Iterator[Finding]:
+    yield from (Finding(*found) for found in mendable_checks())
+
+
 def _masked(name: str, value: str) -> str:
-    return "***" if _SECRET_NAME.search(name) else _SECRET_IN_URL.sub("***@", value)
+    return "***" if _SECRET_NAME.search(name) else wording.masked(value)

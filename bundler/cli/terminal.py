@@ -26,6 +26,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -47,6 +48,8 @@ COLUMN_GAP = 3
 BAR_COLUMNS = 20
 NUMBERS_COLUMNS = 60
 REASONS_SHOWN = 12
+# Rates below this have a decimal.
+_FAST = 10
 
 Row = Sequence[str]
 
@@ -211,9 +214,10 @@ class Screen:
 
     @contextlib.contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Bar]:
-        """Show a bar while the block runs, on a terminal; `total` is None when it is not known."""
-        done = MofNCompleteColumn() if total is not None else SpinnerColumn()
-        with self._watched(what, total, BarColumn(), done, TimeElapsedColumn()) as progress:
+        """Show a bar while the block runs, on a terminal, with rate and time left unless `total` is None, which is not known."""
+        known: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn())
+        more = known if total is not None else (SpinnerColumn(), TimeElapsedColumn())
+        with self._watched(what, total, BarColumn(BAR_COLUMNS), *more) as progress:
             yield Bar(*progress)
 
     @contextlib.contextmanager
@@ -241,6 +245,16 @@ class Screen:
 def _needed(columns: Sequence[Column], cells: Sequence[Row]) -> list[int]:
     """Return how wide each column is where nothing is cut or folded."""
     return [max(map(cell_len, [column.title, *(row[i] for row in cells)])) for i, column in enumerate(columns)]
+
+
+class _RateColumn(ProgressColumn):
+    """How many are done in a second."""
+
+    def render(self, task: Task) -> Text:
+        """Return the rate; nothing before there is one."""
+        return Text(
+            "" if task.speed is None else f"{task.speed:,.0f}/s" if task.speed >= _FAST else f"{task.speed:.1f}/s"
+        )
 
 
 class Bar:

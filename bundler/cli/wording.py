@@ -25,6 +25,7 @@ EXAMPLES = 2
 EXAMPLE_CHARACTERS = 40
 _UNITS = ("KB", "MB", "GB", "TB")
 _STEP = 1000
+_SECRET_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
 plain = summary.printable
 count = summary.count
 plural = summary.plural
@@ -54,6 +55,11 @@ def in_command_words(text: str) -> str:
     for phrase, words in _COMMAND_WORDS if "=" in text or " " in text else ():
         text = phrase.sub(words, text)
     return text
+
+
+def masked(text: str) -> str:
+    """Return a text that may hold URLs without the names and passwords in them."""
+    return _SECRET_IN_URL.sub("***@", text)
 
 
 def size(size_bytes: int) -> str:

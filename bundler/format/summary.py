@@ -19,6 +19,7 @@ _TEXT_CHARACTERS = 40
 _DIGEST = "sha256:"
 _DIGEST_CHARACTERS = len(_DIGEST) + 12
 _PLURALS = {
+    "directory": "directories",
     "helper library": "helper libraries",
     "device binary": "device binaries",
     "is": "are",

@@ -53,9 +53,10 @@ def sglang_plugin() -> None:
 
 
 def _plug(server: str, moments: tuple[_Moment, ...]) -> None:
-    if not user_variables() or disabled():
+    stores = store_setting()
+    if not (stores or user_variables()) or disabled():
         return
-    if not store_setting() and not registered_bundles():
+    if not stores and not registered_bundles():
         _complain(f"{server}: {', '.join(user_variables())} set, and {PREFIX}STORE is not, so no kernels are shared")
         return
     if server in _plugged:

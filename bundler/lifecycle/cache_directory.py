@@ -235,7 +235,7 @@ class CacheDirectory:
             path = os.path.join(self.path, name)
             with contextlib.suppress(FileNotFoundError):
                 if now - os.lstat(path).st_ctime > STALE_AFTER_S:
-                    _remove(path)
+                    remove_leftover(path)
 
 
 @functools.lru_cache(_GROUP_FILES_REMEMBERED)
@@ -360,7 +360,8 @@ def _create(temporary: str, target: str) -> None:
         os.rename(temporary, target)
 
 
-def _remove(path: str) -> None:
+def remove_leftover(path: str) -> None:
+    """Remove a temporary directory, or what lies in its place; what a live process still writes there is lost."""
     if os.path.isdir(path) and not os.path.islink(path):
         import shutil  # what lies there for a day may be anything
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`doctor` says what is there, what is missing and what is broken."""
 
+import contextlib
 import os
 import shutil
 
 import pytest
 
-from bundler.cli import doctor_checks, toolchain_checks
+from bundler.cli import doctor_checks, mendable_checks, toolchain_checks
 from bundler.format.entries import Toolchain
 
 pytestmark = pytest.mark.toolchain
@@ -19,7 +20,7 @@ def found(cli_json):
     def call():
         status, told = cli_json("doctor")
         assert set(told) >= {"ok", "problems", "checks"}
-        assert all(set(check) == {"status", "what", "value", "fix"} for check in told["checks"])
+        assert all(set(check) == {"status", "what", "value", "fix", "mendable"} for check in told["checks"])
         return status, {check["what"]: check for check in told["checks"]}
 
     return call
@@ -98,6 +99,7 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
         "what": "C compiler",
         "value": "CC=no-such-compiler is not a program",
         "fix": "Triton needs gcc or clang, or what CC names, before its first launch, but where a session gives it our launchers",
+        "mendable": False,
     }
 
 
@@ -199,3 +201,41 @@ def test_doctor_says_when_a_torch_never_tried_cannot_be_imported(found, releases
     releases("3.7.1", "3.1.0")
     monkeypatch.setattr(toolchain_checks, "_MISSING", "raise ImportError")
     assert "torch cannot be asked for the names" in found()[1]["releases"]["value"]
+
+
+def test_doctor_mends_modes_and_leftovers(found, cli, tmp_path, monkeypatch):
+    """What it can mend is marked; --fix mends that, says so, touches nothing younger than a day, and finds nothing the second time."""
+    cache, key, here = tmp_path / "cache", tmp_path / "key.pem", tmp_path / "here"
+    for name in ("tmp.bundler.1.old", "tmp.bundler.2.new"):
+        (cache / name).mkdir(parents=True)
+    (cache / "tmp.bundler.1.old" / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    key.touch(0o644)
+    monkeypatch.setenv("TRITON_BUNDLER_SIGNING_KEY", str(key))
+    here.mkdir()
+    (here / "triton-bundler.toml").touch()
+    (here / "triton-bundler.toml").chmod(0o666)
+    monkeypatch.chdir(here)
+    # A day passes for what is old alone.
+    monkeypatch.setattr(mendable_checks, "STALE_AFTER_S", -1)
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def old_alone(path):
+        with scandir(path) as entries:
+            yield [one for one in entries if not one.name.endswith("new")]
+
+    monkeypatch.setattr(mendable_checks.os, "scandir", old_alone)
+    status, findings = found()
+    assert status == 1
+    assert {name for name, finding in findings.items() if finding["mendable"]} == {
+        "signing key",
+        "settings' file",
+        "leftovers",
+    }
+    mended = cli("doctor", "--fix")
+    assert mended.exit_code == 0
+    assert mended.stdout.count(": mended") == 3
+    assert (key.stat().st_mode & 0o777, (here / "triton-bundler.toml").stat().st_mode & 0o777) == (0o600, 0o664)
+    assert [path.name for path in cache.iterdir()] == ["tmp.bundler.2.new"]
+    assert not any(finding["mendable"] for finding in found()[1].values())

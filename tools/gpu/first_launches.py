@@ -53,7 +53,8 @@ def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[s
             + (f" (at most {target})" if target else f"; imports {measurement.median([r['import_s'] for r in taken[name]]) * 1e3:.0f} ms"),
         })  # fmt: skip
         figures[words] = {"name": words, "ours": measurement.median(seconds[name]) * 1e3, "limit": limit * 1e3, "unit": "ms",
-                          "ratio": ratio, "target": target}  # fmt: skip
+                          "ratio": ratio, "target": target, "samples_ms": [s * 1e3 for s in seconds[name]],
+                          "limit_samples_ms": [s * 1e3 for s in seconds["bare"]]}  # fmt: skip
     found += _facts(taken)
     phases = {"bare": [step(folder, "first-bare", str(cubins), "watched", cache=folder / "nothing")["phases_us"]
                        for _ in range(PROFILED_ROUNDS)]}  # fmt: skip

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `config`: what holds for each setting, and which variable, file or default says so.
+
+`app.py` lists the command; `bundler/config.py` reads the settings.
+"""
+
+from __future__ import annotations
+
+import click
+
+from bundler import config, settings_files
+from bundler.cli import wording
+from bundler.cli.command import FINE, example, reports
+from bundler.cli.terminal import Column, Screen
+from bundler.user_warnings import warn
+
+COLUMNS = (Column("setting"), Column("value", folds=True))
+ORIGIN = Column("from", folds=True)
+
+
+@click.group(
+    "config",
+    short_help="Say which settings hold, and where each comes from.",
+    epilog=example("config show", "config show --origin --json"),
+)
+def config_command() -> None:
+    """Look at the settings of triton-bundler.
+
+    What an option of a command says goes first, then environment variables, then the nearest triton-bundler.toml or
+    pyproject.toml with [tool.triton-bundler], from this directory upwards, then ~/.config/triton-bundler/triton-bundler.toml,
+    then defaults.
+    """
+
+
+@config_command.command(
+    "show", short_help="List the settings.", epilog=example("config show", "config show --origin --json")
+)
+@click.option("--origin", is_flag=True, help="Say what sets each: a variable, a file, or nobody.")
+@reports
+def show(screen: Screen, origin: bool) -> int:
+    """List what holds for each setting in this directory."""
+    found = config.origins()
+    config.settings()  # a wrong value is an error here as it would be where it counts
+    unknown = config.unknown_words()
+    if unknown is not None:
+        warn(unknown)
+    rows = [
+        (settings_files.setting_key(one.setting.name), _value(one), *([one.origin] if origin else []))
+        for one in found
+    ]  # fmt: skip
+    screen.table((*COLUMNS, ORIGIN) if origin else COLUMNS, rows)
+    files = settings_files.candidates()
+    for file in files:
+        if origin or file.passed_over:
+            screen.line(f"passed over {file.path}: {file.passed_over}" if file.passed_over else f"read {file.path}")
+    screen.finish({
+        "settings": {settings_files.setting_key(one.setting.name): {"value": _masked(one), "origin": one.origin, "variable": config.PREFIX + one.setting.name}
+                     for one in found},
+        "files": [{"path": file.path, "passed_over": file.passed_over} for file in files],
+    })  # fmt: skip
+    return FINE
+
+
+def _value(one: config.SettingOrigin) -> str:
+    return _masked(one) or one.setting.default.replace("`", "")
+
+
+def _masked(one: config.SettingOrigin) -> str | None:
+    return wording.masked(one.value) if one.value is not None else None
