@@ -16,7 +16,7 @@ def bundle(tmp_path):
     return shutil.copy(GOLDEN, tmp_path / "model.tbundle")
 
 
-@pytest.mark.parametrize("layout", ["bundle", "mcv", "mcv-docker"])
+@pytest.mark.parametrize("layout", ["bundle", "mcv", pytest.param("mcv-docker", marks=pytest.mark.slow)])
 def test_export_and_import(layout, cli, bundle, tmp_path):
     """A bundle goes to a directory of images and back."""
     images, out = tmp_path / "images", tmp_path / "out.tbundle"

@@ -54,7 +54,9 @@ def test_a_signed_image_is_pulled_where_signatures_are_required(layout, url, bun
     assert bundler.restore(tmp_path / "out.tbundle", tmp_path / "cache", only="all").signatures == report.signatures
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["bundle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mcv", "mcv-docker"))]
+)
 def test_an_unsigned_image_is_refused_where_signatures_are_required(layout, url, bundle_path, setting, tmp_path):
     """Nothing is written; neither is what a key signs that nobody trusts."""
     setting.require()

@@ -13,10 +13,15 @@ from bundler.backends.oci.image_port import digest_of
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 KIND = "application/vnd.test.thing"
-SMALL = ("referrers", "no-referrers", "directory")
 
 
-@pytest.fixture(params=[*SMALL, pytest.param("debian", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "referrers",
+        "directory",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("no-referrers", "debian")),
+    ]
+)
 def place(request, tmp_path):
     """An empty place."""
     if request.param == "directory":

@@ -152,6 +152,7 @@ def test_the_bytes_of_a_layer_are_a_function_of_its_files(files):
     assert made[0][0][0] == digest_of(gzip.decompress(made[0][1]))
 
 
+@pytest.mark.slow
 def test_kernels_come_back_as_they_were(bundle_path, tmp_path):
     """Each file of each kernel is what the bundle has, but for facts that a cache directory does not hold."""
     url = f"oci-dir:{tmp_path}/images:demo"
@@ -346,6 +347,7 @@ def test_a_damaged_pax_header_is_refused(fields, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found_or_harmless(files, tmp_path):
     """Whatever one byte of the archive is changed to, the layer is refused, or its digest is another than the config names."""
     plain = gzip.decompress(tar(files[:3]))

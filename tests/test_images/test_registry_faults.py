@@ -264,6 +264,7 @@ def test_no_wait_exceeds_the_deadline(how, pushed, tmp_path):
     assert time.monotonic() - started < 2.5
 
 
+@pytest.mark.slow
 def test_a_blob_that_drips_ends_in_time(pushed):
     """The bytes of a header come one at a time for ever; the connection is shut at the deadline."""
 
