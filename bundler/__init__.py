@@ -129,7 +129,8 @@ if TYPE_CHECKING:
     from bundler.store.bundle_store import PushMode
     from bundler.store.file_records import FileRecords
     from bundler.store.kernel_records import KernelRecords
-    from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+    from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, SyncReport, TagInfo, VerifyReport
+    from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
@@ -245,12 +246,14 @@ __all__ = [
     "Status",
     "Store",
     "StoreFull",
+    "StoreServer",
     "StoreStats",
     "StoreUnavailable",
     "StoredFile",
     "Strict",
     "StrictModeViolation",
     "Subject",
+    "SyncReport",
     "TagInfo",
     "Target",
     "TensorMap",

@@ -43,6 +43,7 @@ class EnvironmentSetting(NamedTuple):
 
 SETTINGS = (
     EnvironmentSetting("STORE", "URLs, blank-separated", "none", "where kernels are shared, nearest first"),
+    EnvironmentSetting("PEERS", "URLs, comma-separated", "none", "processes of `triton-bundler serve` that are asked for kernels before the far store; what they send is verified"),
     EnvironmentSetting("TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"),
     EnvironmentSetting("MODE", "`read`, `write`, `readwrite`", "`readwrite`", "look kernels up, publish them, or both"),
     EnvironmentSetting("TRUST", "`kernels`, `code`, `signed`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process; `signed` takes them from a tag whose signature is for code"),
@@ -88,6 +89,7 @@ class Settings(NamedTuple):
     """What the user set, in the environment or a file; see `SETTINGS` for what each means."""
 
     store: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
     tag: str | None = None
     mode: Mode = "readwrite"
     trust: Literal["kernels", "code", "signed"] = "kernels"
@@ -122,6 +124,7 @@ def settings() -> Settings:
     signed = signature_settings()
     return Settings(
         store=store_setting(),
+        peers=peers_setting(),
         tag=_read("TAG"),
         mode=cast(Mode, _one_of("MODE", "readwrite", "read", "write")),
         trust=cast(Literal["kernels", "code", "signed"], _one_of("TRUST", "kernels", "code", "signed")),
@@ -160,6 +163,11 @@ def signature_settings() -> SignatureSettings:
 def store_setting() -> tuple[str, ...]:
     """Return the URLs or paths of the store, nearest first; empty for none."""
     return tuple((_read("STORE") or "").split())
+
+
+def peers_setting() -> tuple[str, ...]:
+    """Return the URLs of peers, in the order in which they are asked; empty for none."""
+    return tuple((_read("PEERS") or "").replace(",", " ").split())  # a file has a list, which comes with blanks
 
 
 def server_settings() -> dict[str, Any]:

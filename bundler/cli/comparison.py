@@ -49,7 +49,7 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
         theirs = {entry_name(entry): entry for entry in two.content.entries}
     rows: list[tuple[str, Entry, list[str]]] = [("+", theirs[name], []) for name in difference.added]
     rows += [("-", ours[name], []) for name in difference.removed]
-    rows += [("~", theirs[name], _changes(ours[name], theirs[name])) for name in difference.changed]
+    rows += [("~", theirs[name], changes_of(ours[name], theirs[name])) for name in difference.changed]
     rows.sort(key=lambda row: ("+-~".index(row[0]), _cells(row[1])))
     if rows:
         screen.table(CHANGES, [(sign, *_cells(entry), ", ".join(changes)) for sign, entry, changes in rows])
@@ -74,7 +74,7 @@ def _cells(entry: Entry) -> tuple[str, str, str]:
     return entry.path, entry_kind(entry), ""
 
 
-def _changes(one: Entry, two: Entry) -> list[str]:
+def changes_of(one: Entry, two: Entry) -> list[str]:
     """Return the files that differ, and the facts."""
     if entry_kind(one) != entry_kind(two):
         return [f"{entry_kind(one)} before, {entry_kind(two)} now"]
