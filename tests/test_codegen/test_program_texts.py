@@ -165,6 +165,27 @@ def test_facts_that_heuristics_look_at_are_in_the_text():
     assert "add_persistent_rblock" not in only(lambda a: a.sum(1), torch.zeros(300, 4096)).source
 
 
+def test_memory_across_the_rows_decides_how_they_are_reduced():
+    """What each row has of its own decides, not a number for each element of it, which all rows share: columns are reduced with blocks of columns."""
+
+    def function(a, b, m):
+        return ((a - m[:, None]) * b).sum(0), a * 2 + b.sum(1, keepdim=True)
+
+    a, m = torch.zeros(4096, 1024, device="meta"), torch.zeros(4096, device="meta")
+    columns, step, rows = sorted(
+        generate(function, [a, a, m]).kernels.values(), key=lambda k: k.text.dimensions[0][1] % 32768
+    )
+    assert [(name, int(size)) for name, size in columns.text.dimensions] == [("x", 32768), ("r0_", 128)]
+    assert (columns.text.kind, columns.text.reduction_hint) == ("reduction", "OUTER")
+    # The other result reads the same tensors along their rows, so it is of the kernel that reduces these.
+    assert (rows.text.kind, rows.text.reduction_hint, rows.text.counts["num_store"]) == (
+        "persistent_reduction",
+        "INNER",
+        1,
+    )
+    assert (step.text.reduction_hint, step.text.counts["num_reduction"]) == ("OUTER", 1)
+
+
 def test_equal_kernels_are_one():
     """Two kernels that differ in nothing but their names are launched under one."""
     program = generate(lambda a, b: (a.t() @ a + 1, b.t() @ b + 1), [torch.zeros(8, 8), torch.zeros(8, 8)])
