@@ -73,6 +73,10 @@ if TYPE_CHECKING:
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
+    from bundler.format.source_stripping import Strip, strip_source
+    from bundler.images.image_pull import pull_image
+    from bundler.images.image_push import push_image
+    from bundler.images.image_reports import ImageLayout, ImageReport
     from bundler.integrations._process import install, register, session
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
@@ -126,10 +130,12 @@ if TYPE_CHECKING:
     from bundler.store.bundle_store import PushMode
     from bundler.store.file_records import FileRecords
     from bundler.store.kernel_records import KernelRecords
-    from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+    from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, SyncReport, TagInfo, VerifyReport
+    from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
+    from bundler.trust.sigstore_bundles import SigstoreReport, verify_sigstore
     from bundler.trust.statements import TrustLevel
 
 __version__ = "0.1.0"
@@ -186,6 +192,8 @@ __all__ = [
     "HeuristicKernel",
     "Hooks",
     "How",
+    "ImageLayout",
+    "ImageReport",
     "Job",
     "JobTiming",
     "Judgement",
@@ -233,6 +241,7 @@ __all__ = [
     "SignReport",
     "SignaturePolicy",
     "SigningKey",
+    "SigstoreReport",
     "Space",
     "Span",
     "Specialization",
@@ -240,12 +249,15 @@ __all__ = [
     "Status",
     "Store",
     "StoreFull",
+    "StoreServer",
     "StoreStats",
     "StoreUnavailable",
     "StoredFile",
     "Strict",
     "StrictModeViolation",
+    "Strip",
     "Subject",
+    "SyncReport",
     "TagInfo",
     "Target",
     "TensorMap",
@@ -294,6 +306,8 @@ __all__ = [
     "pack",
     "pack_family",
     "prebuild",
+    "pull_image",
+    "push_image",
     "read_and_emit",
     "recording",
     "register",
@@ -301,7 +315,9 @@ __all__ = [
     "restore",
     "session",
     "sign",
+    "strip_source",
     "tuning_counters",
+    "verify_sigstore",
     "winners_only",
 ]
 

@@ -17,9 +17,10 @@ from bundler.codegen.fusion import LoopGroup
 from bundler.codegen.kernel_arguments import KernelArguments, KernelParameter, numel_parameter
 from bundler.codegen.kernel_body import BodyWriter
 from bundler.codegen.kernel_shape import KernelShape, block_name
-from bundler.codegen.loop_nodes import Buffer, Loop, numel
-from bundler.codegen.loop_terms import TermPool, loads_of
+from bundler.codegen.loop_nodes import Buffer, numel
+from bundler.codegen.loop_terms import TermPool
 from bundler.codegen.range_trees import Dimension, IterationSpace
+from bundler.codegen.row_direction import runs_along
 from bundler.codegen.tiling import tiled
 from bundler.runtime.heuristics.block_limits import pow2_up
 
@@ -107,7 +108,8 @@ def write_kernel(
     reduces = any(loop.is_reduction for loop in group.loops)
     dimensions = group.dimensions if reduces else tiled(group, size_hints)
     space = IterationSpace(dimensions)
-    inner = _runs_along_rows(group, space)
+    direction = _direction(group) if reduces else "DEFAULT"
+    inner = direction == "INNER"
     persistent = reduces and _is_short(space, inner=inner)
     bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
     wide = bounds is None
@@ -132,7 +134,7 @@ def write_kernel(
         blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
         body=(*head, *body),
         hints={d.prefix: pow2_up(_hint(d.numel, size_hints)) for d in space.dimensions},
-        reduction_hint="INNER" if inner else "OUTER" if _runs_across_rows(group) else "DEFAULT",
+        reduction_hint=direction,
         changed=arguments.changed,
         counts={"num_load": writer.num_load, "num_store": writer.num_store, "num_reduction": writer.num_reduction},
         atomic=writer.atomic,
@@ -176,23 +178,12 @@ def _is_short(space: IterationSpace, *, inner: bool) -> bool:
     return bool(reduced.numel.is_Integer and reduced.numel <= limit)
 
 
-def _runs_along_rows(group: LoopGroup, space: IterationSpace) -> bool:
-    """Whether some reduction reads memory along its rows."""
-    return space.reduced is not None and any(
-        index.coeff(loop.reduced[-1]) == 1 for loop in group.loops if loop.reduced for index in _read_indices(loop)
-    )
-
-
-def _runs_across_rows(group: LoopGroup) -> bool:
-    """Whether every reduction reads memory along the kept dimension."""
-    reductions = [loop for loop in group.loops if loop.is_reduction and loop.variables]
-    return bool(reductions) and all(
-        any(index.coeff(loop.variables[-1]) == 1 for index in _read_indices(loop)) for loop in reductions
-    )
-
-
-def _read_indices(loop: Loop) -> list[sympy.Expr]:
-    return [index for root in loop.roots for _, index, _ in loads_of(root)]
+def _direction(group: LoopGroup) -> str:
+    """Return how memory runs beside the rows of the reductions, as heuristics name it: along most of them, across all of them, or neither."""
+    found = [runs_along(loop) for loop in group.loops if loop.is_reduction]
+    if any(found) or not any(loop.variables for loop in group.loops):
+        return "INNER"
+    return "OUTER" if found and all(along is False for along in found) else "DEFAULT"
 
 
 def _bounds_of_narrow_indices(

@@ -17,8 +17,9 @@ from bundler.codegen.index_ranges import Ranges
 from bundler.codegen.lazy_tensors import GraphBuilder
 from bundler.codegen.loop_nodes import POINTWISE, Loop, Node, TensorLayout, contiguous_strides, numel
 from bundler.codegen.loop_order import normalized
-from bundler.codegen.loop_terms import Term, loads_of, substituted
+from bundler.codegen.loop_terms import Term, substituted
 from bundler.codegen.reduction_text import identity_of
+from bundler.codegen.row_direction import runs_along
 
 # Kinds whose pieces are reduced by the same kind, and those that need pieces of one length.
 _PLAIN = frozenset({"sum", "prod", "max", "min", "any", "xor_sum"})
@@ -35,7 +36,7 @@ _MAX_DIVISIONS = 65536
 
 
 @dataclass(frozen=True)
-class Pieces:
+class RowPieces:
     """How the rows of a reduction are cut: into how many pieces of which length, and whether memory runs across the rows."""
 
     count: int
@@ -64,12 +65,12 @@ def is_split(loop: Loop) -> bool:
     return pieces_of(loop) is not None
 
 
-def pieces_of(loop: Loop) -> Pieces | None:
+def pieces_of(loop: Loop) -> RowPieces | None:
     """Return how the rows of a reduction are cut; None where one kernel reduces them."""
     rows, row = numel(loop.sizes), numel(loop.reduced_sizes)
     if loop.kind not in _PLAIN | _MOMENTS or not (rows.is_Integer and row.is_Integer):
         return None
-    runs = _runs_along(loop)
+    runs = runs_along(loop)
     if rows != 1 and runs is None:
         return None
     across = rows != 1 and not runs
@@ -79,25 +80,7 @@ def pieces_of(loop: Loop) -> Pieces | None:
         count = wanted
     if wanted < 2 or count is None or count < 2:  # noqa: PLR2004  # one piece is the row itself
         return None
-    return Pieces(count, -(-int(row) // count), across)
-
-
-def _runs_along(loop: Loop) -> bool | None:
-    """Return whether most addresses that move with the row run along it rather than across it; None where no address moves with it."""
-    along = []
-    for root in loop.roots:
-        for _, index, _ in loads_of(root):
-            inner, outer = _least_stride(index, loop.reduced), _least_stride(index, loop.variables)
-            if inner is not None:
-                along.append(outer is None or inner < outer)
-    return None if not along else 2 * sum(along) > len(along)
-
-
-def _least_stride(index: sympy.Expr, variables: Sequence[sympy.Symbol]) -> int | None:
-    """Return the least distance in memory that one of some variables moves an address; None where none does so by a known number."""
-    strides = [abs(index.coeff(variable)) for variable in variables if index.has(variable)]
-    known = [int(stride) for stride in strides if stride.is_Integer and stride != 0]
-    return min(known, default=None)
+    return RowPieces(count, -(-int(row) // count), across)
 
 
 def _wanted_along(rows: int, row: int) -> int:
@@ -147,7 +130,7 @@ def _ceil(number: int, divisor: int) -> int:
 class _Splitter:
     """Writes the two steps of one reduction."""
 
-    def __init__(self, builder: GraphBuilder, loop: Loop, pieces: Pieces) -> None:
+    def __init__(self, builder: GraphBuilder, loop: Loop, pieces: RowPieces) -> None:
         self._builder, self._pool, self._loop, self._pieces = builder, builder.pool, loop, pieces
         self._piece, self._within = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("i90", "r90"))
 

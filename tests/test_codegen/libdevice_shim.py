@@ -106,4 +106,4 @@ def install():
 
 def examples(count):
     """Return how many examples a property is tried on: all where BUNDLER_TEST_EXAMPLES=all, else a few, since interpreted kernels are slow."""
-    return count if os.environ.get("BUNDLER_TEST_EXAMPLES") == "all" else max(4, count // 6)
+    return count if os.environ.get("BUNDLER_TEST_EXAMPLES") == "all" else max(3, count // 12)

@@ -157,6 +157,11 @@ def long_sums(a):
     return a.sum(1), a.amax(1), a.mean(1), (a > 2).any(1), a.argmax(1), a.argmin(1)
 
 
+@case(lambda: (seeded(3, 1500),), kernels=1)
+def looped_sums(a):
+    return a.sum(1), (a - a.mean(1, keepdim=True)).abs().sum(1)
+
+
 @case(lambda: (seeded(70, 12),), kernels=1)
 def outer_sums(a):
     return a.sum(0), a.amax(0), a.var(0)

@@ -2,7 +2,12 @@
 """The text of generated kernels: eleven that a reader can follow, parameters and metadata, masks, names, fallbacks."""
 
 import itertools
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +165,27 @@ def test_facts_that_heuristics_look_at_are_in_the_text():
     assert "add_persistent_rblock" not in only(lambda a: a.sum(1), torch.zeros(300, 4096)).source
 
 
+def test_memory_across_the_rows_decides_how_they_are_reduced():
+    """What each row has of its own decides, not a number for each element of it, which all rows share: columns are reduced with blocks of columns."""
+
+    def function(a, b, m):
+        return ((a - m[:, None]) * b).sum(0), a * 2 + b.sum(1, keepdim=True)
+
+    a, m = torch.zeros(4096, 1024, device="meta"), torch.zeros(4096, device="meta")
+    columns, step, rows = sorted(
+        generate(function, [a, a, m]).kernels.values(), key=lambda k: k.text.dimensions[0][1] % 32768
+    )
+    assert [(name, int(size)) for name, size in columns.text.dimensions] == [("x", 32768), ("r0_", 128)]
+    assert (columns.text.kind, columns.text.reduction_hint) == ("reduction", "OUTER")
+    # The other result reads the same tensors along their rows, so it is of the kernel that reduces these.
+    assert (rows.text.kind, rows.text.reduction_hint, rows.text.counts["num_store"]) == (
+        "persistent_reduction",
+        "INNER",
+        1,
+    )
+    assert (step.text.reduction_hint, step.text.counts["num_reduction"]) == ("OUTER", 1)
+
+
 def test_equal_kernels_are_one():
     """Two kernels that differ in nothing but their names are launched under one."""
     program = generate(lambda a, b: (a.t() @ a + 1, b.t() @ b + 1), [torch.zeros(8, 8), torch.zeros(8, 8)])
@@ -219,3 +245,54 @@ def test_a_row_wise_result_does_not_join_a_sum_of_columns():
     reducing = [source for source in program.sources.values() if "tl.sum(" in source]
     assert not any("fused_add" in source for source in reducing)
     assert len(program.kernels) > len(reducing)
+
+
+HERE = Path(__file__).resolve().parent
+#: Further interpreters to compare, as paths; those of these names on PATH are found.
+PYTHONS = ("python3.11", "python3.12", "python3.13")
+
+
+def text_digest(python, seed):
+    """Return the digest of texts that an interpreter generates; None where it lacks what the generator needs."""
+    path = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        "PYTHONHASHSEED": seed,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PATH": os.environ["PATH"],
+    }
+    asked = subprocess.run(
+        [python, "-c", "import sympy, msgspec"], env=environment, capture_output=True, check=False, timeout=60
+    )
+    if asked.returncode:
+        return None
+    done = subprocess.run(
+        [python, str(HERE / "text_worker.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_text_is_the_same_in_every_interpreter_and_for_every_hash_seed():
+    """Equal graphs have equal texts and plans in processes of Python 3.11, 3.12 and 3.13, those that are here, and whatever the hash seed."""
+    others = [
+        *filter(None, map(shutil.which, PYTHONS)),
+        *filter(None, os.environ.get("BUNDLER_TEST_PYTHONS", "").split(os.pathsep)),
+    ]
+    found = {
+        (python, seed): text_digest(python, seed)
+        for python in dict.fromkeys([sys.executable, *others])
+        for seed in ("1", "4242")
+    }
+    compared = {python for (python, _), digest in found.items() if digest is not None}
+    assert sys.executable in compared
+    assert len({digest for digest in found.values() if digest is not None}) == 1, found
+    if len(compared) == 1:
+        pytest.skip(
+            f"no other interpreter with sympy and msgspec is here: {', '.join(others) or 'none'}; name one in BUNDLER_TEST_PYTHONS"
+        )
