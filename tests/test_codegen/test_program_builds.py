@@ -15,7 +15,8 @@ import pytest
 from bundler import Bundle
 from bundler.format.program_paths import program_name
 from bundler.runtime.heuristics.facts import Device
-from bundler.runtime.launch.program_plan import Allocate, Launch, ProgramPlan
+from bundler.runtime.launch.plan_reading import read_plan
+from bundler.runtime.launch.program_plan import Allocate, Launch
 from bundler.runtime.tuning.benchmark import Sample
 
 HERE = Path(__file__).resolve().parent
@@ -97,7 +98,7 @@ def bundled_choice(path, kernel, backend):
     """Return the blocks with which the bundle's plan has a kernel launched."""
     bundle = Bundle.load(path)
     (entry,) = [one for one in bundle.opaque if program_name(one.path) is not None]
-    choices = ProgramPlan.from_json(bundle.read(entry.artifact)).kernels[kernel].choices
+    choices = read_plan(bundle.read(entry.artifact)).kernels[kernel].choices
     return next(listed[0].blocks for target, listed in choices.items() if target.startswith(backend))
 
 

@@ -17,6 +17,7 @@ import torch
 
 from bundler import Bundle
 from bundler.format.program_paths import program_name
+from bundler.runtime.launch.plan_reading import read_plan
 from bundler.runtime.launch.program_plan import ProgramPlan
 from tools.codegen.compared_graphs import GRAPHS
 from tools.codegen.plain_inputs import arrays
@@ -33,7 +34,7 @@ def main() -> int:
         if (not names or path.stem in names) and (Path(outputs) / f"{path.stem}.0").exists():
             bundle = Bundle.load(path)
             entry = next(one for one in bundle.opaque if program_name(one.path) is not None)
-            plan = ProgramPlan.from_json(bundle.read(entry.artifact))
+            plan = read_plan(bundle.read(entry.artifact))
             try:
                 with torch.no_grad():
                     found[path.stem] = _compared(path.stem, plan, Path(outputs))
