@@ -34,6 +34,7 @@ from bundler.format.container_layout import HEADER
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.metadata import parse_metadata
 from bundler.format.names import is_key_of
+from bundler.format.program_paths import is_program_path
 from bundler.format.tree_index import is_tree_path
 from bundler.images.bundle_sources import open_bundle_file
 
@@ -178,7 +179,11 @@ def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str
         _show_kernels(screen, facts["kernels"], told(kernels, known))
         _show_one_or_hint(screen, facts["kernels"], known)
     listed = [(kind, file) for kind, name in _BESIDE for file in facts[name] if whole]
-    beside = [(kind, file) for kind, file in listed if not is_tree_path(file["path"])]
+    beside = [
+        ("program" if is_program_path(file["path"]) else kind, file)
+        for kind, file in listed
+        if not is_tree_path(file["path"])
+    ]
     if beside:
         rows = [(kind, file["path"], wording.size(file["size_bytes"])) for kind, file in beside]
         screen.table((Column("beside them"), Column("path", folds=True), Column("size", True)), rows)
