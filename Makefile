@@ -33,8 +33,8 @@ PIP = -m pip --disable-pip-version-check -qq install
 help: ## say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
 
-demo: .venv-demo/.ready ## compile real kernels, bundle them, restore them elsewhere, recompile none
-	.venv-demo/bin/triton-bundler demo $(ARGS)
+demo: .venv-demo/.ready ## compile real kernels, bundle them, restore them elsewhere, recompile none; then a report to open
+	.venv-demo/bin/triton-bundler demo --report .build/demo-report.html $(ARGS)
 
 test: test-quick ## build the wheel, install it in a new environment, test it there; then the oldest and newest Triton
 	$(call on-each-triton,release)

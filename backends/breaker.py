@@ -79,6 +79,7 @@ class Guarded(Backend):
     def __init__(self, inner: Backend, deadlines: Deadlines | None = None) -> None:
         self.inner, self.deadlines = inner, deadlines or Deadlines()
         self.reads_are_cheap, self.writable, self.verified = inner.reads_are_cheap, inner.writable, inner.verified
+        self.asks_peers = inner.asks_peers
         self._breaker = _Breaker(self.deadlines.budget_s, self.deadlines.probe_s)
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:

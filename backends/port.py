@@ -3,13 +3,13 @@
 
 `Backend` is the base class of all byte stores; rooms above ask nothing but its methods and attributes.  What a store may do
 better than others (ask for a size before the bytes, grant leases, compare digests) has a default here that is correct and slow,
-or refuses.  `Stat`, `Unread` and `Lease` are what its methods return.
+or refuses.  `Stat`, `Unread` and `Lease` are what its methods return, `Provable` is what they may be given.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -57,6 +57,25 @@ class Unread(bytes):
         return Unread(beginning[:BEGINNING_BYTES], why, size_bytes, max_bytes)
 
 
+class Provable(int):
+    """How many bytes an object may have (`Backend.get_within`), where its bytes can prove by themselves that they are what its key says.
+
+    Only such objects are taken from whom nobody trusts to keep them.
+
+    Attributes:
+        prove: makes of what was sent the bytes to take: empty when something is missing to tell, None when they are something else.
+            Gets the bytes, and a function that asks who sent them for another object, up to a size.
+    """
+
+    prove: Callable[[bytes, Callable[[str, int], bytes | None]], bytes | None]
+
+    def __new__(cls, most: int, prove: Callable[[bytes, Callable[[str, int], bytes | None]], bytes | None]) -> Self:
+        """Make one of a number of bytes."""
+        made = super().__new__(cls, most)
+        made.prove = prove
+        return made
+
+
 class Backend(ABC):
     """Bytes under keys.
 
@@ -74,6 +93,8 @@ class Backend(ABC):
     reads_are_cheap: bool = False
     #: Whether changes are possible at all; False for a store that was opened for reading only.
     writable: bool = True
+    #: Whether peers are asked, who are believed nothing: then it is worth while to ask by `Provable`.
+    asks_peers: bool = False
     #: Whether every object that `get` and `get_within` return has been compared with the digest in its head; `Unread` has not.
     verified: bool = False
 

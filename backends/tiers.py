@@ -5,6 +5,7 @@
 ::
 
     near, writable       copies of what was read or written; fetched by one process of the host for all
+    peers, read-only     other processes that hand on what they have; asked for objects alone, of which the bytes are proof
     truth, writable      the farthest writable tier, which others share: what is there, and what tags say
     below, read-only     a base that was made before
 
@@ -59,10 +60,13 @@ class Tiers(Backend):
         self._tiers, self._when_down = tuple(tiers), when_down
         self._writable = [tier for tier in tiers if tier.writable]
         self._truth = self._writable[-1] if self._writable else None
-        self._read_only = [tier for tier in tiers if not tier.writable]
+        # Peers have objects alone: what they do not say about refs, lists and times counts for nothing.
+        self._stores = [tier for tier in tiers if not tier.backend.asks_peers]
+        self._read_only = [tier for tier in self._stores if not tier.writable]
         self.writable = bool(self._writable)
         # One tier without a check, and what this store returns may come from it.
         self.verified = all(tier.rules.is_sound is not None for tier in tiers)
+        self.asks_peers = any(tier.backend.asks_peers for tier in tiers)
         self._fetches, self._far_from = self._fetch_tier()
         self._unmirrored: dict[str, bytes] = {}
 
@@ -81,9 +85,9 @@ class Tiers(Backend):
         missing = _without(wanted, found)
         if missing and self._fetches is not None:
             found |= self._fetch(self._fetches, missing, errors)
-        # Only when no tier answered: an object may be absent everywhere else, and absent is an answer.
-        if len(errors) == len(self._tiers):
-            raise errors[-1][1]
+        # Only when no store answered: an object may be absent everywhere else, and absent is an answer, but of a peer.
+        if not found and wanted and {tier for tier, _ in errors}.issuperset(self._stores):
+            raise next(error for tier, error in reversed(errors) if tier in self._stores)
         _excuse(errors)
         return found
 
@@ -132,13 +136,13 @@ class Tiers(Backend):
     def exists(self, keys: Collection[str]) -> frozenset[str]:
         wanted = list(map(check_key, keys))
         if self._truth is None:
-            return self._among(self._tiers, wanted)
+            return self._among(self._stores, wanted)
         return self._there(wanted, *self._at_truth(lambda b: b.exists(wanted)))
 
     def claim(self, keys: Collection[str]) -> frozenset[str]:
         wanted = list(map(check_key, keys))
         if self._truth is None:
-            return self._among(self._tiers, wanted)
+            return self._among(self._stores, wanted)
         there, holder = self._at_truth(lambda b: b.claim(wanted))
         self._at_nearer(holder, lambda b: b.touch(wanted))
         return self._there(wanted, there, holder)
@@ -196,7 +200,7 @@ class Tiers(Backend):
                 if value is not None:
                     return value
         # A near tier's copy of a ref may be old, so it counts only while the truth cannot be asked.
-        others = [tier for tier in self._tiers if tier is not self._truth] if errors else self._read_only
+        others = [tier for tier in self._stores if tier is not self._truth] if errors else self._read_only
         return self._first_ref(others, key, errors)
 
     @staticmethod
@@ -261,7 +265,7 @@ class Tiers(Backend):
         return self._at_truth(lambda b: b.lease(key, ttl_s))[0]
 
     def now_s(self) -> float:
-        return (self._truth or self._tiers[0]).ask(lambda b: b.now_s())
+        return (self._truth or self._stores[0]).ask(lambda b: b.now_s())
 
     def flush(self) -> None:
         if self._truth is not None:

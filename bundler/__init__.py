@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
+    from bundler.format.source_stripping import Strip, strip_source
     from bundler.integrations._process import install, register, session
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
@@ -126,10 +127,12 @@ if TYPE_CHECKING:
     from bundler.store.bundle_store import PushMode
     from bundler.store.file_records import FileRecords
     from bundler.store.kernel_records import KernelRecords
-    from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, TagInfo, VerifyReport
+    from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, SyncReport, TagInfo, VerifyReport
+    from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
+    from bundler.trust.sigstore_bundles import SigstoreReport, verify_sigstore
     from bundler.trust.statements import TrustLevel
 
 __version__ = "0.1.0"
@@ -233,6 +236,7 @@ __all__ = [
     "SignReport",
     "SignaturePolicy",
     "SigningKey",
+    "SigstoreReport",
     "Space",
     "Span",
     "Specialization",
@@ -240,12 +244,15 @@ __all__ = [
     "Status",
     "Store",
     "StoreFull",
+    "StoreServer",
     "StoreStats",
     "StoreUnavailable",
     "StoredFile",
     "Strict",
     "StrictModeViolation",
+    "Strip",
     "Subject",
+    "SyncReport",
     "TagInfo",
     "Target",
     "TensorMap",
@@ -301,7 +308,9 @@ __all__ = [
     "restore",
     "session",
     "sign",
+    "strip_source",
     "tuning_counters",
+    "verify_sigstore",
     "winners_only",
 ]
 

@@ -43,6 +43,7 @@ class EnvironmentSetting(NamedTuple):
 
 SETTINGS = (
     EnvironmentSetting("STORE", "URLs, blank-separated", "none", "where kernels are shared, nearest first"),
+    EnvironmentSetting("PEERS", "URLs, comma-separated", "none", "processes of `triton-bundler serve` that are asked for kernels before the far store; what they send is verified"),
     EnvironmentSetting("TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"),
     EnvironmentSetting("MODE", "`read`, `write`, `readwrite`", "`readwrite`", "look kernels up, publish them, or both"),
     EnvironmentSetting("TRUST", "`kernels`, `code`, `signed`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process; `signed` takes them from a tag whose signature is for code"),
@@ -59,6 +60,7 @@ SETTINGS = (
     EnvironmentSetting("CODE_SIGNATURES", "`require`, `prefer`, `off`", "that of the above", "the same for what runs on the CPU"),
     EnvironmentSetting("KEYS", "a directory", "`~/.config/triton-bundler/keys`", "holds the keys that are trusted, one file each"),
     EnvironmentSetting("SIGNING_KEY", "a file", "none", "holds the private key that every push to a store signs with"),
+    EnvironmentSetting("SIGNING_PASSPHRASE_FILE", "a file", "none", "holds the passphrase of that private key, if it has one"),
     EnvironmentSetting("STORE_NAME", "a name", "its URL", "what statements about tags call the store, the same for who signs and who reads"),
     EnvironmentSetting("DISABLE", "`1`", "`0`", "makes the cache manager Triton's own"),
 )  # fmt: skip
@@ -82,12 +84,14 @@ class SignatureSettings(NamedTuple):
     epochs: str
     signing_key: str | None
     store_name: str | None
+    passphrase_file: str | None
 
 
 class Settings(NamedTuple):
     """What the user set, in the environment or a file; see `SETTINGS` for what each means."""
 
     store: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
     tag: str | None = None
     mode: Mode = "readwrite"
     trust: Literal["kernels", "code", "signed"] = "kernels"
@@ -104,6 +108,7 @@ class Settings(NamedTuple):
     code_signatures: Demand = "off"
     keys: str | None = None
     signing_key: str | None = None
+    signing_passphrase_file: str | None = None
     store_name: str | None = None
     disable: bool = False
 
@@ -122,6 +127,7 @@ def settings() -> Settings:
     signed = signature_settings()
     return Settings(
         store=store_setting(),
+        peers=peers_setting(),
         tag=_read("TAG"),
         mode=cast(Mode, _one_of("MODE", "readwrite", "read", "write")),
         trust=cast(Literal["kernels", "code", "signed"], _one_of("TRUST", "kernels", "code", "signed")),
@@ -138,6 +144,7 @@ def settings() -> Settings:
         code_signatures=signed.code,
         keys=_read("KEYS"),
         signing_key=signed.signing_key,
+        signing_passphrase_file=signed.passphrase_file,
         store_name=signed.store_name,
         disable=disabled(),
     )
@@ -154,12 +161,18 @@ def signature_settings() -> SignatureSettings:
         epochs=os.path.join(os.path.expanduser(local), "epochs"),
         signing_key=_read("SIGNING_KEY"),
         store_name=_read("STORE_NAME"),
+        passphrase_file=_read("SIGNING_PASSPHRASE_FILE"),
     )
 
 
 def store_setting() -> tuple[str, ...]:
     """Return the URLs or paths of the store, nearest first; empty for none."""
     return tuple((_read("STORE") or "").split())
+
+
+def peers_setting() -> tuple[str, ...]:
+    """Return the URLs of peers, in the order in which they are asked; empty for none."""
+    return tuple((_read("PEERS") or "").replace(",", " ").split())  # a file has a list, which comes with blanks
 
 
 def server_settings() -> dict[str, Any]:

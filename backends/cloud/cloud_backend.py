@@ -5,6 +5,7 @@
 
     <prefix>/catalog           every key: which pack, offset, size, last use; and every ref.  Replaced by compare-and-set
     <prefix>/packs/<16 hex>    the objects of one `put`, one after another; written once, never changed
+    <prefix>/leases/<32 hex>   who may compile what, for a time
 
 What costs time there is the number of requests.  What one call puts is one pack, and what one call gets is a range of each of its
 packs; a catalog of 10,000 objects has about 1 MB.  Since all that changes is one file, each change is atomic, conditions on
@@ -26,7 +27,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
-from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Unchanged
+from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Revision, Unchanged
+from bundler.backends.cloud.object_leases import CloudLease, remove_old, take_lease
 from bundler.backends.cloud.pack_catalog import (
     CATALOG_BYTES,
     Catalog,
@@ -51,7 +53,7 @@ _Change = Callable[[Catalog], Catalog | None]
 
 
 class CloudBackend(Backend):
-    """Objects and refs in an object store, shared by processes of any number of hosts; no leases.
+    """Objects and refs in an object store, and leases, shared by processes of any number of hosts.
 
     Guarantees what `Backend` does where the object store honours If-Match and If-None-Match.  Times are those of the hosts, and never
     run backwards; a host whose clock is wrong by minutes is refused by the object stores themselves.
@@ -69,8 +71,8 @@ class CloudBackend(Backend):
 
     def __init__(self, bucket: Bucket, *, writable: bool = True, touch_every_s: float = 60.0) -> None:
         self._bucket, self.writable, self._touch_every_ms = bucket, writable, int(touch_every_s * 1000)
-        # One attribute, so that threads see a catalog and its ETag together.
-        self._known: tuple[Catalog, str | None] = (Catalog(), None)
+        # One attribute, so that threads see a catalog and its revision together.
+        self._known: tuple[Catalog, Revision | None] = (Catalog(), None)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._bucket.shown}>"
@@ -253,6 +255,7 @@ class CloudBackend(Backend):
         orphans = old - {pack_name(pack) for pack in self._latest().packs}
         if orphans:
             self._bucket.remove(sorted(orphans))
+        remove_old(self._bucket)
 
     def _remove_packs(self, packs: Collection[int]) -> None:
         if packs:
@@ -311,6 +314,11 @@ class CloudBackend(Backend):
         check_prefix(prefix)
         return iter([key for key in self._latest().refs if in_prefix(key, prefix)])
 
+    def lease(self, key: str, ttl_s: float) -> CloudLease | None:
+        check_key(key)
+        self._check_writable()
+        return take_lease(self._bucket, key, ttl_s)
+
     def now_s(self) -> float:
         return max(_now_ms(), self._latest().time_ms) / 1000
 
@@ -320,9 +328,9 @@ class CloudBackend(Backend):
 
     def _latest(self) -> Catalog:
         """Return the catalog that is there now; it comes again only when it has changed."""
-        catalog, etag = self._known
+        catalog, revision = self._known
         try:
-            data, found = self._bucket.read(CATALOG, CATALOG_BYTES + BEGINNING_BYTES, etag)
+            data, found = self._bucket.read(CATALOG, CATALOG_BYTES + BEGINNING_BYTES, revision)
         except Unchanged:
             return catalog
         except Absent:
@@ -340,16 +348,16 @@ class CloudBackend(Backend):
         Args:
             change: returns the catalog as it is to be, None for no change; called with each catalog that is met.
         """
-        known, etag = self._known
+        known, revision = self._known
         fresh = False
         mine: list[bytes] = []
         for attempt in range(ATTEMPTS):
             if not fresh:
                 # What is known may be old: a conflict would say so, and where nothing is to be changed nobody would.
-                fresh = etag is None or attempt > 0
+                fresh = revision is None or attempt > 0
                 if fresh:
                     self._latest()
-                    known, etag = self._known
+                    known, revision = self._known
                     if any(token in known.tokens for token in mine):
                         return known  # the answer was lost, and the change was made
             wanted = change(known)
@@ -361,8 +369,8 @@ class CloudBackend(Backend):
                 try:
                     new = (
                         self._bucket.create(CATALOG, data)
-                        if etag is None
-                        else self._bucket.replace(CATALOG, data, etag)
+                        if revision is None
+                        else self._bucket.replace(CATALOG, data, revision)
                     )
                 except Conflict:
                     time.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.002 * 2**attempt)))  # noqa: S311

@@ -11,8 +11,9 @@ import contextlib
 import datetime as dt
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import obstore
 from obstore import exceptions
@@ -33,6 +34,8 @@ RETRIES = 2
 WHOLE_BYTES = 256 * 1024 * 1024
 # A request with its bytes: how many times `timeout_s` it may take before obstore gives up on it.
 WITH_BYTES = 6
+# A listing that never ends would go on in its thread after its caller has given up.
+LISTED, LISTED_AT_ONCE, LISTING_S = 200_000, 1000, 60.0
 SHOWN_CHARACTERS = 300
 _SECRET_NAMES = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|SIGNATURE", re.IGNORECASE)
 _SECRET_CHARACTERS = 6
@@ -47,6 +50,8 @@ _DENIED = (
     "SecretAccessKey",
     "SignatureDoesNotMatch",
     "RequestTimeTooSkewed",
+    "ExpiredToken",
+    "InvalidToken",
 )
 _SLOW = ("timed out", "timeout", "deadline has elapsed")
 _BAD = (
@@ -66,6 +71,24 @@ _FIXES: dict[type[BackendError], str] = {
     BackendFull: "prune, or raise the quota",
     BadSettings: "check the settings in the environment; an endpoint without TLS needs AWS_ALLOW_HTTP=true",
 }
+# What obstore's text holds, also in the part that is not shown, and what is to be done about it.
+_HINTS = (
+    ("RequestTimeTooSkewed", "set the clock of this machine"),
+    ("ExpiredToken", "get new credentials, as the session token has expired"),
+    ("without LOCATION", "set AWS_REGION to the region of the bucket"),
+    (
+        "InvalidCertificate",
+        "nobody whom this machine trusts vouches for the server's certificate; SSL_CERT_FILE names who does",
+    ),
+    ("ConnectionRefused", "nobody listens there; check AWS_ENDPOINT_URL"),
+)
+
+
+class Revision(NamedTuple):
+    """What tells one content of a file from another: the ETag, and the generation, which Google asks for instead."""
+
+    etag: str | None
+    version: str | None
 
 
 class Conflict(Exception):  # not a failure: somebody else was first
@@ -94,10 +117,10 @@ class Bucket:
     def __init__(self, store: Any, shown: str) -> None:
         self._store, self.shown, self._pid = store, shown, os.getpid()
 
-    def read(self, name: str, most_bytes: int, etag: str | None = None) -> tuple[bytes, str | None]:
-        """Return a file and its ETag; raises `Absent`, or `Unchanged` where the ETag is still the one given."""
+    def read(self, name: str, most_bytes: int, known: Revision | None = None) -> tuple[bytes, Revision]:
+        """Return a file and its revision; raises `Absent`, or `Unchanged` where that is still the one given."""
         with self._meanings():
-            options: Any = {"if_none_match": etag} if etag else {}
+            options: Any = {"if_none_match": known.etag} if known and known.etag else {}
             found = obstore.get(self._store, name, options=options)
             size = found.meta["size"]
             if size > most_bytes:
@@ -105,7 +128,7 @@ class Bucket:
             data = bytes(found.bytes())
         if len(data) != size:
             raise BackendUnavailable(f"{self.shown}: of {name} {len(data):,} bytes came, expected {size:,}")
-        return data, found.meta["e_tag"]
+        return data, Revision(found.meta["e_tag"], found.meta["version"])
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return parts of a file, each from its first byte and with its size, which is not 0; near ones come in one request."""
@@ -122,19 +145,20 @@ class Bucket:
             )
         return parts
 
-    def create(self, name: str, data: bytes) -> str | None:
-        """Store a file that is not there and return its ETag; raises `Conflict` when it is."""
+    def create(self, name: str, data: bytes) -> Revision:
+        """Store a file that is not there and return its revision; raises `Conflict` when it is."""
         return self._put(name, data, "create")
 
-    def replace(self, name: str, data: bytes, etag: str) -> str | None:
-        """Store a file whose ETag is the one given and return the new one; raises `Conflict` when it is another."""
-        return self._put(name, data, {"e_tag": etag})
+    def replace(self, name: str, data: bytes, known: Revision) -> Revision:
+        """Store a file whose revision is the one given and return the new one; raises `Conflict` when it is another."""
+        given = {"e_tag": known.etag, "version": known.version}
+        return self._put(name, data, {name: value for name, value in given.items() if value is not None})
 
-    def _put(self, name: str, data: bytes, mode: Any) -> str | None:
+    def _put(self, name: str, data: bytes, mode: Any) -> Revision:
         try:
             with self._meanings():
-                etag: str | None = obstore.put(self._store, name, data, mode=mode, use_multipart=False)["e_tag"]
-                return etag
+                made = obstore.put(self._store, name, data, mode=mode, use_multipart=False)
+                return Revision(made["e_tag"], made["version"])
         except Absent:  # replaced on condition, and removed since
             raise Conflict from None
 
@@ -144,9 +168,19 @@ class Bucket:
             obstore.delete(self._store, list(names))
 
     def names(self, folder: str) -> Iterator[tuple[str, float]]:
-        """Yield the files of a folder and when each was written, by the server's clock; page after page."""
+        """Yield the files of a folder and when each was written, by the server's clock; page after page.
+
+        Raises:
+            BackendUnavailable: there are more than `LISTED`, or they take longer than `LISTING_S`.
+        """
+        until_s = time.monotonic() + LISTING_S
         with self._meanings():
-            for page in obstore.list(self._store, prefix=folder):
+            pages = obstore.list(self._store, prefix=folder, chunk_size=LISTED_AT_ONCE)
+            for count, page in enumerate(pages, 1):
+                if count * LISTED_AT_ONCE > LISTED or time.monotonic() > until_s:
+                    raise BackendUnavailable(
+                        f"{self.shown}: {folder} lists more than {LISTED:,} files, or took longer than {LISTING_S:.0f} s"
+                    )
                 for found in page:
                     yield found["path"], found["last_modified"].timestamp()
 
@@ -197,7 +231,7 @@ def meaning_of(error: BaseException, shown: str) -> BackendError:
     else:
         words = ((BackendFull, _FULL), (BackendDenied, _DENIED), (BackendTimeout, _SLOW))
         kind = next((kind for kind, found in words if any(word in text for word in found)), BackendUnavailable)
-    fix = _FIXES.get(kind)
+    fix = next((hint for words, hint in _HINTS if words in str(error)), _FIXES.get(kind))
     return kind(f"{shown}: {_public(text) or type(error).__name__}{f'; {fix}' if fix else ''}")
 
 

@@ -20,12 +20,15 @@ from bundler.cli.extraction import extract
 from bundler.cli.generate import generate_command
 from bundler.cli.inspection import inspect, verify
 from bundler.cli.pack import pack
+from bundler.cli.report.report_command import report
 from bundler.cli.restore import restore
 from bundler.cli.run import run
+from bundler.cli.serve_command import serve
 from bundler.cli.settings_command import config_command
 from bundler.cli.shell_setup import completion, man
 from bundler.cli.signatures import key, sign
 from bundler.cli.store_upkeep import prune, stats
+from bundler.cli.sync_command import sync
 from bundler.cli.transfer import pull, push, tags
 from bundler.cli.tune import tune
 
@@ -47,7 +50,7 @@ def app() -> None:
 
 
 for command in (
-    demo, run, build, generate_command, capture, tune, pack, restore, inspect, extract, verify, diff, merge, push, pull, tags, stats, prune,
-    sign, key, explain, doctor, config_command, completion, man,
+    demo, run, build, generate_command, capture, tune, pack, restore, inspect, report, extract, verify, diff, merge, push, pull, tags, stats, prune,
+    sync, serve, sign, key, explain, doctor, config_command, completion, man,
 ):  # fmt: skip
     app.add_command(command)

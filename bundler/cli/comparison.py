@@ -13,12 +13,13 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
+from bundler.cli.command import FINE, PROBLEM, example, output_option, reports, strip_option
 from bundler.cli.pack import contents, counts, save, show_contents
 from bundler.cli.terminal import Column, Screen
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.entries import Entry, Kernel, entry_artifacts, entry_kind
+from bundler.format.source_stripping import Strip
 
 CHANGES = (
     Column(""),
@@ -48,7 +49,7 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
         theirs = {entry_name(entry): entry for entry in two.content.entries}
     rows: list[tuple[str, Entry, list[str]]] = [("+", theirs[name], []) for name in difference.added]
     rows += [("-", ours[name], []) for name in difference.removed]
-    rows += [("~", theirs[name], _changes(ours[name], theirs[name])) for name in difference.changed]
+    rows += [("~", theirs[name], changes_of(ours[name], theirs[name])) for name in difference.changed]
     rows.sort(key=lambda row: ("+-~".index(row[0]), _cells(row[1])))
     if rows:
         screen.table(CHANGES, [(sign, *_cells(entry), ", ".join(changes)) for sign, entry, changes in rows])
@@ -73,7 +74,7 @@ def _cells(entry: Entry) -> tuple[str, str, str]:
     return entry.path, entry_kind(entry), ""
 
 
-def _changes(one: Entry, two: Entry) -> list[str]:
+def changes_of(one: Entry, two: Entry) -> list[str]:
     """Return the files that differ, and the facts."""
     if entry_kind(one) != entry_kind(two):
         return [f"{entry_kind(one)} before, {entry_kind(two)} now"]
@@ -92,18 +93,21 @@ def _changes(one: Entry, two: Entry) -> list[str]:
 )
 @click.argument("bundles", nargs=-1, required=True)
 @output_option
+@strip_option
 @reports
-def merge(screen: Screen, bundles: tuple[str, ...], output: str) -> int:
-    """Write the union of BUNDLES.
+def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> int:
+    """Write the union of BUNDLES, which may be one.
 
     Of several builds of one kernel, one is kept, the same in whatever order the bundles are given.
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(Bundle.load(path)) for path in bundles]
         merged = bundler.merge(opened)
+        merged = bundler.strip_source(merged) if strip else merged
         size = save(screen, merged, output)
         sources = [_source(path, bundle) for path, bundle in zip(bundles, opened, strict=True)]
     show_contents(screen, merged)
+    screen.reasons("left out", merged.left_out)
     screen.line(f"dropped {wording.count(merged.variants_dropped, 'variant')}"
                 + (": other builds of a kernel that is kept once" if merged.variants_dropped else ""))  # fmt: skip
     screen.done(

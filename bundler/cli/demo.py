@@ -7,6 +7,7 @@ It runs `demo_record.py` and `demo_check.py` as child processes, through `demo_p
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
@@ -21,10 +22,13 @@ import bundler
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.demo_processes import PtxasWatch, environment, run_program
+from bundler.cli.pack import check_output
+from bundler.cli.report.kernel_figures import SourceFolder
+from bundler.cli.report.report_page import report_page
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import BundlerError, RecordingError
 from bundler.format.bundle import Bundle
-from bundler.format.bundle_file import cleaned_up, os_errors
+from bundler.format.bundle_file import cleaned_up, os_errors, replace_content
 from bundler.format.entries import Kernel
 from bundler.project import install
 from bundler.toolchain import identity
@@ -72,20 +76,25 @@ def _check_targets(_context: click.Context, _option: click.Parameter, targets: t
     is_flag=True,
     help="Keep the bundle and the restored directory, and say where; else they are deleted, and that is said.",
 )
+@click.option(
+    "--report", "report_path", metavar="FILE", help="Also write the page that the report command makes of the bundle."
+)
 @reports
-def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool) -> int:
+def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool, report_path: str | None) -> int:
     """Compile real kernels, bundle them, restore them elsewhere, and count what is compiled again: nothing.
 
     It needs Triton and no GPU. Exit status 1 when a kernel was compiled again.
     """
     if identity.triton_dir() is None:
         raise RecordingError(f"Triton is not installed, so nothing can be compiled: {install('triton')}")
+    if report_path is not None:
+        check_output(report_path)
     folder = Path(tempfile.gettempdir(), f"triton-bundler-demo-{secrets.token_hex(8)}")
 
     def run() -> int:
         with os_errors(folder, "make"):
             folder.mkdir(0o700)
-        return _Demo(screen, folder, targets, kept=keep_dir).run()
+        return _Demo(screen, folder, targets, kept=keep_dir, report_path=report_path).run()
 
     if not keep_dir:
         return cleaned_up(run, lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -100,8 +109,10 @@ def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool) -> int:
 class _Demo:
     """The steps, in a folder of their own."""
 
-    def __init__(self, screen: Screen, folder: Path, targets: tuple[str, ...], *, kept: bool) -> None:
-        self.screen, self.folder, self.targets, self.kept = screen, folder, targets, kept
+    def __init__(
+        self, screen: Screen, folder: Path, targets: tuple[str, ...], *, kept: bool, report_path: str | None
+    ) -> None:
+        self.screen, self.folder, self.targets, self.kept, self.report_path = screen, folder, targets, kept, report_path
         self.bundle_path = folder / "demo.tbundle"
         self.first, self.second = folder / "first", folder / "second"
         self.watch = PtxasWatch(folder)
@@ -176,6 +187,9 @@ class _Demo:
                              "each process, Triton also read its own files, whose hash is part of every key")  # fmt: skip
         versions, assembled = self.watch.calls()
         size = self.bundle_path.stat().st_size
+        if self.report_path is not None:
+            page = report_page((self.bundle_path.name, bundle), sources=SourceFolder(FOLDER))
+            replace_content(self.report_path, page.text.encode())
         self.tell_where()
         self.screen.finish({
             "recompiled": len(compiled), "total": total, "targets": list(self.targets), "digest": bundle.digest,
@@ -183,8 +197,11 @@ class _Demo:
             "hits": sum(one.hit for one in heard), "compiles": sum(not one.hit for one in heard),
             "ptxas": {"asked_for_version": versions, "asked_to_assemble": assembled},
             "kernels": [row.facts() for row in rows], "directory": str(self.folder) if self.kept else None,
+            "report": self.report_path,
         })  # fmt: skip
         self.screen.done(f"recompiled {len(compiled)} of {wording.count(total, 'kernel')}")
+        if self.report_path is not None:
+            self.screen.line(f"open in a browser: {os.path.abspath(self.report_path)}")
         return PROBLEM if compiled or not total else FINE
 
     def tell_where(self) -> None:

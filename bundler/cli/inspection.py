@@ -21,7 +21,7 @@ from bundler.cli.kernel_resources import show_resources
 from bundler.cli.leak_search import find_leaks, show_leaks
 from bundler.cli.pack import count_files, counts
 from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
-from bundler.cli.signatures import tell_signature
+from bundler.cli.signatures import sigstore_asked, sigstore_options, tell_signature, tell_sigstore
 from bundler.cli.specializations import KernelSpecialization, SpecializationRow, specialization_of, told, types
 from bundler.cli.store_upkeep import verify_store
 from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
@@ -65,7 +65,11 @@ PROBLEMS_SHOWN = 10
     ),
 )  # fmt: skip
 @click.argument("bundle")
-@click.option("--leaks", is_flag=True, help="List absolute paths inside the files, which travel with the bundle.")
+@click.option(
+    "--leaks",
+    is_flag=True,
+    help="List paths, names of users and machines, and traces of source that travel with the bundle.",
+)
 @kernel_option
 @click.option(
     "--show", "kind", type=click.Choice(KINDS_SHOWN), help="Print one kernel's text of this kind, and no more."
@@ -270,8 +274,11 @@ def _compiler(toolchain: Toolchain) -> str:
     "--repair", is_flag=True, help="Remove what is damaged in the store, so that the next push sends it again."
 )
 @click.option("--signed", is_flag=True, help="Also ask for a signature of a trusted key; exit status 1 without one.")
+@sigstore_options
 @reports
-def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool, signed: bool) -> int:
+def verify(
+    screen: Screen, bundle: str | None, url: str | None, repair: bool, signed: bool, **sigstore: str | None
+) -> int:
     """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest.
 
     Or everything in a store: each object, and that bundles and tags lack nothing.
@@ -279,16 +286,19 @@ def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool, si
     url = one_given_or_set(url) if bundle is None else url
     if (bundle is None) == (url is None):
         raise click.UsageError("give a BUNDLE or --store" + (", not both" if bundle is not None else ""))
-    if url is not None and signed:
-        raise click.UsageError("--signed is for a BUNDLE; a store's tags are judged when they are followed")
+    asked = sigstore_asked(sigstore)
+    if url is not None and (signed or asked):
+        raise click.UsageError(
+            "--signed and --sigstore are for a BUNDLE; a store's tags are judged when they are followed"
+        )
     if url is not None:
         return verify_store(screen, url, repair=repair)
     if repair:
         raise click.UsageError("--repair needs --store; a damaged bundle is made anew, or fetched again")
-    return _verify_bundle(screen, str(bundle), signed=signed)
+    return _verify_bundle(screen, str(bundle), signed=signed, sigstore=asked)
 
 
-def _verify_bundle(screen: Screen, bundle: str, *, signed: bool) -> int:
+def _verify_bundle(screen: Screen, bundle: str, *, signed: bool, sigstore: dict[str, str] | None) -> int:
     with Bundle.load(bundle) as opened, screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
         damage = _damage(opened)
         problems = [*damage]
@@ -303,6 +313,8 @@ def _verify_bundle(screen: Screen, bundle: str, *, signed: bool) -> int:
         }
         digest, names = opened.digest, wording.kernel_names(opened)
         told, status = tell_signature(screen, opened, bundle) if signed else ({}, FINE)
+        by_sigstore, worse = tell_sigstore(screen, opened, bundle, sigstore) if sigstore else ({}, FINE)
+        status = max(status, worse)
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
         screen.complain(f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch it again")
@@ -316,7 +328,7 @@ def _verify_bundle(screen: Screen, bundle: str, *, signed: bool) -> int:
         screen.done(f"{bundle} is sound: {digest}")
     screen.finish({"path": bundle, "ok": not problems and status == FINE, "digest": digest, "checked": checked,
                    "problems": [{"name": name, "reason": reason} for name, reason in problems],
-                   **({"signed": told} if signed else {})})  # fmt: skip
+                   **({"signed": told} if signed else {}), **({"sigstore": by_sigstore} if sigstore else {})})  # fmt: skip
     return PROBLEM if problems else status
 
 

@@ -13,7 +13,7 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, keep_option, output_option, reports
+from bundler.cli.command import FINE, example, keep_option, output_option, reports, strip_option
 from bundler.cli.terminal import Column, Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, named_family, tree_facts, tree_lines, tree_options
 from bundler.errors import AccessDenied, NotFound
@@ -22,6 +22,7 @@ from bundler.format.bundle_file import check_replaceable, os_errors
 from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.entries import Opaque, entry_artifacts
 from bundler.format.program_paths import is_cache_path, is_program_path
+from bundler.format.source_stripping import Strip
 from bundler.format.writer import HIGHEST_LEVEL
 from bundler.lifecycle.known_families import FAMILIES
 
@@ -39,6 +40,7 @@ CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True),
 @click.argument("directory", metavar="DIRECTORY|FAMILY")
 @output_option
 @keep_option
+@strip_option
 @click.option(
     "--root", metavar="DIR", help="Where the cache of FAMILY is; without it, where the server looks here and now."
 )
@@ -57,6 +59,7 @@ def pack(
     directory: str,
     output: str,
     keep: Keep,
+    strip: Strip | None,
     level: int,
     root: str | None,
     facts: tuple[str, ...],
@@ -76,6 +79,7 @@ def pack(
             bundle = bundler.pack(directory, keep=keep)
         else:
             bundle = bundler.pack_family(family, root, keep=keep, facts=options.facts)
+        bundle = bundler.strip_source(bundle) if strip else bundle
     if bundle.is_empty:
         screen.reasons("left out", bundle.left_out)
     size = save(screen, bundle, output, level)

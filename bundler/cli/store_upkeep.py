@@ -20,6 +20,7 @@ from bundler.store import prune_choice
 from bundler.store.store_reports import Held, PruneReport, VerifyReport
 
 PROBLEMS_SHOWN = 10
+DAY_S = 24 * 3600
 _REASONS = {
     prune_choice.TAGS: "tags reach",
     prune_choice.UNREAD_TAGS: "tags that cannot be read may reach",
@@ -83,14 +84,27 @@ def stats(screen: Screen, url: str) -> int:
     help="Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes longer may lose units, and "
     "its kernels are compiled again; 0 is for a store that nobody writes to at the moment.",
 )
+@click.option("--keep-days", type=click.FloatRange(0, 36_500), metavar="N", help="The same as --older-than Nd.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
 @reports
-def prune(screen: Screen, url: str, max_bytes: int | None, older_than: int | None, grace: int, dry_run: bool) -> int:
+def prune(
+    screen: Screen,
+    url: str,
+    max_bytes: int | None,
+    older_than: int | None,
+    grace: int,
+    keep_days: float | None,
+    dry_run: bool,
+) -> int:
     """Remove what no tag reaches, oldest first.
 
     What was used within --grace stays, since a push may be about to name it. Exit status 1 when what tags reach is already
     more than --max-bytes.
     """
+    if keep_days is not None:
+        if older_than is not None:
+            raise click.UsageError("--keep-days and --older-than say the same: give one of them")
+        older_than = round(keep_days * DAY_S)
     with existing_store(url) as store, screen.progress(f"pruning {store.name}"):
         report = store.prune(max_bytes, older_than, dry_run, grace_s=grace)
     _show_prune(screen, report, dry_run=dry_run)

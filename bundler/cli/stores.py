@@ -31,10 +31,11 @@ _NONE = f"give --store URL, or set {STORE_VARIABLE}"
 
 def given_or_set(urls: Sequence[str]) -> tuple[str, ...]:
     """Return the stores that were given, by URL or path, else those that the environment names."""
-    return tuple(map(_as_url, urls)) or config.store_setting()
+    return tuple(map(as_url, urls)) or config.store_setting()
 
 
-def _as_url(text: str) -> str:
+def as_url(text: str) -> str:
+    """Return the URL of a store or of a path; what is neither as it is."""
     try:
         return store_url(text, relative=True)
     except ConfigError:
@@ -91,8 +92,12 @@ one_store_option = click.option(
 def open_stores(*urls: str, read_only: bool = False) -> Store:
     """Open a store, with the settings of the environment where its URL says nothing else; raises as `bundler.open_store`."""
     warn_of_unknown_variables()
-    server = config.server_settings()
-    return bundler.open_store(*(with_settings(url, server) for url in urls), read_only=read_only)
+    return bundler.open_store(*map(with_environment, urls), read_only=read_only)
+
+
+def with_environment(url: str) -> str:
+    """Return the URL of a store with the settings of the environment where it says nothing else."""
+    return with_settings(url, config.server_settings())
 
 
 def existing_store(*urls: str, read_only: bool = False) -> Store:

@@ -102,9 +102,13 @@ class _Fusion:
             for name in sorted(group.touched if group.loops else ()):
                 users.setdefault(name, []).append(number)
         siblings = _neighbours(self._siblings(users).values())
+        alike: dict[tuple[str, object], list[int]] = {}
+        for name, numbers in users.items():
+            for number in numbers:
+                alike.setdefault((name, self._groups[number].dimensions), []).append(number)
         scored = []
-        # Neighbours among the users of a buffer are enough: what they become meets the next one in the next round.
-        for a, b in _neighbours(users.values()) | siblings:
+        # Neighbours among the users of a buffer, and among those of equal dimensions, are enough: what they become meets the next one in the next round.
+        for a, b in _neighbours([*users.values(), *alike.values()]) | siblings:
             one, other = self._groups[a], self._groups[b]
             if (one, other) not in self._fusions:
                 self._fusions[one, other] = self._together(one, other)

@@ -20,6 +20,11 @@ def exact_quotient(expr: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
     """Return expr / divisor where every term is a whole multiple of the divisor, else None."""
     if divisor == 0:
         return None
+    if (
+        divisor.is_Add
+    ):  # as the size of a strided slice, (n - 1) // 2 + 1: a multiple of it has no single term that is one
+        whole = sympy.cancel(expr / divisor)
+        return sympy.expand(whole) if whole.as_numer_denom()[1] == 1 and whole.is_integer else None
     terms = []
     for term in sympy.Add.make_args(expr):
         quotient = term / divisor if divisor.is_Integer else sympy.cancel(term / divisor)

@@ -261,7 +261,7 @@ def _masked_fill(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 _PLAIN = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf erfc erfinv lgamma rsqrt "
     "sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc square bitwise_not bitwise_and bitwise_or bitwise_xor maximum minimum "
-    "atan2 hypot copysign nextafter fmod remainder mul fma"
+    "atan2 hypot copysign fmod remainder mul fma"
 )
 _RENAMED = {"mul": "mul", "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift", "__lshift__": "lshift", "__rshift__": "rshift", "floor_divide": "floordiv", "special_i0": "i0", "special_i1": "i1", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0", "special_bessel_j1": "bessel_j1", "special_bessel_y0": "bessel_y0", "special_bessel_y1": "bessel_y1", "i0": "i0", "special_modified_bessel_i0": "modified_bessel_i0", "special_modified_bessel_i1": "modified_bessel_i1", "ldexp": "ldexp", "bessel_i0": "i0", "bessel_i1": "i1", "bessel_j0": "bessel_j0", "bessel_j1": "bessel_j1", "erf_inv": "erfinv", "erfcx": "erfcx", "shift_left": "lshift", "shift_right_arithmetic": "rshift"}  # fmt: skip
 _SOURCES = "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones new_empty empty_strided new_empty_strided empty_permuted scalar_tensor"  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools over small windows: `POOLS` maps operators to functions (builder, call) -> `LazyTensor`, or one for each result.
+"""Pools over small windows, and their gradients: `POOLS` maps operators to functions (builder, call) -> `LazyTensor`, or one for each result.
 
 A window's elements are read one by one, so a pool is computed where it is read; larger windows are called as they are.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 
 from bundler.codegen.data_types import NumberKind, data_type
+from bundler.codegen.index_functions import FloorDiv
 from bundler.codegen.lazy_tensors import GraphBuilder, Indices, LazyTensor
 from bundler.codegen.loop_terms import Term
 from bundler.codegen.operator_calls import OperatorCall
@@ -159,7 +160,88 @@ def _largest(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> tuple[L
     )
 
 
+def _spread(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTensor:
+    """Write the gradient of an average: each element gets a share of every window that it is in."""
+    gradient, pool = call.arguments["grad_output"], builder.pool
+    window, sizes = _window(call, rank), list(call.sizes[-rank:])
+    counts, wide = list(gradient.sizes[-rank:]), "float32" if data_type(call.dtype).is_half else call.dtype
+    divisor = call.arguments.get("divisor_override")
+    # How many windows an element can be in, along each dimension.
+    reach = [range(-(-size // stride)) for size, stride in zip(window.size, window.stride, strict=True)]
+
+    def at(indices: Indices) -> Term:
+        outer, spatial = indices[:-rank], indices[-rank:]
+        shifted = [index + padding for index, padding in zip(spatial, window.padding, strict=True)]
+        parts = []
+        for back in itertools.product(*reach):
+            places = [
+                FloorDiv(index, sympy.Integer(stride)) - number
+                for index, stride, number in zip(shifted, window.stride, back, strict=True)
+            ]
+            inside = _within(builder, places, counts)
+            for index, place, stride, size in zip(shifted, places, window.stride, window.size, strict=True):
+                step = pool.index(sympy.expand(index - place * stride), "int32")
+                near = pool.operate("lt", step, pool.index(sympy.Integer(size), "int32"), dtype="bool")
+                inside = pool.operate("logical_and", inside, near, dtype="bool")
+            share = (
+                pool.constant(float(divisor), wide)
+                if divisor is not None
+                else _held(builder, call, window, places, sizes, wide)
+            )
+            term = pool.cast(gradient.at((*outer, *places)), wide)
+            parts.append(pool.masked(inside, pool.operate("truediv", term, share, dtype=wide), 0.0))
+        return pool.cast(reduce(lambda a, b: pool.operate("add", a, b, dtype=wide), parts), call.dtype)
+
+    return builder.lazy(call.sizes, call.dtype, at, call.origins | gradient.origins)
+
+
+def _held(
+    builder: GraphBuilder, call: OperatorCall, window: _Window, places: list[sympy.Expr], sizes: list[sympy.Expr], wide: str
+) -> Term:  # fmt: skip
+    """Return by how many elements a window's average was divided."""
+    pool, padded = builder.pool, bool(call.arguments.get("count_include_pad", True))
+    over = bool(call.arguments.get("ceil_mode", False))
+    if not over and (padded or not any(window.padding)):
+        return pool.constant(float(math.prod(window.size)), wide)
+    counts = []
+    for place, size, stride, padding, length in zip(
+        places, window.size, window.stride, window.padding, sizes, strict=True
+    ):
+        start = place * stride - padding
+        end = sympy.Min(start + size, length + padding)
+        held = end - start if padded else sympy.Min(end, length) - sympy.Max(start, 0)
+        counts.append(pool.cast(pool.index(held, "int32"), wide))
+    return reduce(lambda a, b: pool.operate("mul", a, b, dtype=wide), counts)
+
+
+def _summed_copies(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTensor:
+    """Write the gradient of an enlargement by whole factors: the sum over the copies of each element."""
+    gradient, pool = call.arguments["grad_output"], builder.pool
+    pairs = list(zip(gradient.sizes[-rank:], call.sizes[-rank:], strict=True))
+    if not all(large.is_Integer and small.is_Integer and large % small == 0 for large, small in pairs):
+        raise call.refusal("an enlargement by a factor that is not whole")
+    factors = [int(large // small) for large, small in pairs]
+    given = [value for name, value in call.arguments.items() if name.startswith("scales") and value is not None]
+    if math.prod(factors) > _MOST_ELEMENTS or any(value not in factors for value in given):
+        raise call.refusal(f"more than {_MOST_ELEMENTS} copies, or a factor of its own")
+    wide = "float32" if data_type(call.dtype).is_half else call.dtype
+
+    def at(indices: Indices) -> Term:
+        outer, spatial = indices[:-rank], indices[-rank:]
+        parts = [
+            pool.cast(gradient.at((*outer, *(i * f + n for i, f, n in zip(spatial, factors, step, strict=True)))), wide)
+            for step in itertools.product(*map(range, factors))
+        ]
+        return pool.cast(reduce(lambda a, b: pool.operate("add", a, b, dtype=wide), parts), call.dtype)
+
+    return builder.lazy(call.sizes, call.dtype, at, call.origins | gradient.origins)
+
+
 POOLS: dict[str, Lowering] = {
+    "avg_pool2d_backward": lambda builder, call: _spread(builder, call, rank=2),
+    "avg_pool3d_backward": lambda builder, call: _spread(builder, call, rank=3),
+    "upsample_nearest1d_backward": lambda builder, call: _summed_copies(builder, call, rank=1),
+    "upsample_nearest2d_backward": lambda builder, call: _summed_copies(builder, call, rank=2),
     "avg_pool2d": lambda builder, call: _averaged(builder, call, rank=2),
     "avg_pool3d": lambda builder, call: _averaged(builder, call, rank=3),
     "max_pool2d_with_indices": lambda builder, call: _largest(builder, call, rank=2),

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -54,6 +55,37 @@ def _rounded(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 def _quotient(builder: GraphBuilder, operator: str, one: Term, other: Term) -> Term:
     options = {"precise": True} if operator == "truediv" else {}
     return builder.pool.operate(operator, one, other, dtype=one.dtype, **options)
+
+
+def _next_after(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
+    """Step to the next float in the direction of another; one of 16 bits is an integer step of its bits, whose order is that of the numbers."""
+    dtype, pool = call.dtype, builder.pool
+    given = [call.arguments["self"], call.arguments["other"]]
+    if not data_type(dtype).is_half:
+        return elementwise(builder, call, given, dtype, lambda a, b: pool.operate("nextafter", a, b, dtype=dtype))
+
+    def both(operator: str, one: Term, other: Term) -> Term:
+        return pool.operate(operator, one, other, dtype="bool")
+
+    def chosen(condition: Term, one: Term, other: Term) -> Term:
+        return pool.operate("where", condition, one, other, dtype="int16")
+
+    def compute(one: Term, other: Term) -> Term:
+        # What was computed in float32 is rounded first: the step is from the number that torch has.
+        one, other = (pool.operate("to_dtype", term, dtype=dtype, rounded=True) for term in (one, other))
+        zero, up, down = pool.constant(0.0, dtype), pool.constant(1, "int16"), pool.constant(-1, "int16")
+        bits = _bits(builder, one, "int16")
+        away = pool.operate("eq", both("lt", one, other), both("gt", one, zero), dtype="bool")
+        stepped = pool.operate("add", bits, chosen(away, up, down), dtype="int16")
+        # From zero, of either sign, to the smallest number of the other's sign.
+        least = chosen(both("lt", other, zero), pool.constant(-(2**15) + 1, "int16"), up)
+        stepped = chosen(both("eq", one, zero), least, stepped)
+        stepped = chosen(both("eq", one, other), _bits(builder, other, "int16"), stepped)
+        number = _bits(builder, stepped, dtype)
+        odd = pool.operate("logical_or", *(pool.operate("isnan", t, dtype="bool") for t in (one, other)), dtype="bool")
+        return pool.operate("where", odd, pool.constant(math.nan, dtype), number, dtype=dtype)
+
+    return elementwise(builder, call, given, dtype, compute)
 
 
 # Bits -------------------------------------------------------------------------------------------------------------------
@@ -132,6 +164,7 @@ def _assembly(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 SPECIAL: dict[str, Lowering] = {
     "frexp": _frexp,
+    "nextafter": _next_after,
     "round": _rounded,
     "view_dtype": _reinterpreted,
     "inline_asm_elementwise": _assembly,

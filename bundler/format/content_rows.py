@@ -168,6 +168,10 @@ class _Rows:
         """Return name and raw digest of one file of a kernel."""
         return row.files[position].name, self._table[row.files[position].blob][0]
 
+    def blobs(self, row: KernelRow) -> list[tuple[bytes, int]]:
+        """Return raw digest and size of each file of a kernel."""
+        return [self._table[file.blob] for file in row.files]
+
     def sizes(self, row: KernelRow) -> list[int]:
         """Return the size of each file of a kernel."""
         return [self._blob_sizes[file.blob] for file in row.files]

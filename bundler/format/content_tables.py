@@ -230,6 +230,12 @@ class _Tables:
         blob = _FILE_REFERENCES.decode(row.references).blobs[position]
         return self._filenames(row.name, row.file_list)[position], self._blobs.digest(blob)
 
+    def blobs(self, row: KernelNumbers) -> list[tuple[bytes, int]]:
+        """Return raw digest and size of each file of a kernel."""
+        sizes, digests, width = self._sizes, self._blobs.digests, DIGEST_BYTES
+        blobs = _FILE_REFERENCES.decode(row.references).blobs
+        return [(digests[blob * width : (blob + 1) * width], sizes[blob]) for blob in blobs]
+
     def sizes(self, row: KernelNumbers) -> list[int]:
         """Return the size of each file of a kernel."""
         return [self._sizes[blob] for blob in _FILE_REFERENCES.decode(row.references).blobs]

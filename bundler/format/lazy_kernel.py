@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bundler.format.digest import digest_text
+from bundler.format.digest import digest_raw, digest_text
 from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain
 from bundler.format.entry_rows import NUMBERS_PER_SPAN
 from bundler.format.sentinel import Span
@@ -33,6 +33,9 @@ class KernelSource(Protocol):
 
     def file(self, row: Any, position: int) -> tuple[str, bytes]:
         """Return name and raw digest of one file of a kernel."""
+
+    def blobs(self, row: Any) -> Sequence[tuple[bytes, int]]:
+        """Return raw digest and size of each file of a kernel."""
 
     def sizes(self, row: Any) -> Sequence[int]:
         """Return the size of each file of a kernel."""
@@ -176,6 +179,15 @@ def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
     """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is certain, and decodes nothing."""
     source: KernelSource | None = vars(kernel).get("_source")
     return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
+
+
+def blobs_of_files(kernel: Kernel) -> Sequence[tuple[bytes, int]]:
+    """Return raw digest and size of each file of a kernel, as its layout counts them; for who lists the blobs of thousands."""
+    if type(kernel) is LazyKernel:  # one with other files has a row too
+        of_row = vars(kernel)
+        found: Sequence[tuple[bytes, int]] = of_row["_source"].blobs(of_row["_row"])
+        return found
+    return [(digest_raw(artifact.digest), artifact.size) for artifact in kernel.artifacts]
 
 
 class _Refiled(LazyKernel):

@@ -41,6 +41,7 @@ from bundler.lifecycle.kernel_writer import (
     ReadyKernel,
     Threads,
     begin_writing,
+    make_directories,
     remove_tree,
     write_file,
     write_kernels,
@@ -85,7 +86,7 @@ class CacheDirectory:
         # directory and use one process id; threads of one process share the counter, so each gets another number.
         self._numbers = itertools.count(int.from_bytes(os.urandom(8)) >> 1)
         with os_errors(self.path, "write to"):
-            os.makedirs(self.path, exist_ok=True)
+            make_directories(self.path)
             self._present = set(os.listdir(self.path))
         # In a cache that cannot be written the kernels may still all be there.
         with contextlib.suppress(OSError):
@@ -144,7 +145,7 @@ class CacheDirectory:
             # The program may have removed its whole cache since this object was made.
             left = [number for number, code in enumerate(codes) if code in {errno.ENOENT, errno.ECANCELED}]
             try:
-                os.makedirs(self.path, exist_ok=True)
+                make_directories(self.path)
                 again = write_kernels(self.path, tuple(kernels[number] for number in left), threads)
             except OSError as error:
                 again = [error.errno or errno.EIO] * len(left)
@@ -179,7 +180,7 @@ class CacheDirectory:
         target = os.path.join(self.path, path)
         with os_errors(target, "write"):
             try:
-                os.makedirs(os.path.dirname(target), exist_ok=True)
+                make_directories(os.path.dirname(target))
             except (FileExistsError, NotADirectoryError):
                 return None
             temporary = os.path.join(self.path, _temporary_name(TEMPORARY_PREFIX))

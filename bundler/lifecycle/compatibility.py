@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Machine`: which kernels this machine surely cannot use, and which facts are not known here.
 
-A `RestorePlan` makes one for each restore, since a process may come to see other GPUs.  `Store.restore` calls `asked_ahead` before it does.
+A `RestorePlan` makes one for each restore, since a process may come to see other GPUs.  `Questions` asks ahead for what takes long: a restore
+reads kernels meanwhile, and `Store.restore` fetches the manifest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property, partial
+from typing import Self
 
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.format.lazy_kernel import parts_may_hold
@@ -18,13 +20,49 @@ _REKEY = "rekey=True derives one with this machine's key, where nothing else dif
 _LOCATION = identity.LOCATION_PART.encode()
 
 
-def asked_ahead(kernels: Sequence[Kernel]) -> ThreadedCall[str | None]:
-    """Begin to ask for the ptxas of the first kernel, which `Machine` compares: the program takes milliseconds to answer, and is asked once."""
-    target = kernels[0].target if kernels else None
-    arch = target.arch if target is not None and target.backend == "cuda" else ""
-    call = ThreadedCall(partial(ptxas.ptxas_version, int(arch)) if arch.isdecimal() else str)
-    call.start(apart=True)
-    return call
+class Questions:
+    """What takes long to find out about this machine, asked in threads of their own, while the caller reads kernels.
+
+    The toolchain room keeps the answers for the process, so a `Machine` that is made meanwhile has them at once when all are answered.
+    Used as a context: at its end nothing is being asked any more.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[ThreadedCall[object]] = []
+
+    def ask_for_gpus(self) -> None:
+        """Begin to ask which GPUs are visible: NVML takes tens of milliseconds to answer."""
+        if targets.asking_takes_long():
+            self._begin(targets.visible_targets)
+
+    def ask_for_triton(self) -> None:
+        """Begin to ask who compiles here: a few files are read, which is worth it only where the caller waits for a server."""
+        self._begin(identity.installed_triton)
+
+    def ask_for_ptxas(self, kernels: Sequence[Kernel]) -> None:
+        """Begin to ask for the ptxas of the first kernel: the program takes milliseconds to answer."""
+        target = kernels[0].target if kernels else None
+        if target is not None and target.backend == "cuda" and target.arch.isdecimal():
+            self._begin(partial(ptxas.ptxas_version, int(target.arch)))
+
+    def answered(self, within_s: float) -> bool:
+        """Wait for so long at most; returns whether all is answered."""
+        return all(call.ended(within_s) for call in self._calls)
+
+    def close(self) -> None:
+        """Wait until all is answered; calling it twice is fine."""
+        for call in self._calls:
+            call.abandon()  # returns when it has ended
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, call: Callable[[], object]) -> None:
+        self._calls.append(ThreadedCall(call))
+        self._calls[-1].start(apart=True)
 
 
 class Machine:
@@ -35,12 +73,16 @@ class Machine:
 
     def __init__(self) -> None:
         self.toolchain = identity.installed_triton()
-        self.targets = targets.visible_targets()
         self.unchecked: set[str] = set()
         self._triton_dir = identity.triton_dir()
         self._ptxas = cache(ptxas.ptxas_version)
         # Thousands of kernels share few targets and toolchains.
         self._why_not_compiled = cache(self._why_not_compiled_so)
+
+    @cached_property
+    def targets(self) -> tuple[Target, ...] | None:
+        """Those of the GPUs that are visible; None when unknown, or when there is none."""
+        return targets.visible_targets()
 
     def why_not(self, kernel: Kernel) -> str | None:
         """Return why the kernel cannot be used here, None when nothing known speaks against it."""

@@ -168,10 +168,15 @@ class StoredKernel:
         self._checked = True
 
 
+def places_no_code(keep: Keep, trust: Trust) -> bool:
+    """Tell whether no kernel needs more trust than is given, whatever its files are."""
+    # Triton loads a library from the directory of its own key, and any bundle can call that directory a kernel.
+    return keep == "launch" or trust == "code"
+
+
 def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
     """Return why a kernel needs more trust than it is given, None when it does not."""
-    # Triton loads a library from the directory of its own key, and any bundle can call that directory a kernel.
-    if keep == "launch" or trust == "code":
+    if places_no_code(keep, trust):
         return None
     return NEEDS_TRUST if kernel.layout.has_library else None
 

@@ -13,6 +13,7 @@ import errno
 import functools
 import importlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -41,6 +42,8 @@ NO_BINARY = DAMAGED + 1
 
 # What stands in the place of a kernel; after any other error the next kernel would meet the same one.
 OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+# How long is waited before a directory is asked for again, which is said to be there and to be missing.
+_PAUSES_S = (0.05, 0.25, 0.75)
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -102,6 +105,26 @@ class ReadyKernel(NamedTuple):
         return DigestMismatch(
             f"{self.key}: its bytes changed in memory while it was written; restore it again", what=self.key
         )
+
+
+def make_directories(path: str) -> None:
+    """Make a directory and those above it; one that is there is fine.
+
+    A file system that remembers missing names (FUSE, some network mounts) may say that the name is taken, by the client that was faster,
+    and for a moment that nothing is there.  So it is asked again.
+
+    Raises:
+        OSError: it cannot be made, or something else has its name.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            os.makedirs(path, exist_ok=True)
+        except FileExistsError:
+            if pause_s is None or os.path.lexists(path):
+                raise
+            time.sleep(pause_s)
+        else:
+            return
 
 
 def _extension() -> Any:

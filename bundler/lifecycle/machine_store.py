@@ -7,20 +7,20 @@ Users, sessions (`bundler/integrations`), the build service (`bundler/compile`) 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bundler.backends.counters import TierCounters
 from bundler.backends.tiers import WhenDown
+from bundler.config import peers_setting
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Keep
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
-from bundler.lifecycle.compatibility import asked_ahead
+from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.restoration import restore_with
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
-from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_records import KernelRecords
@@ -29,7 +29,10 @@ from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import policy_in_force
 
 if TYPE_CHECKING:
+    from bundler.store.store_reports import SyncReport
+    from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import SignaturePolicy
+    from bundler.trust.statements import TrustLevel
 
 _TRUSTS = ("kernels", "code", "signed")
 
@@ -60,18 +63,64 @@ class Store(BundleStore):
     def kernel_records(self) -> KernelRecords:
         """Return the kernels of this store one by one, by their keys."""
         if self._kernel_records is None:
-            kind = UnsignedRecords if self._requires_signatures() else KernelRecords
+            kind = UnsignedRecords if self.requires_signatures() else KernelRecords
             self._kernel_records = kind(self._backend, self.name, self._limits)
         return self._kernel_records
 
-    def _requires_signatures(self) -> bool:
-        """Whether what is not signed, as single kernels and files are, may not be used."""
+    def requires_signatures(self, trust: TrustLevel = "kernels") -> bool:
+        """Whether what is not signed, as single kernels and files are, may not be used; for code where either level is required."""
         policy = policy_in_force() if self.signatures is None else self.signatures
-        return policy is not None and policy.kernels == "require"
+        asked = () if policy is None else (policy.kernels, *([policy.code] if trust == "code" else []))
+        return "require" in asked
 
-    def file_records(self) -> FileRecords:
-        """Return the tuning files and helper libraries of this store that were published one by one."""
-        return FileRecords(self._backend, self.name, self._limits, readable=not self._requires_signatures())
+    def file_records(self, trust: TrustLevel = "kernels") -> FileRecords:
+        """Return the files of this store that were published one by one: tuning files, or with `code` helper libraries too."""
+        return FileRecords(self._backend, self.name, self._limits, readable=not self.requires_signatures(trust))
+
+    def serve(self, listen: str) -> StoreServer:
+        """Hand on what this store has to other machines, over HTTP and for reading, until the server is closed; keep the store open.
+
+        Args:
+            listen: `HOST:PORT`; port 0 for one that is free.  Whoever reaches it may read.
+
+        Raises:
+            ConfigError: not an address, or it cannot be listened on.
+        """
+        from bundler.store.store_server import StoreServer  # HTTP takes milliseconds to import
+
+        return StoreServer(self._backend, listen)
+
+    def sync_to(
+        self,
+        target: Store,
+        tags: Sequence[str] = (),
+        *,
+        dry_run: bool = False,
+        delete_tags: bool = False,
+        told: Callable[[str], object] | None = None,
+    ) -> SyncReport:
+        """Bring another store to what the tags of this one name, moving only what is missing there.
+
+        Args:
+            target: the other store.
+            tags: globs of tags; all without any.
+            dry_run: change nothing, only say what would be.
+            delete_tags: remove tags there that match, and that are not here; what they named stays until `prune`.
+            told: is told of each tag before it is looked at.
+
+        Returns:
+            What was done.  A tag that cannot be mirrored stays there as it was, with the reason in `failed`.
+
+        Raises:
+            NotFound: no tag matches.
+            ConfigError: both are one store, or `delete_tags` would remove every tag.
+            AccessDenied: the target may not be written.
+            StoreFull, StoreUnavailable: either store ended the run; the next one goes on where it ended.
+        """
+        from bundler.store.mirror import Mirror  # who restores does without
+
+        mirror = Mirror(self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run)
+        return mirror.run(tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None))
 
     def restore(
         self,
@@ -116,21 +165,22 @@ class Store(BundleStore):
             trees or TreeOptions(),
             signatures or self.signatures,
         )
-        asked: list[ThreadedCall[str | None]] = []
-
-        def ask(content: Content) -> None:
+        with Questions() as questions:
             if options.only == "usable":
-                asked.append(asked_ahead(content.kernels))
+                questions.ask_for_gpus()
+                questions.ask_for_triton()
 
-        try:
-            bundle = self._pull_to_place(tag_or_digest, ask)
-        except NotFound:
-            if missing_ok:
-                return RestoreReport()
-            raise
+            def ask(content: Content) -> None:
+                if options.only == "usable":
+                    questions.ask_for_ptxas(content.kernels)
+
+            try:
+                bundle = self._pull_to_place(tag_or_digest, ask)
+            except NotFound:
+                if missing_ok:
+                    return RestoreReport()
+                raise
         with bundle:
-            for call in asked:
-                call.abandon()  # returns when it has ended
             return restore_with(bundle, options)
 
 
@@ -141,6 +191,7 @@ def open_store(
     when_down: WhenDown = "raise",
     read_only: bool = False,
     signatures: SignaturePolicy | None = None,
+    peers: Sequence[str] | None = None,
     **server: Any,
 ) -> Store:
     """Open a store, or several as tiers of one.
@@ -149,13 +200,15 @@ def open_store(
         urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may write, with `?mode=group` one that a
             group shares, with `?timeout_s=5` one on a network file system that may hang; `memory:` for one that ends with the
             process; `redis://host:6379/0`, `rediss://`, `unix://` or `redis+cluster://`; `s3://bucket/prefix`, `gs://`, `az://` or,
-            for reading, `https://host/folder`.  Several are tiers, the nearest first.  With `readonly=1` in its query a tier is never written.
+            for reading, `https://host/folder` or `tb+http://host:port`.  Several are tiers, the nearest first.  With `readonly=1` in its query a tier is never written.
         trust: what `Store.restore` restores unless told otherwise: `kernels`, or `code` for shared libraries too.
         limits: bounds on what is read; None for the defaults.
         when_down: what writing does while the farthest writable tier does not answer: `raise`, or `degrade` to write to the
             nearer ones alone, where the farthest does not learn of it later.
         read_only: leave every tier as it is, also what reading would copy to nearer ones.
         signatures: which signatures are asked for of tags that are pulled and of what is restored; None for what the environment says.
+        peers: `http://host:port` of processes of `triton-bundler serve`, asked for the kernels of a bundle before the far store, in this order; None for
+            what the environment says.  What a tag names the far store says; what a peer sends is taken when its bytes are what they should be.
         server: settings of Redis stores, which may also stand in the query of their URLs: `user`, `password`, `password_file`,
             `db`, `ca`, `cert`, `key`, `namespace`, `ttl_s`, `connect_timeout_s`, `timeout_s`.
 
@@ -169,7 +222,11 @@ def open_store(
     """
     if trust not in _TRUSTS:
         raise ConfigError(f"trust={trust!r}: expected 'kernels', 'code' or 'signed'", got=trust)
-    backend, name = open_backend(urls, Opening(when_down, read_only, server=tuple(server.items())))
+    asked = peers_setting() if peers is None else peers
+    if isinstance(asked, str):
+        raise ConfigError(f"peers={asked!r}: expected a sequence of URLs", got=asked)
+    how = Opening(when_down, read_only, server=tuple(server.items()), peers=tuple(asked))
+    backend, name = open_backend(urls, how)
     store = Store(backend, name, limits or DEFAULT_LIMITS)
     store.trust, store.signatures = trust, signatures
     # A policy that was given here is not known to another process, which must not go without it.

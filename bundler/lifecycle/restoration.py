@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,21 +21,31 @@ import msgspec
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
-from bundler.format.entries import HelperLibrary
+from bundler.format.entries import HelperLibrary, Kernel
+from bundler.format.limits import MIB
 from bundler.lifecycle import rekeyed_kernels as rekeying
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
+from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
-from bundler.lifecycle.restore_plan import NOTHING_TO_RESTORE, Companion, RestorePlan, opened
-from bundler.lifecycle.threaded_call import ThreadedCall
+from bundler.lifecycle.restore_plan import KERNELS_PER_RUN, NOTHING_TO_RESTORE, Companion, RestorePlan, opened
+from bundler.lifecycle.threaded_call import ThreadedCall, processors
 from bundler.toolchain import directories
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
     from bundler.trust.signature_policy import SignaturePolicy
+
+# A kernel as it is written below each of its directories, or why it cannot be.
+Ready = list[ReadyKernel] | BundlerError
+# Kernels that are read before it is known whether they are of use here wait in memory.
+BYTES_READ_MEANWHILE = 32 * MIB
+BUSY_WITHOUT_QUESTIONS = 2
+# After each run of kernels the interpreter is left for so long to who asks: else that would wait 5 ms for it, after each of its calls.
+LEFT_TO_QUESTIONS_S = 0.00005
 
 
 def restore(
@@ -93,6 +104,13 @@ def restore(
 
 def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions) -> RestoreReport:
     """Restore as `restore` does, with its choices as one value."""
+    with Questions() as questions:
+        if options.only == "usable":
+            questions.ask_for_gpus()  # while the bundle is loaded, and its first kernels are read
+        return _restored(bundle, options, questions)
+
+
+def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, questions: Questions) -> RestoreReport:
     with opened(bundle) as source:
         if not options.allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
@@ -100,7 +118,7 @@ def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOption
         admission = admit(source, options.trust, options.signatures)
         options = msgspec.structs.replace(options, trust=admission.trust)
         changed = rekeying.derive(source) if options.rekey else rekeying.Rekeyed(source, {}, {})
-        report = Restoration(changed.bundle, options).run()
+        report = Restoration(changed.bundle, options, questions).run()
     return replace(changed.told(report), signatures=admission.line)
 
 
@@ -150,8 +168,9 @@ def _worst(one: Outcome, two: Outcome) -> Outcome:
 class Restoration(RestorePlan):
     """One restore; `run` does it and returns the report."""
 
-    def __init__(self, bundle: Bundle, options: RestoreOptions) -> None:
+    def __init__(self, bundle: Bundle, options: RestoreOptions, questions: Questions) -> None:
         super().__init__(bundle, options)
+        self._questions = questions
         self.tally = _Tally()
         self.places: dict[str, CacheDirectory] = {}
 
@@ -176,19 +195,27 @@ class Restoration(RestorePlan):
         return report
 
     def _kernels(self) -> None:
-        kernels = self._wanted_kernels()
+        trusted = self._trusted_kernels()
+        early = self._read_meanwhile(trusted)
+        kernels = self._usable_kernels(trusted)
         # A directory that cannot be made or listed is an error here, before any kernel is fetched.
         for root in {root for kernel in kernels for root in self._roots(kernel)}:
             self._place(root)
-        runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
+        usable = {kernel.key for kernel in kernels} if early else set[str]()
+        first = deque(one for one in early if one[0].kernel.key in usable)
+        early.clear()  # each kernel is let go as it is written
+        left = kernels[len(first) :]
+        runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in left), _size_of)
         queue = PlacementQueue(self._placed)
 
         # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and verifies: those are thousands of short
         # calls, and threads lose more by handing the interpreter lock over between them than a second core gains.
         def place_all() -> None:
+            while first:
+                self._enqueue(*first.popleft(), queue)
             for run in self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs):
                 for wanted in run:
-                    self._enqueue(wanted, queue)
+                    self._enqueue(wanted, self._ready(wanted), queue)
             queue.finish()
 
         cleaned_up(place_all, queue.close)
@@ -220,19 +247,40 @@ class Restoration(RestorePlan):
         if fetching is not None:
             yield fetching.result()
 
-    def _enqueue(self, wanted: WantedKernel, queue: PlacementQueue) -> None:
-        roots = self._roots(wanted.kernel)
+    def _read_meanwhile(self, kernels: Sequence[Kernel]) -> list[tuple[WantedKernel, Ready]]:
+        """Return the first kernels, read while this machine was asked what it can use: of those some may be left out."""
+        questions, size = self._questions, 0
+        found: list[tuple[WantedKernel, Ready]] = []
+        # Reader and writers keep two processors busy, and ptxas would only take its turn there.
+        if self.options.only == "usable" and len(kernels) >= KERNELS_PER_RUN and processors() > BUSY_WITHOUT_QUESTIONS:
+            questions.ask_for_ptxas(kernels)
+        # From a store far away nothing is fetched that may be of no use; what takes long was asked before there.
+        if not self.bundle.blobs.waits:
+            for run in self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of):
+                if size > BYTES_READ_MEANWHILE or questions.answered(LEFT_TO_QUESTIONS_S):
+                    break
+                size += sum(map(_size_of, run))
+                found += [(wanted, self._ready(wanted)) for wanted in self._fetched(run)]
+        questions.close()
+        return found
+
+    def _ready(self, wanted: WantedKernel) -> Ready:
+        """Read a kernel and check what can be checked before it is written; nothing is changed anywhere."""
         try:
             # Most digests are compared where the kernel is written, before anybody sees it.
             stored = StoredKernel.read_unverified(self.bundle.blobs, wanted)
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
-            ready = [stored.ready_for(root, self.triton_dir) for root in roots]
+            return [stored.ready_for(root, self.triton_dir) for root in self._roots(wanted.kernel)]
         except (DigestMismatch, FormatError, NotFound) as error:
-            if isinstance(error, DigestMismatch):
+            return error
+
+    def _enqueue(self, wanted: WantedKernel, ready: Ready, queue: PlacementQueue) -> None:
+        if isinstance(ready, BundlerError):
+            if isinstance(ready, DigestMismatch):
                 self._show_source(wanted.digests)
-            self.tally.spoiled(wanted.kernel.key, error)
+            self.tally.spoiled(wanted.kernel.key, ready)
             return
-        for root, one in zip(roots, ready, strict=True):
+        for root, one in zip(self._roots(wanted.kernel), ready, strict=True):
             queue.add(self.places[root], one)
 
     def _companions(self) -> None:

@@ -21,7 +21,7 @@ from bundler.format.manifest import Observation
 from bundler.format.program_paths import is_cache_path
 from bundler.format.tree_index import has_trees
 from bundler.lifecycle.compatibility import Machine
-from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, why_not_trusted
+from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, places_no_code, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
 from bundler.toolchain import directories, identity
 from bundler.user_warnings import warn
@@ -88,14 +88,28 @@ class RestorePlan:
 
     def _wanted_kernels(self) -> list[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
-        wanted = []
-        for kernel in self.bundle.kernels:
-            reason = self._why_not_kernel(kernel)
+        return self._usable_kernels(self._trusted_kernels())
+
+    def _usable_kernels(self, kernels: list[Kernel]) -> list[Kernel]:
+        """Return those of the trusted kernels that this machine can use, or all if it was so asked; the others are in `unusable` then."""
+        return kernels if self.options.only == "all" else self._without(kernels, self.machine.why_not)
+
+    def _trusted_kernels(self) -> list[Kernel]:
+        """Return the kernels that may be placed, whatever this machine is; the others are in `unusable` then, with the reason."""
+        keep, trust = self.options.keep, self.options.trust
+        if places_no_code(keep, trust):
+            return [*self.bundle.kernels]
+        return self._without(self.bundle.kernels, lambda kernel: why_not_trusted(kernel, keep, trust))
+
+    def _without(self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]) -> list[Kernel]:
+        left = []
+        for kernel in kernels:
+            reason = why_not(kernel)
             if reason is None:
-                wanted.append(kernel)
+                left.append(kernel)
             else:
                 self.unusable.append((kernel.key, reason))
-        return wanted
+        return left
 
     def _fetched_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; from a store far away they come in few round trips."""
@@ -129,13 +143,6 @@ class RestorePlan:
         # One reason stands for all: the least, which is the same one in each run.
         reason = min(reason for name, reason in skipped if name in keys)
         warn(f"nothing in this bundle can be used here: {reason}")
-
-    def _why_not_kernel(self, kernel: Kernel) -> str | None:
-        options = self.options
-        untrusted = why_not_trusted(kernel, options.keep, options.trust)
-        if untrusted is not None or options.only == "all":
-            return untrusted
-        return self.machine.why_not(kernel)
 
     def _why_not(self, entry: Companion) -> str | None:
         if any(part.startswith(_OURS_ALONE) for part in entry.path.split("/")):

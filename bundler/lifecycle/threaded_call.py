@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ThreadedCall`: one call in a thread of its own, for calls that leave the interpreter to others.
 
-`kernel_reader` reads ahead with it, and a restore from a store far away fetches ahead.
+`kernel_reader` reads ahead with it, a restore from a store far away fetches ahead, and each restore asks what this machine has.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class ThreadedCall(Generic[T]):
         if self._problem is not None:
             raise self._problem
         return cast(T, self._result)
+
+    def ended(self, within_s: float) -> bool:
+        """Wait for so long at most, and leave the interpreter to the call meanwhile; returns whether it has ended."""
+        return self._ended.wait(within_s)
 
     def abandon(self) -> None:
         """Return when the call has ended, or will never begin; calling it twice is fine."""

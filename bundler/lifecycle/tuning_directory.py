@@ -35,6 +35,7 @@ from bundler.format.candidate_timings import (
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.cache_directory import STALE_AFTER_S, TEMPORARY_PREFIX
+from bundler.lifecycle.kernel_writer import make_directories
 
 FOLDER = "bundler-tuning"
 SUFFIX = ".tuning"
@@ -84,7 +85,7 @@ class TuningFolder:
         """
         path = os.path.join(self.path, file_name(record.kernel, id_of(record)))
         with os_errors(path, "write"):
-            os.makedirs(self.path, exist_ok=True)
+            make_directories(self.path)
             temporary = os.path.join(self.path, f"{TEMPORARY_PREFIX}{os.getpid()}.{secrets.token_hex(8)}")
             try:
                 with open(temporary, "xb", opener=_for_the_owner) as file:

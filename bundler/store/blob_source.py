@@ -18,7 +18,7 @@ from bundler.errors import BundlerError, NotFound
 from bundler.format.bundle import BlobSource
 from bundler.format.digest import digest_text
 from bundler.format.limits import Limits
-from bundler.store import bounds
+from bundler.store import bounds, object_proofs
 from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.error_translation import store_errors
@@ -185,7 +185,7 @@ class StoreBlobs(BlobSource):
         for batch in unit_batches(wanted.values()):
             hinted = self._hinted({unit.family for unit in batch})
             with store_errors(self._name):
-                found = self._backend.get_within(bounds.of_keys(hinted) | bounds.of_units(batch))
+                found = self._backend.get_within(self._bounds(hinted, batch))
             if self._marks is not None:
                 self._marks.begin()
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
@@ -194,6 +194,12 @@ class StoreBlobs(BlobSource):
                 self._open_alone(wanted[key], found.pop(key))
             self._fetched.add(batch, found)
             self._trim()
+
+    def _bounds(self, dictionaries: list[str], units: list[Unit]) -> dict[str, int]:
+        """Return how large each may be, with what proves it where somebody is asked who is not trusted."""
+        if not self._backend.asks_peers:
+            return bounds.of_keys(dictionaries) | bounds.of_units(units)
+        return object_proofs.of_dictionaries(dictionaries) | object_proofs.of_units(units, self._limits)
 
     def _hinted(self, families: Collection[str]) -> list[str]:
         """Return the keys of dictionaries that these units are likely to need, each once."""
@@ -224,7 +230,7 @@ class StoreBlobs(BlobSource):
         if damage is not None:
             raise damage
         with store_errors(self._name):
-            value = self._backend.get_within(bounds.of_units([unit])).get(unit.key)
+            value = self._backend.get_within(self._bounds([], [unit])).get(unit.key)
         if value is None:
             raise NotFound(f"{self._name}: {unit.key} is missing; push the bundle again", key=unit.key)
         self._learn([value])

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend, Stat
-from bundler.errors import BundlerError, FormatError, NotFound
+from bundler.errors import AccessDenied, BundlerError, FormatError, NotFound
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -132,6 +132,11 @@ class Maintenance:
 
     def prune(self, request: PruneRequest, *, dry_run: bool) -> PruneReport:
         """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`."""
+        if not dry_run and not self._backend.writable:
+            raise AccessDenied(
+                f"{self._name}: it is only read here, so nothing can be removed; prune it where it may be written, or with dry_run",
+                store=self._name,
+            )
         with store_errors(self._name):
             now_s = self._backend.now_s()
             everything = [stat for prefix in KINDS for stat in self._backend.list(prefix)]

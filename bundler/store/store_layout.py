@@ -35,6 +35,7 @@ from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceed
 from bundler.format import wire
 from bundler.format.digest import DIGEST_BYTES, check_digest, digest_raw, sha256
 from bundler.format.entries import FileLayout, HelperLibrary, Kernel, Opaque, Target, TuningFile
+from bundler.format.lazy_kernel import blobs_of_files
 from bundler.format.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from bundler.format.manifest import Content
 from bundler.format.summary import count
@@ -113,12 +114,12 @@ def units_of(content: Content) -> Iterator[Unit]:
 
 def units_of_kernel(kernel: Kernel) -> Iterator[Unit]:
     """Yield the units of a kernel: its launch set, and the rest of it if there is more."""
-    files = [(digest, size) for _, digest, size, _ in kernel.files()]
+    files = blobs_of_files(kernel)
     launch, rest = _sides(kernel.layout)
     of_launch, of_rest = _families(kernel.target)
-    yield Unit(tuple(sorted({files[place] for place in launch})), of_launch)
+    yield Unit(tuple(sorted({files[position] for position in launch})), of_launch)
     if rest:
-        yield Unit(tuple(sorted({files[place] for place in rest})), of_rest)
+        yield Unit(tuple(sorted({files[position] for position in rest})), of_rest)
 
 
 @functools.lru_cache
@@ -127,16 +128,15 @@ def _families(target: Target) -> tuple[str, str]:
 
 
 @functools.lru_cache
-def _sides(layout: FileLayout) -> tuple[list[int], list[int]]:
-    """Return which files of a kernel, in Triton's order, are its launch set, and which are not."""
-    launch = [place for place, position in enumerate(layout.order) if position in layout.launch]
-    return launch, [place for place in range(len(layout.order)) if place not in launch]
+def _sides(layout: FileLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return which files of a kernel are its launch set, and which are not."""
+    return layout.launch, tuple([position for position in layout.order if position not in layout.launch])
 
 
-def seal(payload: bytes) -> bytes:
+def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
     """Return what is stored for a payload that is compressed alone."""
     parameters = zstandard.ZstdCompressionParameters.from_level(
-        ZSTD_LEVEL, source_size=len(payload), write_checksum=True, write_content_size=True
+        level, source_size=len(payload), write_checksum=True, write_content_size=True
     )
     data = zstandard.ZstdCompressor(compression_params=parameters).compress(payload)
     return _ALONE + sha256(data) + data

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of the store's operations, as values: `PushReport`, `VerifyReport`, `PruneReport`, `StoreStats`, `TagInfo`.
+"""The results of the store's operations, as values: `PushReport`, `VerifyReport`, `PruneReport`, `SyncReport`, `StoreStats`, `TagInfo`.
 
-`BundleStore` and `Maintenance` return them; the commands `push`, `tags`, `stats`, `verify` and `prune` print them.
+`BundleStore` and `Maintenance` return them; the commands `push`, `tags`, `stats`, `verify`, `prune` and `sync` print them.
 """
 
 from __future__ import annotations
@@ -142,6 +142,30 @@ class PruneReport(Summarized):
     unfollowed: Reasons = ()
     held: tuple[Held, ...] = ()
     grace_s: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class SyncReport(Summarized):
+    """What a mirror did, or with `dry_run` would do.
+
+    Attributes:
+        moved: tags that were set, or of which something was missing.
+        kept: tags that were there as they are in the source, with all that they reach.
+        deleted: tags that the source does not have, removed where that was asked for.
+        failed: (tag, reason) of tags that stay as they were.
+        units_moved, units_present: units that were missing, and that were there.
+        bytes_moved: stored bytes of all that was moved; 0 with `dry_run`.
+        seconds: wall time.
+    """
+
+    moved: tuple[str, ...]
+    kept: tuple[str, ...]
+    deleted: tuple[str, ...]
+    failed: Reasons
+    units_moved: int
+    units_present: int
+    bytes_moved: int
+    seconds: float
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, unquote_to_bytes, urlsplit, urlunsplit
 
-from bundler.backends import cloud, redis
+from bundler.backends import cloud, peers, redis
 from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, bounded
 from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
@@ -34,10 +34,13 @@ MAX_TIMEOUT_S = 3600.0
 UNHURRIED, LEAST_UNHURRIED_S = 10, 60.0
 # A call of an object store is at most about so many requests, one after another.
 CLOUD_EXCHANGES = 3
+# Each may cost its time-out once.
+MOST_PEERS = 8
+_SERVERS = redis.SCHEMES | cloud.SCHEMES | peers.SCHEMES
 _YES_NO = {"1": True, "0": False}
 _SCHEMES = (
     "file:///absolute/path or /absolute/path, with ?mode=group one that a group shares, memory:, redis://host:6379/0 (or rediss://, unix://, "
-    "redis+cluster://), s3://bucket/prefix, gs://, az:// or, for reading, https://host/folder, each with ?readonly=1 to leave it as it is"
+    "redis+cluster://), s3://bucket/prefix, gs://, az:// or, for reading, https://host/folder or tb+http://host:port, each with ?readonly=1 to leave it as it is"
 )
 _log = logging.getLogger("bundler.store")
 
@@ -51,12 +54,14 @@ class Opening:
         read_only: leave every store as it is.
         probe_s: how long a server that failed is left alone.
         server: settings of `bundler.backends.redis.url_settings.RedisSettings`, for each Redis store.
+        peers: URLs of processes that are asked for objects before the far store.
     """
 
     when_down: WhenDown = "raise"
     read_only: bool = False
     probe_s: float = PROBE_S
     server: tuple[tuple[str, Any], ...] = ()
+    peers: tuple[str, ...] = ()
 
 
 def open_backend(urls: Sequence[str], opening: Opening | None = None) -> tuple[Backend, str]:
@@ -83,13 +88,43 @@ def open_backend(urls: Sequence[str], opening: Opening | None = None) -> tuple[B
             backend.close()
         raise
     name = " + ".join(name for name, _ in opened)
-    if len(opened) == 1 and _split(urls[0]).scheme not in redis.SCHEMES | cloud.SCHEMES:
+    if len(opened) == 1 and not how.peers and _split(urls[0]).scheme not in _SERVERS:
         return opened[0][1], name
-    rules = Rules(_is_sound, _named_by, _warn)
-    return Tiers([Tier(name, backend, rules) for name, backend in opened], how.when_down), name
+    tiers = [Tier(name, backend, STORE_RULES) for name, backend in opened]
+    # Before the far store, behind directories of this host: the first server, or the farthest directory.
+    far = next((place for place, url in enumerate(urls) if _split(url).scheme in _SERVERS), len(urls) - 1)
+    return Tiers([*tiers[:far], *_open_peers(how), *tiers[far:]], how.when_down), name
+
+
+def _open_peers(how: Opening) -> list[Tier]:
+    """Return the peers as tiers; what they say is proved before it is taken, so that they may be anybody's."""
+    if not how.peers:
+        return []
+    from bundler.backends.peers.peer_backend import PeerBackend  # HTTP takes milliseconds to import
+
+    tiers = []
+    for settings in [_peer(url) for url in how.peers]:
+        backend = PeerBackend(settings, proofs_only=True)
+        limits = Deadlines(settings.timeout_s, budget_s=settings.timeout_s, probe_s=how.probe_s)
+        tiers.append(Tier(f"peer {settings.shown}", Guarded(backend, limits), STORE_RULES))
+    return tiers
+
+
+def _peer(url: str) -> peers.PeerSettings:
+    with store_errors("peers"):
+        return peers.parse_peer(url)
+
+
+def _check_peers(urls: Sequence[str]) -> None:
+    if len(urls) > MOST_PEERS:
+        raise ConfigError(f"peers: expected {MOST_PEERS} URLs at most, got {len(urls)}")
+    shown = [_peer(url).shown for url in urls]
+    if len(set(shown)) < len(shown):
+        raise ConfigError(f"peers: {next(s for s in shown if shown.count(s) > 1)} is given twice")
 
 
 def _check(urls: Sequence[str], how: Opening) -> None:
+    _check_peers(how.peers)
     if not urls:
         raise ConfigError(f"expected a store, got none; expected {_SCHEMES}")
     twice = next(
@@ -114,6 +149,8 @@ def _open_one(url: str, how: Opening, *, alone: bool) -> Backend:
     elif parts.scheme in cloud.SCHEMES:
         backend = _open_cloud(plain, how)
         read_only = read_only or not backend.writable
+    elif parts.scheme in peers.SCHEMES:
+        backend, read_only = _open_served(plain, how), False
     elif parts.scheme == "memory" and not any(parts[1:]):
         backend = MemoryBackend()
     else:
@@ -170,24 +207,36 @@ def _open_cloud(url: str, how: Opening) -> Guarded:
         settings = cloud.parse_url(url)
         bucket = cloud.connect(settings, shown)
         backend = cloud.CloudBackend(bucket, writable=settings.writable, touch_every_s=settings.touch_every_s)
-    # The first answer may take looking up the name and the credentials, TLS and a second attempt.
     deadline_s = CLOUD_EXCHANGES * settings.timeout_s
+    # A store that never answers costs a process one time-out in all, which has to do for name, credentials, TLS and a second attempt.
     return Guarded(
         backend,
         Deadlines(
             deadline_s,
-            budget_s=deadline_s,
+            budget_s=settings.timeout_s,
             probe_s=how.probe_s,
             unhurried_s=max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s),
         ),
     )
 
 
+def _open_served(url: str, how: Opening) -> Guarded:
+    from bundler.backends.peers.peer_backend import PeerBackend
+
+    with store_errors(_name(url)):
+        settings = peers.parse_served(url)
+    limits = Deadlines(
+        settings.timeout_s, budget_s=settings.timeout_s, probe_s=how.probe_s, unhurried_s=LEAST_UNHURRIED_S
+    )
+    return Guarded(PeerBackend(settings, proofs_only=False), limits)
+
+
 def _is_fixed(path: str) -> bool:
     return os.path.isdir(path) and not os.access(path, os.W_OK)
 
 
-def _is_sound(key: str, value: bytes) -> bool:
+def is_sound(key: str, value: bytes) -> bool:
+    """Tell whether an object's bytes are those that were stored once; one that is only too large for this reader is."""
     try:
         check_seal(value, key)
     except LimitExceeded:
@@ -212,6 +261,10 @@ def _warn(tier: str, cause: str, message: str) -> None:
     text = f"{tier}: {cause}: {said}; the store goes on without it"
     _log.warning("%s", text)
     warn(text)
+
+
+# What a tier of a store is told about objects and tags.
+STORE_RULES = Rules(is_sound, _named_by, _warn)
 
 
 def _without_readonly(url: str) -> tuple[SplitResult, bool, str]:

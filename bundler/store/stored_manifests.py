@@ -15,7 +15,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observed, merge_observed
-from bundler.store import bounds, store_layout
+from bundler.store import bounds, object_proofs, store_layout
 from bundler.store.damage import checked
 from bundler.store.error_translation import store_errors
 
@@ -37,7 +37,10 @@ def read_manifest(
         StoreUnavailable, AccessDenied: the store cannot be read.
     """
     with store_errors(name):
-        value = backend.get_within(bounds.of_keys([manifest], limits)).get(manifest)
+        asked = (
+            object_proofs.of_manifest(manifest, limits) if backend.asks_peers else bounds.of_keys([manifest], limits)
+        )
+        value = backend.get_within(asked).get(manifest)
     if value is None:
         digest = store_layout.digest_of_manifest(manifest)
         raise NotFound(f"{name}: the manifest of {digest} is missing; push the bundle again", digest=digest)

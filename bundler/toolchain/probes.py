@@ -45,12 +45,17 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 def nvidia_targets() -> tuple[Target, ...] | None:
     """Return the targets of the NVIDIA GPUs this process may use; empty when there are none, None when unknown."""
-    if not any(os.path.exists(path) for path in _NVIDIA_DEVICES):
+    if not has_nvidia_driver():
         return ()
     capabilities = visible_capabilities(_nvml_devices())
     if capabilities is None:
         capabilities = _ask_cuda()
     return None if capabilities is None else tuple(Target("cuda", str(capability)) for capability in capabilities)
+
+
+def has_nvidia_driver() -> bool:
+    """Tell whether there may be NVIDIA GPUs: then asking takes tens of milliseconds, which NVML wakes them up for."""
+    return any(os.path.exists(path) for path in _NVIDIA_DEVICES)
 
 
 def visible_capabilities(devices: list[tuple[str, int]] | None) -> list[int] | None:

@@ -34,6 +34,11 @@ def visible_targets() -> tuple[Target, ...] | None:
         return None
 
 
+def asking_takes_long() -> bool:
+    """Tell whether `visible_targets` may take tens of milliseconds the first time: a library of the driver is asked, which wakes GPUs up."""
+    return _initialized_cuda() is None and probes.has_nvidia_driver()
+
+
 def forget_targets() -> None:
     """Ask torch again: what it said was of a GPU that is imitated."""
     _from_torch.cache_clear()

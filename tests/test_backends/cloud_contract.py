@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the contract of byte stores looks into a bucket, for the tests of object stores."""
 
+import contextlib
+import gc
+import os
+import time
+
+import pytest
+
 from bundler.backends.cloud import CloudBackend
 from bundler.backends.cloud.cloud_backend import CATALOG
 from bundler.backends.cloud.object_exchange import Absent, Bucket
@@ -47,3 +54,23 @@ class CloudContract(BackendContract):
         other = self.reopen(backend)
         other.delete([key])
         other.put({key: data})
+
+
+def sockets():
+    """Return how many sockets this process has."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def connections_end():
+    """Wait for the connections of stores that nobody holds any more: threads of obstore close them."""
+    before = sockets()
+    yield
+    gc.collect()
+    until = time.monotonic() + 5
+    while sockets() > before and time.monotonic() < until:
+        time.sleep(0.01)

@@ -30,6 +30,7 @@ def _load(name, folder=HERE):
 disk = _load("disk")
 redis_server, redis_proxy = (_load(shared, HERE.parent) for shared in ("redis_server", "redis_proxy"))
 s3_server = _load("s3_server", HERE.parent)
+azure_server = _load("azure_server", HERE.parent)
 if importlib.util.find_spec("obstore"):
     _load("cloud_contract")
 

@@ -22,6 +22,8 @@ from bundler.backends.testing import state_machine
 class TestCloudInMemory(CloudContract):
     """The contract, for a bucket in memory."""
 
+    lease_s = 0.3
+
     @pytest.fixture
     def backend(self):
         """A bucket that is empty."""
@@ -160,3 +162,90 @@ def test_errors_hold_no_secret(monkeypatch):
     assert not any(word in str(error) for word in ("hush", "sig=", "more"))
     bucket = connect(parse_url("s3://bucket/p"), "s3://bucket/p")
     assert "hush" not in repr(CloudBackend(bucket))
+
+
+class _Deaf(Bucket):
+    """Writes everything, and loses each answer: the request is made again, and meets its own file."""
+
+    def create(self, name, data):
+        super().create(name, data)
+        raise Conflict
+
+    def replace(self, name, data, etag):
+        super().replace(name, data, etag)
+        raise Conflict
+
+
+def test_a_lease_whose_answer_was_lost_is_held():
+    """Who finds its own token has the lease, may prolong it and give it back; nobody else gets it meanwhile."""
+    store = MemoryStore()
+    deaf = CloudBackend(_Deaf(store, "memory"))
+    mine = deaf.lease("k", 60)
+    assert mine is not None
+    assert opened(store).lease("k", 60) is None
+    assert mine.renew(60)
+    assert mine.release()
+    again = deaf.lease("k", 60)
+    assert again is not None
+    assert opened(store).lease("k", 60) is None
+
+
+def test_a_damaged_lease_is_nobodys():
+    """A file that holds no time is taken over, one that is too large is an error."""
+    store = MemoryStore()
+    backend = opened(store)
+    assert backend.lease("k", 60) is not None
+    ((name, _),) = backend._bucket.names("leases")
+    store.put(name, b"nothing of ours")
+    assert backend.lease("k", 60) is not None
+    store.put(name, b"x" * 1000)
+    with pytest.raises(BackendUnavailable, match="1,000 bytes"):
+        backend.lease("k", 60)
+
+
+def test_old_leases_are_removed_by_prune(monkeypatch):
+    """A lease that nobody wrote for a day goes when a prune looks through the packs; a young one stays."""
+    from bundler.backends.cloud import object_leases
+
+    backend = opened(MemoryStore())
+    assert backend.lease("old", 60).release()
+    time.sleep(0.05)
+    young = backend.lease("young", 60)
+    monkeypatch.setattr(object_leases, "OLD_S", 0.02)
+    backend.put({"a": b"1"})
+    backend.delete(["a"])
+    assert len(list(backend._bucket.names("leases"))) == 1
+    assert young.renew(60)
+
+
+def test_a_listing_that_does_not_end_is_given_up(monkeypatch):
+    """Of a folder with more files than any store has an error comes, and not a list that grows."""
+    from bundler.backends.cloud import object_exchange
+
+    backend = opened(MemoryStore())
+    for number in range(25):
+        backend.put({f"u/{number}": b"x"})
+    monkeypatch.setattr(object_exchange, "LISTED", 20)
+    monkeypatch.setattr(object_exchange, "LISTED_AT_ONCE", 5)
+    with pytest.raises(BackendUnavailable, match="lists more than 20 files"):
+        list(backend._bucket.names("packs"))
+    assert backend.delete(["u/1"]) == {"u/1"}
+
+
+def test_a_replacement_is_asked_for_by_etag_and_by_generation(monkeypatch):
+    """S3 and Azure compare the ETag, Google the generation: what a server gave of both is sent back, and nothing else."""
+    from bundler.backends.cloud import object_exchange
+    from bundler.backends.cloud.object_exchange import Revision
+
+    modes = []
+
+    def put(_store, _name, _data, *, mode, use_multipart):
+        assert not use_multipart
+        modes.append(mode)
+        return {"e_tag": '"y"', "version": "8"}
+
+    monkeypatch.setattr(object_exchange.obstore, "put", put)
+    bucket = Bucket(MemoryStore(), "memory")
+    assert bucket.replace("a", b"", Revision('"x"', "7")) == Revision('"y"', "8")
+    bucket.replace("a", b"", Revision('"x"', None))
+    assert modes == [{"e_tag": '"x"', "version": "7"}, {"e_tag": '"x"'}]

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract against a real S3 server, what its failures mean, and a store behind a plain web server."""
 
-import contextlib
 import functools
-import gc
 import http.server
-import os
 import threading
 import time
 
@@ -13,7 +10,7 @@ import pytest
 import s3_server
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[cloud]'")
-from cloud_contract import CloudContract
+from cloud_contract import CloudContract, connections_end  # noqa: F401  # a fixture
 from obstore.store import LocalStore
 
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendTimeout, BackendUnavailable
@@ -31,26 +28,6 @@ def endpoint():
     """The address of the server."""
     with s3_server.running() as endpoint:
         yield endpoint
-
-
-def sockets():
-    """Return how many sockets this process has."""
-    found = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-    return found
-
-
-@pytest.fixture(autouse=True)
-def connections_end():
-    """Wait for the connections of stores that nobody holds any more: threads of obstore close them."""
-    before = sockets()
-    yield
-    gc.collect()
-    until = time.monotonic() + 5
-    while sockets() > before and time.monotonic() < until:
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -42,8 +42,11 @@ def test_demo_is_not_disturbed_by_settings(command, tmp_path):
 
 
 def test_demo_json(command, tmp_path):
-    """Demo --json has the counts, the evidence and a row for each kernel; --keep-dir keeps bundle and directory."""
-    done = command("demo", "--json", "--keep-dir", "--target", "cuda:90", env={"TMPDIR": str(tmp_path)})
+    """Demo --json has the counts, the evidence and a row for each kernel; --keep-dir keeps bundle and directory, --report a page."""
+    page = tmp_path / "report.html"
+    done = command(
+        "demo", "--json", "--keep-dir", "--report", page, "--target", "cuda:90", env={"TMPDIR": str(tmp_path)}
+    )
     told = json.loads(done.stdout)
     assert (done.returncode, told["recompiled"], told["compiles"], told["targets"]) == (0, 0, 0, ["cuda:90"])
     assert told["total"] == told["hits"] == told["restored"] == len(told["kernels"]) >= 6
@@ -52,6 +55,8 @@ def test_demo_json(command, tmp_path):
     assert set(told["kernels"][0]) == {"key", "name", "target", "binary_bytes", "compile_ms", "hit_ms"}
     with bundler.Bundle.load(f"{told['directory']}/demo.tbundle") as bundle:
         assert bundle.digest == told["digest"]
+    assert told["report"] == str(page)
+    assert told["digest"] in page.read_text()
 
 
 @pytest.mark.slow

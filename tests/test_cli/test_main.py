@@ -12,8 +12,8 @@ import bundler
 from bundler.cli.app import app
 
 COMMANDS = [
-    "demo", "run", "build", "generate", "capture", "tune", "pack", "restore", "inspect", "extract", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
-    "sign", "key", "explain", "doctor", "config", "completion", "man",
+    "demo", "run", "build", "generate", "capture", "tune", "pack", "restore", "inspect", "report", "extract", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
+    "sync", "serve", "sign", "key", "explain", "doctor", "config", "completion", "man",
 ]  # fmt: skip
 
 

@@ -234,7 +234,7 @@ def ties():
     return a
 
 
-@case(lambda: (ties(),))
+@case(lambda: (ties(),), kernels=3)
 def positions(a):
     return (
         a.argmax(1), a.argmin(1), *a.max(1), *a.min(1), a.argmax(), a.argmin(0), *(a > 0).max(1), *(a > 0).min(0), (a > 5).any(1), (a > -9).all(1),
@@ -280,6 +280,25 @@ def gradients_of_windows(a):
     return (
         *with_gradient(lambda x: F.max_pool2d(x, 2), a), *with_gradient(lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), a),
         *with_gradient(lambda x: F.group_norm(x, 2, torch.ones(4), torch.zeros(4)).square(), a),
+    )  # fmt: skip
+
+
+@case(lambda: (seeded(2, 2, 7, 6), seeded(2, 2, 5)), tolerance=1e-4)
+def gradients_of_averages(a, b):
+    averages = (
+        (2,),
+        (3, 2, 1),
+        (3, 2, 1, True),
+        (3, 2, 1, True, False),
+        (3, 2, 1, False, False),
+        (2, 3),
+        (2, 2, 0, False, True, 3),
+        ((3, 2), (1, 2)),
+    )
+    return (
+        *(part for given in averages for part in with_gradient(lambda x, given=given: F.avg_pool2d(x, *given).square(), a)),
+        *with_gradient(lambda x: F.interpolate(x, scale_factor=2).square(), a), *with_gradient(lambda x: F.interpolate(x, scale_factor=3).square(), b),
+        *with_gradient(lambda x: F.avg_pool1d(x, 3, 2, 1), b),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 from program_cases import CASES
 
 from bundler.codegen.program import GenerateOptions, generate
-from bundler.runtime.launch.program_plan import ProgramPlan
+from bundler.runtime.launch.plan_reading import read_plan
 
 assert function_cases, "importing adds its functions"
 
@@ -44,7 +44,7 @@ def flat(value):
 def run(name, sources):
     function, make, fallbacks, kernels, tolerance = CASES[name]
     program = generate(function, make(), options=GenerateOptions(sources=sources))
-    ProgramPlan.from_json(program.plan.to_json())  # raises for what no generated program does
+    read_plan(program.plan.to_json())  # raises for what no generated program does
     given, reference = make(), copy.deepcopy(make())
     found, expected = program.run(*given), flat(function(*reference))
     problems = [difference(a, b, tolerance) for a, b in zip(found, expected, strict=True)]

@@ -25,7 +25,7 @@ def test_a_size_that_changes_has_narrow_indices_up_to_a_bound():
 
     from bundler.codegen.program import GenerateOptions, generate
     from bundler.errors import ConfigError
-    from bundler.runtime.launch.program_plan import ProgramPlan
+    from bundler.runtime.launch.plan_reading import read_plan
 
     def function(a):
         return a * 2, a + 1
@@ -40,7 +40,7 @@ def test_a_size_that_changes_has_narrow_indices_up_to_a_bound():
     assert "tl.program_id(0).to(tl.int64)" in only_kernel(asked).source
     assert still.plan.limits == asked.plan.limits == {}
     limits = {"(ks0 * ks1)": 2**31 - 1, "ks0": 2**31 - 1, "ks1": 2**31 - 1}
-    assert ProgramPlan.from_json(changing.plan.to_json()).limits == changing.plan.limits == limits
+    assert read_plan(changing.plan.to_json()).limits == changing.plan.limits == limits
 
     def refused(*_):
         raise AssertionError("nothing is launched")

@@ -17,6 +17,7 @@ from bundler.format.manifest import Content, Observed
 from bundler.format.program_paths import is_cache_path, is_program_path, program_name, program_path
 from bundler.runtime.configs import Config
 from bundler.runtime.launch import program_replay
+from bundler.runtime.launch.plan_reading import read_plan
 from bundler.runtime.launch.program_plan import (
     Allocate,
     Input,
@@ -64,7 +65,7 @@ def document():
 
 
 def decoded(data):
-    return ProgramPlan.from_json(json.dumps(data).encode())
+    return read_plan(json.dumps(data).encode())
 
 
 def test_a_plan_comes_back():

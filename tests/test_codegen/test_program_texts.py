@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of generated kernels: ten that a reader can follow, parameters and metadata, masks, names, fallbacks."""
+"""The text of generated kernels: eleven that a reader can follow, parameters and metadata, masks, names, fallbacks."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ from bundler.runtime.heuristics.reduction_rules import reduction_configs  # noqa
 
 @pytest.fixture
 def golden(beside):
-    """The module with the ten functions."""
+    """The module with the eleven functions."""
     return beside("golden_programs")
 
 

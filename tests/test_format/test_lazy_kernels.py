@@ -13,7 +13,7 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Kernel, check_kernel
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import LaunchFacts
-from bundler.format.lazy_kernel import LazyKernel
+from bundler.format.lazy_kernel import LazyKernel, blobs_of_files
 from bundler.format.manifest import Observation, Observed
 from bundler.format.sentinel import Span
 
@@ -135,3 +135,14 @@ def test_verifying_keeps_nothing_decoded(loaded):
     loaded.verify()
     for kernel in loaded.kernels:
         assert not {"launch", "parts", "facts_bytes", "parts_bytes"} & vars(kernel).keys()
+
+
+def test_blobs_are_those_of_the_files(loaded):
+    """A store lists digests and sizes without making an artifact of each file; a kernel with other files has those of these."""
+    for kernel in loaded.kernels:
+        found = list(blobs_of_files(kernel))
+        assert "artifacts" not in vars(kernel)
+        assert found == [(digest_raw(one.digest), one.size) for one in kernel.artifacts]
+        fewer = kernel.with_artifacts(kernel.launch_set)
+        assert list(blobs_of_files(fewer)) == [(digest_raw(one.digest), one.size) for one in kernel.launch_set]
+        assert list(blobs_of_files(replace(kernel))) == found

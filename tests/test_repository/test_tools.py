@@ -14,7 +14,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    "package", ["bench", "clients", "cluster", "codegen", "crash", "fuzz", "gpu", "hip", "releases", "servers"]
+    "package",
+    [
+        "bench",
+        "clients",
+        "cluster",
+        "codegen",
+        "crash",
+        "fuzz",
+        "gpu",
+        "hip",
+        "releases",
+        "servers",
+        "shared_fs",
+        "wheels",
+    ],
 )
 def test_each_package_lists_its_programs(run_tool, package):
     """`--help` of a package names each program, each program has a `--help` of its own, and the README has its line."""
@@ -33,7 +47,7 @@ def test_another_name_is_refused(run_tool):
     """A name that no program has is a mistake of the command line, which names those that there are."""
     done = run_tool("bench nothing")
     assert done.returncode == 2
-    assert "'bundle', 'compile', 'remote', 'scale', 'page'" in done.stderr
+    assert "'bundle', 'compile', 'cloud', 'remote', 'scale', 'page'" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +154,26 @@ def test_the_remote_benchmark_runs(run_tool, quick, tmp_path):
         assert samples["ours all: round trips"] <= [5]
         assert samples["triton"] > [3 * result["kernels"] * float(delay.split()[0]) / 1000]
     assert 0 < result["memory"]["ours"] < result["memory"]["triton"]
+    missed = [row["work"] for row in result["rows"] if not row["ok"]]
+    said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
+    assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)
+    assert run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
+    text = (tmp_path / "page.md").read_text()
+    assert all(f"| {row['work']} |" in text for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_object_stores_runs(run_tool, quick, tmp_path):
+    """A quick run fetches all kernels and all files both ways at each delay, and names what it missed; the page has each row."""
+    if find_spec("obstore") is None:
+        pytest.skip("the benchmark needs obstore, which is not installed: pip install '.[cloud]'")
+    _, _, folder = quick
+    done = run_tool("bench cloud", "--quick", "--check", "--keep", folder.parent / "keep", "--results", tmp_path)
+    result = json.loads((tmp_path / "bench-cloud.json").read_text())
+    assert list(result["delays"]) == ["0 ms", "20 ms"], done.stderr
+    for samples in result["delays"].values():
+        assert samples["ours all: kernels"] == samples["ours launch: kernels"] == [result["kernels"]]
+        assert samples["gets, 10 at once: files"] == samples["gets, 256 at once: files"] == [result["files"]]
     missed = [row["work"] for row in result["rows"] if not row["ok"]]
     said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
     assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)

@@ -10,6 +10,7 @@ from tools.shared import programs
 PROGRAMS = {
     "bundle": "bundles beside torch's bundler, tar and zstd, and bare writes",
     "compile": "the compile service beside serial Triton and the pool of torch's compiler",
+    "cloud": "a start from S3 beside fetching the same files in parallel",
     "remote": "a start from a Redis server beside the remote cache of Triton",
     "scale": "a bundle of 100,000 kernels beside one of 1,000",
     "page": "make docs/benchmarks.md from docs/results/, or check that it is current",

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.bench import jobs
+from tools.bench import floors, jobs
 from tools.bench.basics import basics
 from tools.bench.fresh import FRESH_BUNDLE, first_restore
 from tools.bench.jobs import tar_program
@@ -66,12 +66,14 @@ def main() -> int:
 
     places: dict[str, Samples] = {}
     profile: dict[str, dict[str, float]] = {}
+    floor: dict[str, dict[str, float]] = {}
     for place, parent in directories(options.keep.resolve()):
         with working_folder(parent) as work, sides(jobs.__name__, "ours", "torch", "plain") as serving:
             planted = plant(cache, work / "cache")
             places[place] = measure(planted, work, serving, rounds)
             if not profile:
                 profile = profiles(planted, work, serving["ours"], 1 if options.quick else PROFILES)
+                floor = bare_profile(work, serving["ours"], 1 if options.quick else PROFILES)
     with working_folder(measurement.fast_directory()) as work:
         fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
         profile["fresh"] = fresh_steps(work / FRESH_BUNDLE, work / "fresh", few or BASIC_ROUNDS)
@@ -82,11 +84,12 @@ def main() -> int:
         "tar": "the programs tar and zstd" if tar_program() else "Python's tarfile and zstandard",
         "places": places,
         "profile": profile,
+        "floor": floor,
         "rows": rows,
     }
     missed += finish("bench-bundle", result, options.results)
     for line in missed:
-        print(f"missed: {line['work']}: {measurement.shown(line['figure'], line['unit'])}, {measurement.target(line)}")
+        print(f"missed: {floors.missed(line, result)}")
     return 1 if options.check and missed else 0
 
 
@@ -154,6 +157,19 @@ def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict
     return {
         name: {step: measurement.median([one[step] for one in each]) for step in each[0]}
         for name, each in found.items()
+    }
+
+
+def bare_profile(work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the seconds of each step that no restore can leave out, of everything and of the launch set, medians."""
+    found: dict[str, list[dict[str, float]]] = {"all": [], "launch": []}
+    for _ in range(rounds):
+        for keep, samples in found.items():
+            samples.append(side.do("bare_steps", work / "bundle", work / "out", keep))
+            shutil.rmtree(work / "out")
+    return {
+        keep: {step: measurement.median([one[step] for one in samples]) for step in samples[0]}
+        for keep, samples in found.items()
     }
 
 

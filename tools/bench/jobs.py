@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.bench import sides
+from tools.bench.bare_steps import bare_steps
 from tools.bench.step_profiles import push_steps
 
 TAR_LEVEL = 3
@@ -201,6 +202,7 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
     from bundler.lifecycle.kernel_writer import write_kernels
     from bundler.lifecycle.restore_options import RestoreOptions
     from bundler.lifecycle.restore_plan import RestorePlan
+    from bundler.toolchain import targets
 
     what: Keep = "launch" if keep == "launch" else "all"
     hashing = "writers: sha256 of the files"
@@ -208,6 +210,8 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
     watch = Watch(time.thread_time)
     bundle = Bundle.load(file)
     watch.lap("load: parse and check the manifest")
+    targets.visible_targets()
+    watch.lap("meanwhile: ask the driver which GPUs are here")
     plan = RestorePlan(bundle, RestoreOptions(into, what))
     kernels = plan._wanted_kernels()  # noqa: SLF001  # a step of it
     place = CacheDirectory(into)
@@ -276,6 +280,7 @@ JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "write_loop": write_loop,
     "tar_zstd": tar_zstd,
     "restore_steps": restore_steps,
+    "bare_steps": bare_steps,
     "collect_steps": collect_steps,
     "push_steps": push_steps,
 }

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.bench import launch_tables, remote_rows, scale
+from tools.bench import cloud_rows, floors, launch_tables, remote_rows, scale
 from tools.bench.step_profiles import profile_table as _profile
 from tools.clients import table
 from tools.shared import measurement
@@ -58,8 +58,9 @@ Inductor's own run, since eager draws others; floats within torch's own toleranc
 STEPS = {
     "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
     "the interpreter; but it decompresses a frame a thread where there are processors to spare, two from four processors on and four from "
-    "eight. The writers are as many as there are processors, up to eight. So no restore is faster than the reader's steps, "
-    "nor than all steps after loading divided by the number of processors:",
+    "eight. The writers are as many as there are processors, up to eight. A driver is asked for its GPUs in another thread, while the "
+    "reader reads what it may be able to use. So no restore is faster than the reader's steps, nor than all steps after loading divided "
+    "by the number of processors:",
     "restore launch": "A restore of the launch set, likewise:",
     "collect": "Collecting and saving, step by step, each alone, and in one thread but for compression. Threads read and hash while "
     "another one checks and makes the entries; so collecting is no faster than these two steps, nor than the first four divided by the "
@@ -93,8 +94,9 @@ REASONS: dict[str, tuple[str, str]] = {
         "out of its metadata, and compress at level 9, to a quarter of tar's size."
     )),
     "beside 1,000: peak memory": ("", (
-        "a restore of 1,000 takes 13 MB, so little that what must grow shows: names of the kernels in the directory and in the report, 140 bytes "
-        "for each."
+        "a restore of 1,000 takes 13 MB, nearly all of it buffers for three frames of 4 MB, so little that what must grow shows: keys in the "
+        "report and by outcome, and buffers whose kernels still wait to be written when the next frame is decoded. The table of that "
+        "section, where the result has it, says what both consist of."
     )),
     "times the kernels: peak": ("", (
         "the manifest is in memory: digests, names and launch facts of every kernel. The files are not, whose bytes grow "
@@ -162,6 +164,7 @@ def bundle(result: dict[str, Any]) -> str:
         *(_steps(place, samples) for place, samples in result["places"].items()),
         "### What the time goes into", "",
         *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
+        floors.table(result, "What no restore can leave out"),
         "## Sizes", "",
         "At the default level. The launch set is what a hit needs. The real caches are those of the corpus.", "",
         _table(["what", "figure", "peer", "target"],
@@ -182,6 +185,7 @@ def bundle_many_cores(result: dict[str, Any]) -> str:
             [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
         ]),
         *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
+        floors.table(result, "What no restore can leave out"),
     ])  # fmt: skip
 
 
@@ -253,6 +257,7 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-bundle-16-cores", bundle_many_cores),
     ("bench-scale", scale.section),
     ("bench-remote", remote_rows.section),
+    ("bench-cloud", cloud_rows.section),
     ("bench-compile", compiles),
     ("clients", table.section),
     ("gpu-check", gpu_check),
@@ -282,7 +287,7 @@ def not_reached(result: dict[str, Any]) -> list[str]:
 
 
 def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
-    reasons = REMOTE_REASONS if "delays" in result else REASONS
+    reasons = REMOTE_REASONS if "profile" in result and "delays" in result else REASONS
     # The longest words that fit say it best.
     for words, (profile, reason) in sorted(reasons.items(), key=lambda one: -len(one[0])):
         if words in line["work"]:
@@ -290,7 +295,7 @@ def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
             alone = ", ".join(
                 f"{name.partition(':')[0]} {shown(seconds * 1e3, 'ms')}" for name, seconds in steps.items()
             )
-            return f" Why: {reason}" + (f" Alone: {alone}." if alone else "")
+            return f" Why: {reason}" + (f" Alone: {alone}." if alone else "") + floors.told(line, result)
     return ""
 
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import jobs, sides
+from tools.bench.bare_steps import PIPELINED, bare_start
 from tools.bench.step_profiles import start_steps
 
 TAG = "bench/remote"
 PATIENCE_S = 20.0
-# So many GETs before their answers are read.
-PIPELINED = 512
 
 
 def serve(side: str) -> None:
@@ -169,6 +168,7 @@ JOBS: dict[str, Callable[..., dict[str, float]]] = {
     "gets": gets,
     "write_loop": jobs.write_loop,
     "start_steps": start_steps,
+    "bare_start": bare_start,
 }
 
 if __name__ == "__main__":

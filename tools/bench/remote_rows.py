@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tools.bench import floors
+from tools.bench.bare_steps import PIPELINED
 from tools.bench.step_profiles import START
 from tools.shared.measurement import median, row, shown, target
 
@@ -84,8 +86,6 @@ def _delay_rows(delay: str, samples: dict[str, list[float]], kernels: int) -> li
 
 def section(result: dict[str, Any]) -> str:
     """Return the section of the page."""
-    from tools.bench.remote_jobs import PIPELINED
-
     timed = [line for line in result["rows"] if "peer_ms" in line]
     rest = [line for line in result["rows"] if "peer_ms" not in line]
     steps = [
@@ -103,7 +103,7 @@ def section(result: dict[str, Any]) -> str:
         ]),
         _table(["step", *result["delays"]], [*steps, *trips]),
         _table(["into an empty server, without a delay", "time"], pushes),
-        START_STEPS, "", _steps(result["profile"]), MEASURED, "",
+        START_STEPS, "", _steps(result["profile"]), floors.table(result, "What no start from a server can leave out"), MEASURED, "",
         _table(["what", "peer", "ratio", "target"], [
             [line["work"], line["peer"], _verdict(line), target(line)] for line in rest
         ]),

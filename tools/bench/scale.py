@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.memory import multiply, peak_bytes
+from tools.bench.memory_parts import Parts, parts_of
+from tools.bench.memory_parts import table as memory_table
 from tools.bench.sides import arguments
 from tools.shared import measurement
 from tools.shared.kernel_variants import cache_of, compile_part
@@ -27,6 +29,7 @@ from tools.shared.measurement import median, row, shown
 from tools.shared.processes import output
 
 KERNELS, ROUNDS, COPIES = 1000, 5, 100
+PARTS_ROUNDS = 3
 QUICK_KERNELS, QUICK_ROUNDS, QUICK_COPIES = 20, 2, 3
 LOAD_TARGET_MS, MANY_LOAD_TARGET_MS, MANY_LOAD_TARGET_MB = 20.0, 2500.0, 400.0
 TIME_TARGET, MEMORY_TARGET, FLAT_TARGET_MB = 1.15, 1.3, 60.0
@@ -46,8 +49,8 @@ def main() -> int:
     copies = QUICK_COPIES if options.quick else COPIES
     cache = cache_of(kernels, options.keep.resolve())
     with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as work:
-        samples = measure(cache, kernels, Path(work), copies, rounds)
-    result = {"kernels": kernels, "copies": copies, "rounds": rounds, "samples": samples}
+        samples, parts = measure(cache, kernels, Path(work), copies, rounds)
+    result = {"kernels": kernels, "copies": copies, "rounds": rounds, "samples": samples, "parts": parts}
     result["rows"] = rows = rows_of(samples)
     for line in rows:
         verdict = "" if not measurement.target(line) else "ok" if line["ok"] else "MISSED"
@@ -56,19 +59,27 @@ def main() -> int:
     return 1 if options.check and not all(line["ok"] for line in rows) else 0
 
 
-def measure(cache: Path, kernels: int, work: Path, copies: int, rounds: int) -> dict[str, list[Sample]]:
-    """Return the samples of both bundles, `one` and `many`."""
+def measure(
+    cache: Path, kernels: int, work: Path, copies: int, rounds: int
+) -> tuple[dict[str, list[Sample]], dict[str, list[Parts]]]:
+    """Return the samples of both bundles, `one` and `many`, and what the memory of a restore consists of."""
     sides = {"one": 1, "many": copies}
     for name, times in sides.items():
         words = ("make", str(kernels), str(work / f"{name}.tbundle"), str(times))
         output(__name__, *words, environment={"TRITON_CACHE_DIR": str(cache)})
     samples: dict[str, list[Sample]] = {name: [] for name in sides}
+    parts: dict[str, list[Parts]] = {name: [] for name in sides}
+    for _ in range(min(rounds, PARTS_ROUNDS)):
+        for name, noted in parts.items():
+            answer = output(__name__, "parts", str(work / f"{name}.tbundle"), str(work / "out"), environment={})
+            noted.append(json.loads(answer))
+            shutil.rmtree(work / "out")
     for _ in range(rounds):
         for name, found in samples.items():
             answer = output(__name__, "restore", str(work / f"{name}.tbundle"), str(work / "out"), environment={})
             found.append(json.loads(answer))
             shutil.rmtree(work / "out")
-    return samples
+    return samples, parts
 
 
 def rows_of(samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
@@ -124,11 +135,23 @@ def restore(file: str, into: str) -> None:
     print(json.dumps(found))
 
 
+def parts(file: str, into: str) -> None:
+    """Load and restore a bundle; prints what came into memory as JSON."""
+    import bundler
+    from bundler.lifecycle.restoration import Restoration
+
+    bundler.Bundle, bundler.restore  # noqa: B018  # as in `restore`
+    with bundler.Bundle.load(file) as bundle:
+        print(json.dumps(parts_of(lambda: bundler.restore(bundle, into), Restoration)))
+
+
 def section(result: dict[str, Any]) -> str:
     """Return the section of the page."""
     lines = [f"| {line['work']} | {_verdict(line)} | {measurement.target(line)} |" for line in result["rows"]]
     table = "\n".join(["| what | figure | target |", "| --- | --- | --- |", *lines])
-    return f"## A hundred times the kernels\n\n{SECTION.format(**result)}\n{table}\n"
+    titles = {name: f"{int(samples[0]['kernels']):,} kernels" for name, samples in result["samples"].items()}
+    more = memory_table(result.get("parts", {}), titles)
+    return f"## A hundred times the kernels\n\n{SECTION.format(**result)}\n{table}\n" + (f"\n{more}" if more else "")
 
 
 def _verdict(line: dict[str, Any]) -> str:
@@ -139,5 +162,7 @@ def _verdict(line: dict[str, Any]) -> str:
 if __name__ == "__main__":
     if sys.argv[1] == "make":
         record(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    elif sys.argv[1] == "parts":
+        parts(sys.argv[2], sys.argv[3])
     else:
         restore(sys.argv[2], sys.argv[3])

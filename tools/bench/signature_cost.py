@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import subprocess
 import sys
@@ -39,7 +40,13 @@ print(json.dumps(spent))
 
 
 def signature_cost(rounds: int) -> list[dict[str, Any]]:
-    """Return the rows; raises `ConfigError` where the package `cryptography` is missing, which signs."""
+    """Return the rows; none where the package `cryptography` is missing, which signs."""
+    if importlib.util.find_spec("cryptography") is None:
+        print(
+            "skipped: without the package cryptography nothing is signed, so judging a signature is not measured",
+            file=sys.stderr,
+        )
+        return []
     import bundler
     from bundler.trust.trusted_keys import TrustedKey, write_key
 

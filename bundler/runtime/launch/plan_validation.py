@@ -2,7 +2,7 @@
 """`check_plan`: refuses a plan that does what no generated program does, before anything of it runs: a plan in a bundle may come from anybody.
 
 Every buffer has to be there when it is used, every expression is over sizes that the inputs have, every view lies within its buffer as far as
-numbers say, and operators are named, of ATen, and reach nothing but tensors.  `ProgramPlan.from_json` calls it.
+numbers say, and operators are named, of ATen, and reach nothing but tensors.  `plan_reading` calls it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from bundler.runtime.heuristics.launch_grids import open_grid
 from bundler.runtime.launch.bundle_kernels import Kernels, load
 from bundler.runtime.launch.device_tensors import device_tensor
 from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.plan_reading import read_plan
 from bundler.runtime.launch.program_plan import (
     BUFFER_MARK,
     Allocate,
@@ -222,7 +223,7 @@ def load_program(
         raise NotFound(
             f"no program {name or ''!r} in the bundle; there are {', '.join(sorted(plans)) or 'none'}", name=name
         )
-    plan = ProgramPlan.from_json(opened.read(plans[chosen].artifact))
+    plan = read_plan(opened.read(plans[chosen].artifact))
     kernels = load(opened, driver=driver)
     launch = static_launcher(plan, kernels, opened.tuning_records)
     return ProgramRunner(plan, launch, memory, constants, SeedStream(memory, seed))

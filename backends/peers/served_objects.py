@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ServedObjects`: what a server may hand on of a byte store, read once for all who ask for it at a time.
+
+`PeerServer` asks it.  Only keys that `ServedKeys` admits are ever looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bundler.backends.backend_errors import BackendError, BackendUnavailable
+from bundler.backends.batches import batches
+from bundler.backends.peers.object_frames import ANSWER_BYTES
+from bundler.backends.peers.serving_tally import ServingTally
+from bundler.backends.port import OBJECT_LIMIT, Backend, Stat, Unread
+
+# What one read of the source may bring, together, or one object.
+_READ_BYTES = 16 * 1024 * 1024
+_READ_KEYS = 64
+# So large may each be at least, whatever the first who asks for it takes: others wait for the same read.
+_LEAST_MOST = _READ_BYTES // _READ_KEYS
+
+
+@dataclass(frozen=True)
+class ServedKeys:
+    """Which keys of a byte store are for everybody, which a byte store does not know by itself.
+
+    Attributes:
+        is_object, is_ref: whether a key may be read, as an object or as a ref.
+        prefixes: what a listing is restricted to: one of these, or what begins with one and a `/`.
+        ref_prefix: the one of these that refs are under.
+        is_sound: whether bytes are those that were stored under a key; others are not handed on.
+    """
+
+    is_object: Callable[[str], bool]
+    is_ref: Callable[[str], bool]
+    prefixes: Collection[str]
+    ref_prefix: str
+    is_sound: Callable[[str, bytes], bool]
+
+    def may_list(self, prefix: str) -> bool:
+        """Whether the keys with this prefix are for everybody."""
+        return any(prefix == p or prefix.startswith(f"{p}/") for p in self.prefixes)
+
+
+class _Read:
+    """A read that is under way, for others to wait for."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.values: dict[str, bytes] = {}
+        self.error: BackendError | None = None
+
+
+class ServedObjects:
+    """A byte store, as others may read it.  Safe under threads.
+
+    Guarantees: of those who ask for an object at one time one reads it from the source; no more than `reads` read there together; no
+    damaged object is handed on.
+
+    Args:
+        source: the byte store; it stays open.
+        keys: what of it is for everybody.
+        tally: counts.
+        reads: how many may read from the source together.
+        memory_bytes: how much is kept of what was read last.
+    """
+
+    def __init__(
+        self, source: Backend, keys: ServedKeys, tally: ServingTally, *, reads: int, memory_bytes: int
+    ) -> None:
+        self.keys, self._source, self._tally = keys, source, tally
+        self._turns = threading.BoundedSemaphore(reads)
+        self._lock = threading.Lock()
+        self._under_way: dict[str, _Read] = {}
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._most_bytes, self._kept_bytes = memory_bytes, 0
+
+    def get(self, max_bytes: Mapping[str, int], until_s: float) -> Iterator[tuple[str, bytes | None]]:
+        """Yield objects with their keys, None for what is not there, as many as an answer holds; what is left out is for the next answer.
+
+        Raises:
+            BackendError: the source failed, or had no time before `until_s`, a time of `time.monotonic`.
+        """
+        wanted = {
+            key: min(max(most, _LEAST_MOST), OBJECT_LIMIT)
+            for key, most in max_bytes.items()
+            if self.keys.is_object(key)
+        }
+        for key in max_bytes.keys() - wanted.keys():
+            yield key, None
+        size = 0
+        for batch in batches(wanted.items(), _READ_KEYS, _READ_BYTES, lambda item: item[1]):
+            if size >= ANSWER_BYTES:
+                return
+            found = self._shared(dict(batch), until_s)
+            for key, _ in batch:
+                value = found.get(key)
+                size += len(value or b"")
+                yield key, value
+
+    def _shared(self, wanted: dict[str, int], until_s: float) -> dict[str, bytes]:
+        """Return what is kept, what others are reading, and what is read here."""
+        mine = _Read()
+        with self._lock:
+            found = {key: self._kept[key] for key in wanted if key in self._kept}
+            for key in found:
+                self._kept.move_to_end(key)
+            waits = {key: self._under_way[key] for key in wanted if key in self._under_way and key not in found}
+            reading = [key for key in wanted if key not in found and key not in waits]
+            self._under_way |= dict.fromkeys(reading, mine)
+        if reading:
+            found |= self._read(mine, {key: wanted[key] for key in reading}, until_s)
+        for key, read in waits.items():
+            if not read.done.wait(max(0.0, until_s - time.monotonic())):
+                raise BackendUnavailable("the source did not answer in time")
+            if read.error is not None:
+                raise read.error
+            if key in read.values:
+                found[key] = read.values[key]
+        return found
+
+    def _read(self, mine: _Read, keys: Mapping[str, int], until_s: float) -> dict[str, bytes]:
+        try:
+            with self._turn(until_s):
+                got = self._source.get_within(keys)
+            mine.values = {key: value for key, value in got.items() if self._is_whole(key, value)}
+            self._tally.add("source_reads_total", len(keys))
+            self._keep(mine.values)
+        except BackendError as error:
+            mine.error = error
+            self._tally.add("source_errors_total")
+            raise
+        finally:
+            with self._lock:
+                for key in keys:
+                    self._under_way.pop(key, None)
+            mine.done.set()
+        return mine.values
+
+    def _is_whole(self, key: str, value: bytes) -> bool:
+        if isinstance(value, Unread):
+            return False
+        sound = self.keys.is_sound(key, value)
+        if not sound:
+            self._tally.add("objects_total", result="damaged")
+        return sound
+
+    def _keep(self, values: Mapping[str, bytes]) -> None:
+        with self._lock:
+            before = self._kept_bytes
+            for key, value in values.items():
+                if len(value) <= self._most_bytes and key not in self._kept:
+                    self._kept[key] = value
+                    self._kept_bytes += len(value)
+            while self._kept_bytes > self._most_bytes:
+                self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+            after = self._kept_bytes
+        self._tally.add("memory_bytes", after - before)
+
+    def present(self, keys: Sequence[str], until_s: float) -> frozenset[str]:
+        """Return which of these objects are there; raises as `get`."""
+        with self._turn(until_s):
+            return self._source.exists([key for key in keys if self.keys.is_object(key)])
+
+    def read_ref(self, key: str, until_s: float) -> bytes | None:
+        """Return the value of a ref; raises as `get`."""
+        with self._turn(until_s):
+            return self._source.read_ref(key)
+
+    def listing(self, prefix: str, until_s: float) -> list[Stat]:
+        """Return what there is for everybody under a prefix; raises as `get`."""
+        with self._turn(until_s):
+            if not prefix:
+                return [stat for kind in self.keys.prefixes for stat in self._under(kind)]
+            return self._under(prefix)
+
+    def _under(self, prefix: str) -> list[Stat]:
+        refs = self.keys.ref_prefix
+        if not self.keys.may_list(prefix):
+            return []
+        if prefix == refs or prefix.startswith(f"{refs}/"):
+            return [Stat(key, 0, 0.0) for key in self._source.list_refs(prefix) if self.keys.is_ref(key)]
+        return [stat for stat in self._source.list(prefix) if self.keys.is_object(stat.key)]
+
+    @contextlib.contextmanager
+    def _turn(self, until_s: float) -> Iterator[None]:
+        if not self._turns.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            raise BackendUnavailable("too many read at once; try again")
+        try:
+            yield
+        finally:
+            self._turns.release()

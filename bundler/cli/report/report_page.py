@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`report_page`: the HTML of a report, with everything that it shows in it.
+
+`report_command.py` writes what it returns.  What a bundle holds is hostile: it stands in the page as JSON and as packed texts alone, which the
+page's script puts into it as text, and the page's policy lets no other script run and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections import Counter
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+import bundler
+from bundler.cli.comparison import changes_of
+from bundler.cli.report.kernel_figures import KernelFigures, SourceFolder, figures_of
+from bundler.cli.report.text_archive import PackedTexts, TextArchive
+from bundler.cli.report.treemap import Box, squarified
+from bundler.format.bundle import Bundle
+from bundler.format.bundle_union import entry_name
+from bundler.format.candidate_timings import id_of, time_of
+from bundler.format.entries import Kernel, entry_artifacts, entry_kind
+
+#: A page larger than this opens slowly, and mails refuse it.
+LIMIT_BYTES = 3_000_000
+_AREA = Box(0.0, 0.0, 960.0, 360.0)
+# Of each kind the largest kernels have areas of their own.
+_LARGEST = 12
+_NO_TEXTS = PackedTexts("", "")
+
+
+class ReportPage(Struct, frozen=True):
+    """A page, and what of the bundle is in it.
+
+    Attributes:
+        text: the HTML.
+        kernels: how many it shows.
+        with_texts: of how many it has source and stages; the others had no room, those that took longest to compile come first.
+    """
+
+    text: str
+    kernels: int
+    with_texts: int
+
+
+def report_page(
+    first: tuple[str, Bundle],
+    second: tuple[str, Bundle] | None = None,
+    *,
+    sources: SourceFolder | None = None,
+    misses: Sequence[dict[str, Any]] = (),
+    limit_bytes: int = LIMIT_BYTES,
+) -> ReportPage:
+    """Make the page of a bundle.
+
+    Args:
+        first: what the bundle is called, and the bundle.
+        second: another one, which the page compares it with.
+        sources: where the Python files of kernels are looked for.
+        misses: why kernels were compiled here, as `explain --json` tells it.
+        limit_bytes: texts of kernels are left out where the page would be larger.
+    """
+    name, bundle = first
+    order = sorted(bundle.kernels, key=lambda kernel: (kernel.name, str(kernel.target), kernel.key))
+    told: dict[str, Any] = {
+        "version": bundler.__version__,
+        "name": name,
+        "overview": _overview(bundle),
+        "tunings": _tunings(bundle),
+        "diff": _diff(first, second) if second is not None else None,
+        "misses": list(misses),
+    }
+    chosen = {kernel.key for kernel in order}
+    while True:
+        archive = TextArchive()
+        figures = [figures_of(bundle, k, archive if k.key in chosen else None, sources) for k in order]
+        page = _page(
+            told | {"kernels": figures, "treemap": _treemap(figures)}, archive.pack() if chosen else _NO_TEXTS, name
+        )
+        if len(page) <= limit_bytes or not chosen:
+            return ReportPage(page, len(order), len(chosen))
+        without = len(_page(told | {"kernels": figures}, _NO_TEXTS, name))
+        chosen = _fewer(figures, chosen, (limit_bytes - without) / max(1, len(page) - without))
+
+
+def _fewer(figures: Sequence[KernelFigures], chosen: set[str], share: float) -> set[str]:
+    """Return this share of what was chosen, and a little less: those that took longest to compile."""
+    number = int(len(chosen) * max(0.0, min(share, 1.0)) * 0.9)
+    longest = sorted((one for one in figures if one.key in chosen), key=lambda one: (-(one.compile_us or 0), one.key))
+    return {one.key for one in longest[:number]}
+
+
+def _page(told: dict[str, Any], texts: PackedTexts, name: str) -> str:
+    parts = files(__package__) / "page"
+    script = (parts / "report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # In a script element only a "<" could end it; JSON has an escape for it.
+    facts = msgspec.json.encode(told).decode().replace("<", "\\u003c")
+    page = (parts / "report.html").read_text(encoding="utf-8")
+    for mark, text in (
+        ("{{title}}", html.escape(f"{name}: kernels")),
+        ("{{script-digest}}", f"sha256-{digest}"),
+        ("{{style}}", (parts / "report.css").read_text(encoding="utf-8")),
+        ("{{lines}}", texts.lines),
+        ("{{runs}}", texts.runs),
+        ("{{script}}", script),
+        ("{{facts}}", facts),  # the last: what a bundle holds may look like a mark
+    ):
+        page = page.replace(mark, text, 1)
+    return page
+
+
+def _overview(bundle: Bundle) -> dict[str, Any]:
+    content = bundle.content
+    sizes = dict(content.blobs)
+    by_kind: Counter[str] = Counter()
+    used: Counter[str] = Counter()
+    for entry in content.entries:
+        for artifact in entry_artifacts(entry):
+            by_kind[artifact.kind] += artifact.size
+            used[artifact.digest] += 1
+    targets = Counter(str(kernel.target) for kernel in bundle.kernels)
+    times = [sum(time for _, time in seen.times_us) for seen in bundle.observed.kernels.values()]
+    binaries = {(str(kernel.target), kernel.binary.digest) for kernel in bundle.kernels}
+    return {
+        "digest": bundle.digest,
+        "kernels": len(bundle.kernels),
+        "names": len({kernel.name for kernel in bundle.kernels}),
+        "targets": dict(sorted(targets.items())),
+        "bytes_by_kind": dict(by_kind.most_common()),
+        "stored_bytes": sum(sizes.values()),
+        "shared_files": sum(number - 1 for number in used.values()),
+        "compile_us": sum(times),
+        "timed_kernels": sum(1 for time in times if time),
+        "tuning_records": len(bundle.tuning_records),
+        "others": dict(Counter(entry_kind(entry) for entry in content.entries if not isinstance(entry, Kernel))),
+        "same_binaries": len(bundle.kernels) - len(binaries),
+        "variants_dropped": bundle.variants_dropped,
+        "environments": [dict(pairs) for pairs in bundle.observed.environments],
+    }
+
+
+def _treemap(figures: Sequence[KernelFigures]) -> list[dict[str, Any]]:
+    """Return rectangles: one for each kind of file, and in it one for each of the largest kernels and one for the others."""
+    amounts: dict[str, Counter[str]] = {}
+    for one in figures:
+        for kind, size in one.files:
+            amounts.setdefault(kind, Counter())[one.key] += size
+    kinds = sorted(
+        ((sum(sizes.values()), kind) for kind, sizes in amounts.items() if sum(sizes.values())), reverse=True
+    )
+    boxes = []
+    for (total, kind), area in zip(kinds, squarified([total for total, _ in kinds], _AREA), strict=True):
+        largest = [(key, size) for key, size in amounts[kind].most_common(_LARGEST) if size]
+        rest = total - sum(size for _, size in largest)
+        inner = sorted([*largest, *([("", rest)] if rest else [])], key=lambda pair: -pair[1])
+        cells = squarified([size for _, size in inner], area)
+        boxes.append({"kind": kind, "bytes": total, "box": area,
+                      "cells": [{"key": key, "bytes": size, "box": box} for (key, size), box in zip(inner, cells, strict=True)]})  # fmt: skip
+    return boxes
+
+
+def _tunings(bundle: Bundle) -> list[dict[str, Any]]:
+    found = {tuning.record: tuning for tuning in bundle.observed.tunings}
+    rows = []
+    for record in bundle.tuning_records:
+        tuning = found.get(id_of(record))
+        rows.append({
+            "kernel": record.kernel,
+            "found_by": record.found_by,
+            "config": {name: value.plain() for name, value in record.config},
+            "time_ns": time_of(record, tuning),
+            "device": dict(record.parts).get("device"),
+            "timings": [
+                {"config": {name: value.plain() for name, value in one.config}, "key": one.key, "time_ns": one.time_ns,
+                 "low_ns": one.low_ns, "high_ns": one.high_ns, "reason": one.reason}
+                for one in (tuning.timings if tuning is not None else ())
+            ],
+        })  # fmt: skip
+    return rows
+
+
+def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, Any]:
+    (_, one), (name, two) = first, second
+    difference = bundler.diff(one, two)
+    mine = {entry_name(entry): entry for entry in one.content.entries}
+    theirs = {entry_name(entry): entry for entry in two.content.entries}
+
+    def told(entry: Any, changes: list[str]) -> dict[str, Any]:
+        kernel = isinstance(entry, Kernel)
+        return {"name": entry.name if kernel else entry.path, "target": str(entry.target) if kernel else entry_kind(entry),
+                "key": entry.key if kernel else "", "changes": changes}  # fmt: skip
+
+    return {
+        "name": name,
+        "digest": two.digest,
+        "added": [told(theirs[key], []) for key in difference.added],
+        "removed": [told(mine[key], []) for key in difference.removed],
+        "changed": [told(theirs[key], changes_of(mine[key], theirs[key])) for key in difference.changed],
+        "same": len(mine) - len(difference.removed) - len(difference.changed),
+    }

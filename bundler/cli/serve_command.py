@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `serve`: bundles, cache directories and stores for other machines, over HTTP and for reading.
+
+`app.py` lists it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import click
+
+from bundler.backends.peers.peer_requests import ServingBounds
+from bundler.cli import wording
+from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.quantities import to_bytes, to_seconds
+from bundler.cli.stores import as_url, with_environment
+from bundler.cli.terminal import Screen
+from bundler.lifecycle.served_sources import served_source
+from bundler.store.store_server import DRAIN_S, StoreServer, listen_address
+
+_BOUNDS = ServingBounds()
+
+
+@click.command(
+    short_help="Hand kernels on to other machines.",
+    epilog=example(
+        "serve --listen 0.0.0.0:8321 file:///var/cache/kernels",
+        "serve --listen 0.0.0.0:8321 model.tbundle ~/.triton/cache",
+    ),
+)
+@click.argument("sources", metavar="SOURCE…", nargs=-1, required=True)
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Where to listen; port 0 for one that is free.")
+@click.option("--connections", type=click.IntRange(1, 10_000), default=_BOUNDS.connections, show_default=True,
+              metavar="N", help="Connections at once; more are refused, and come again.")  # fmt: skip
+@click.option("--memory", callback=to_bytes, default="128MiB", show_default=True, metavar="SIZE",
+              help="How much is kept in memory of what was read last.")  # fmt: skip
+@click.option("--drain", callback=to_seconds, default=f"{DRAIN_S:.0f}s", show_default=True, metavar="DURATION",
+              help="After SIGTERM, wait so long for answers that are under way.")  # fmt: skip
+@reports
+def serve(screen: Screen, sources: tuple[str, ...], listen: str, connections: int, memory: int, drain: int) -> int:
+    """Hand on what is in SOURCE: a bundle, a cache directory of Triton, or a store; several are one, the nearest first.
+
+    Others name this server in TRITON_BUNDLER_PEERS, http://HOST:PORT, or read it as a store, tb+http://HOST:PORT. It serves objects by digest
+    and tags by name, and nothing else; GET /health and GET /metrics say how it does. Whoever reaches the address may read. It ends
+    at SIGTERM, with status 0: it listens no more at once, and finishes what is under way within --drain; then status 1 when that was too short.
+    """
+    listen_address(listen)  # raises for what is none, before anything is read
+    urls = [with_environment(as_url(source)) for source in sources]
+    with screen.progress("reading what is to be served"):
+        source = served_source(urls)
+    bounds = replace(_BOUNDS, connections=connections, memory_bytes=memory)
+    with source.backend, StoreServer(source.backend, listen, bounds) as server:
+        with _asked_to_end() as ending:
+            for path, name in source.bundles:
+                screen.line(f"{path} as {name}")
+            for name in source.stores:
+                screen.line(name)
+            screen.done(f"serving at {server.url}")
+            screen.out.file.flush()
+            ending.wait()
+        finished = server.close(drain)
+        requests, sent = server.total("requests_total"), server.total("sent_bytes_total")
+    if not finished:
+        screen.complain(f"some requests were not answered within {wording.span(drain)}; allow more by --drain")
+    screen.done(f"served {wording.count(requests, 'request')}, {wording.size(sent)}")
+    screen.finish({"url": server.url, "requests": requests, "sent_bytes": sent, "ok": finished})
+    return FINE if finished else PROBLEM
+
+
+@contextlib.contextmanager
+def _asked_to_end() -> Iterator[threading.Event]:
+    """Yield what SIGTERM and Ctrl-C set; after the block a second one interrupts the command as any other."""
+    ending = threading.Event()
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, lambda _number, _frame: ending.set())
+    try:
+        yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `sync`: brings one store to what another one has.
+
+`app.py` lists it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from bundler.cli import wording
+from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.stores import as_url, existing_store, open_stores
+from bundler.cli.terminal import Screen
+from bundler.store.store_reports import SyncReport
+
+SHOWN = 20
+
+
+@click.command(
+    short_help="Bring one store to what another one has.",
+    epilog=example(
+        "sync redis://host:6379 file:///var/cache/kernels --dry-run",
+        "sync s3://kernels/team file:///mnt/shared/kernels --tags 'llama3/*' --tags 'qwen/*'",
+    ),
+)
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST")
+@click.option(
+    "--tags", "globs", multiple=True, metavar="GLOB", help="Only tags that match; repeat it for more. Without it, all."
+)
+@click.option(
+    "--delete-tags", is_flag=True, help="Remove tags of DST that SRC does not have; what they named stays until prune."
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing, only say what would be.")
+@reports
+def sync(screen: Screen, source: str, target: str, globs: tuple[str, ...], *, delete_tags: bool, dry_run: bool) -> int:
+    """Bring the store DST to what the tags of the store SRC name; only what is missing there is moved, with what is signed of it.
+
+    A run that was interrupted goes on where it ended. Exit status 1 when a tag could not be mirrored: it stays in DST as it was.
+    """
+    with existing_store(as_url(source), read_only=True) as held, open_stores(as_url(target)) as mirrored:
+        with screen.progress(f"mirroring {held.name}"):
+            report = held.sync_to(mirrored, globs, dry_run=dry_run, delete_tags=delete_tags)
+        _show(screen, report, dry_run=dry_run)
+        for tag, reason in report.failed:
+            screen.complain(f"tag {tag}: {reason}")
+        done = len(report.moved) + len(report.kept)
+        number = wording.count(done, "tag")
+        screen.done(
+            f"{number} of {mirrored.name} {'would be' if dry_run else wording.plural(done, 'is')} as in {held.name} "
+            f"({wording.duration(report.seconds)})"
+        )
+        screen.finish(
+            {
+                "source": held.name,
+                "target": mirrored.name,
+                "dry_run": dry_run,
+                "ok": not report.failed,
+                **asdict(report),
+            }
+        )
+    return PROBLEM if report.failed else FINE
+
+
+def _show(screen: Screen, report: SyncReport, *, dry_run: bool) -> None:
+    size = "" if dry_run else f", {wording.size(report.bytes_moved)}"
+    units = wording.count(report.units_moved, "unit")
+    screen.facts([
+        ("moved", f"{_listed(report.moved)}: {units}{size}" if report.moved else "nothing, all of it was there"),
+        ("kept", _listed(report.kept)),
+        ("deleted", _listed(report.deleted)),
+        ("present", wording.count(report.units_present, "unit") if report.units_present and report.moved else ""),
+    ])  # fmt: skip
+
+
+def _listed(tags: tuple[str, ...]) -> str:
+    """Return tags in a line; of many the first."""
+    more = f" and {len(tags) - SHOWN} more" if len(tags) > SHOWN else ""
+    return ", ".join(tags[:SHOWN]) + more

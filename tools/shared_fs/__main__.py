@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point of this package: `python -m tools.shared_fs PROGRAM`; each program is the module of its name."""
+
+from __future__ import annotations
+
+import sys
+
+from tools.shared import programs
+
+PROGRAMS = {
+    "race": "processes on two mounts of one directory that push, restore and count at once, beside Triton's own cache",
+}
+
+if __name__ == "__main__":
+    sys.exit(programs.run("tools.shared_fs", PROGRAMS))
