@@ -16,6 +16,8 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from bundler.codegen.list_decompositions import list_decompositions
+
 aten = torch.ops.aten
 # Beyond torch's table for a small set of operators: these have decompositions, and as kernels they are loops and reductions.
 _TAKEN_APART = [
@@ -36,21 +38,29 @@ _TAKEN_APART = [
     "elu",
     "softplus",
     "lerp",
-    "native_dropout",
     "_fused_rms_norm",
     "glu",
     "logsumexp",
     "native_batch_norm",
     "masked_fill",
+    "linalg_vector_norm",
+    "dist",
+    "unfold",
+    "max_pool2d_with_indices_backward",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "_adaptive_avg_pool2d",
+    "upsample_bilinear2d",
 ]
 # A reduction of its own computes mean and squares in one pass.
-_KEPT = ["var", "var_mean", "std", "any", "all", "isinf", "isnan", "sum", "mean"]
+_KEPT = ["bernoulli", "native_dropout", "var", "var_mean", "std", "any", "all", "isinf", "isnan", "sum", "mean"]
 
 
 @lru_cache(maxsize=1)
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the functions that take operators apart, by operator."""
     table = {**core_aten_decompositions(), **get_decompositions([getattr(aten, name) for name in _TAKEN_APART])}
+    table |= list_decompositions()
     for packet in (getattr(aten, name) for name in _KEPT):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)

@@ -8,8 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from bundler.runtime.heuristics.facts import Device
+from bundler.runtime.tuning.benchmark import Sample
 
 HERE = Path(__file__).resolve().parent
 pytestmark = [
@@ -87,3 +91,63 @@ def test_text_does_not_depend_on_the_hash_seed(built):
     }  # fmt: skip
     assert len(found) == 1
     assert re.fullmatch(r"[0-9a-f]{64}\n", found.pop())
+
+
+def test_a_module_ends_with_a_benchmark_where_that_was_asked_for(tmp_path, monkeypatch, capsys):
+    """The text needs torch for nothing else; arguments are as the example's, and each candidate is timed, then the launch as it is."""
+    import torch
+
+    from bundler.codegen import module_benchmarks
+    from bundler.codegen.program import GenerateOptions, generate
+
+    def function(a):
+        return torch.softmax(a, -1)
+
+    given = [torch.randn(48, 64)]
+    plain, asked = (
+        generate(function, given, options=GenerateOptions(sources=str(tmp_path), benchmark_harness=harness))
+        for harness in (False, True)
+    )
+    assert not any("get_args" in source for source in plain.sources.values())
+    name, source = next(iter(asked.sources.items()))
+    head, _, harness = source.partition("from bundler.codegen.module_benchmarks")
+    assert head.rstrip() == plain.sources[name].rstrip()
+    assert "torch" not in harness
+    assert f"if __name__ == '__main__':\n    report(call, get_args(), {2 * 48 * 64 * 4 / 1e9!r})" in harness
+    module = sys.modules[asked.modules[name].fn.__module__]
+    args = module_benchmarks.random_arguments(
+        [("float32", (3, 4), (4, 1)), ("int64", (2,), (1,)), ("float8_e5m2", (8,), (1,)), 7], "cpu"
+    )
+    assert [getattr(item, "dtype", item) for item in args] == [torch.float32, torch.int64, torch.float8_e5m2, 7]
+    assert bool(args[0].std() > 0)
+    assert not bool(args[1].any())
+
+    class Clock:
+        def sample(self, launch, reset):
+            return Sample(2.0, 2.0, 2.0)
+
+    monkeypatch.setattr(module_benchmarks, "current_device", lambda: Device("cuda", 132, major=9))
+    times = module_benchmarks.candidate_times(asked.modules[name], [*given, *given, 48, 64], Clock())
+    assert len(times) == len(asked.modules[name].on(Device("cuda", 132, major=9)).configs)
+    assert set(times.values()) == {2.0}
+    module_benchmarks.report(module.call, args, 0.5, Clock())
+    assert capsys.readouterr().out == "2.000 ms    0.500 GB    250.00 GB/s\n"
+
+
+def test_a_nan_is_told_by_the_kernel_that_made_it(monkeypatch):
+    """With `nan_checks` the first kernel with a NaN or an infinity among its tensors stops the program; without, nobody looks."""
+    import torch
+
+    from bundler.codegen.program import GenerateOptions, Program, generate
+
+    def program(**options):
+        found = generate(lambda a: a.log(), [torch.ones(8)], options=GenerateOptions(**options))
+        kernel = SimpleNamespace(run=lambda a, out, _size: out.copy_(a.log()))
+        monkeypatch.setattr(Program, "modules", dict.fromkeys(found.kernels, kernel))
+        return found
+
+    assert program(nan_checks=True).run(torch.ones(8))[0].tolist() == [0.0] * 8
+    for number, word in ((-1.0, "a NaN"), (0.0, "an infinity")):
+        with pytest.raises(FloatingPointError, match=f"log_0: after its launch tensor 1 has {word}"):
+            program(nan_checks=True).run(torch.full((8,), number))
+        program().run(torch.full((8,), number))
