@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy import functions
 
+from bundler.codegen.graph_tracing import RETURNED_INPUTS
 from bundler.codegen.index_functions import FloorDiv, owned
 from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor
 from bundler.codegen.loop_nodes import Reference, TensorLayout, TorchValue
@@ -227,9 +228,16 @@ class _Reader:
         values = [self._argument(item) for item in tree_leaves(node.args[0])]
         # Before any input is changed, everything that is read of the old one is computed.
         kept = [(buffer, self._computed(value)) for buffer, value in self._mutations]
-        self._graph.outputs = [self._output(value) for value in values]
+        self._graph.outputs = [self._returned(place) or self._output(value) for place, value in enumerate(values)]
         for buffer, value in kept:
             builder.write(buffer, value, builder.buffers[buffer].layout)
+
+    def _returned(self, place: int) -> Reference | None:
+        """Return the input that a result is, where the program changes that input: no memory of its own, nor a store."""
+        number = self._module.meta.get(RETURNED_INPUTS, {}).get(place)
+        name = f"arg{number}"
+        changed = {buffer for buffer, _ in self._mutations}
+        return Reference(name, self._graph.builder.buffers[name].layout) if name in changed else None
 
     def _computed(self, value: LazyTensor) -> LazyTensor:
         if len(self._mutations) > 1:

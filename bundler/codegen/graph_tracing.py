@@ -15,10 +15,13 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from bundler.codegen.list_decompositions import list_decompositions
 
 aten = torch.ops.aten
+# Of a graph's `meta`: place of a result -> number of the input that it is, which the graph itself does not say once it is functional.
+RETURNED_INPUTS = "returned_inputs"
 # Beyond torch's table for a small set of operators: these have decompositions, and as kernels they are loops and reductions.
 _TAKEN_APART = [
     "_softmax",
@@ -78,9 +81,17 @@ def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False
     if isinstance(function, torch.export.ExportedProgram):
         return function.run_decompositions(decompositions()).graph_module
 
+    returned: dict[int, int] = {}
+
     # make_fx counts parameters, and those with a default may be left out.
     def called(*inputs: Any) -> Any:
-        return function(*inputs)
+        before = {id(given): (number, _layout(given)) for number, given in enumerate(inputs)}
+        result = function(*inputs)
+        for place, leaf in enumerate(tree_leaves(result)):
+            number, layout = before.get(id(leaf), (None, None))
+            if number is not None and isinstance(leaf, torch.Tensor) and _layout(leaf) == layout:
+                returned[place] = number
+        return result
 
     functional = torch.func.functionalize(called, remove="mutations")
     mode = "symbolic" if dynamic else "fake"
@@ -90,7 +101,12 @@ def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False
         traced = make_fx(functional, tracing_mode=mode)(*example_inputs)
     traced.graph.eliminate_dead_code()
     traced.recompile()
+    traced.meta[RETURNED_INPUTS] = returned
     return traced
+
+
+def _layout(value: Any) -> Any:
+    return (value.shape, value.stride(), value.storage_offset()) if isinstance(value, torch.Tensor) else None
 
 
 def _changes_what_it_made(traced: fx.GraphModule) -> bool:

@@ -79,7 +79,7 @@ def kernel_name(text: KernelText, number: int) -> str:
 
 def module_text(text: KernelText) -> str:
     """Return the source of a module, with a placeholder for the kernel's name."""
-    parameters = [*(parameter.name for parameter in text.parameters), *(f"{b}: tl.constexpr" for b in text.blocks)]
+    parameters = [*map(_declared, text.parameters), *(f"{b}: tl.constexpr" for b in text.blocks)]
     metadata = {
         "size_hints": {prefix: text.hints[prefix] for prefix, _ in text.dimensions},
         "tile_hint": _tile_hint(text),
@@ -98,6 +98,11 @@ def module_text(text: KernelText) -> str:
         f"@triton.jit{_unspecialized(text)}\n"
         f"def {_PLACEHOLDER}({', '.join(parameters)}):\n{body}"
     )
+
+
+def _declared(parameter: KernelParameter) -> str:
+    """Return a parameter as the function has it: of a number with 64 bits the type, since Triton goes by the value else."""
+    return f"{parameter.name}: tl.int64" if parameter.type == "i64" else parameter.name
 
 
 def harness_text(text: KernelText) -> str:

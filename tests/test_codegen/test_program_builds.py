@@ -12,7 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from bundler import Bundle
+from bundler.format.program_paths import program_name
 from bundler.runtime.heuristics.facts import Device
+from bundler.runtime.launch.plan_reading import read_plan
+from bundler.runtime.launch.program_plan import Allocate, Launch
 from bundler.runtime.tuning.benchmark import Sample
 
 HERE = Path(__file__).resolve().parent
@@ -60,18 +64,51 @@ def test_every_kernel_is_built_for_every_target(built):
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
 def test_a_bundle_is_launched_without_torch_and_triton(built, backend):
-    """Parameters are the addresses of inputs and outputs, then the sizes; the grid covers the problem."""
+    """Every launch has the addresses and sizes that the plan says, as its kernel's signature has them, and a grid that covers the problem."""
     path, program, _ = built
     report = replay(path, backend)
     assert report["imported"] == []
-    assert [launch["kernel"] for launch in report["launches"]] == list(program.kernels)
-    for launch, kernel in zip(report["launches"], program.kernels.values(), strict=True):
-        pointers = [address for address in launch["parameters"] if address in report["addresses"]]
-        assert len(pointers) == sum(1 for parameter in kernel.text.parameters if parameter.type.startswith("*"))
-        assert min(launch["grid"]) > 0
+    taken = [step.name for step in program.plan.steps if isinstance(step, Allocate)]
+    addresses = dict(zip(taken, report["allocated"], strict=True))
+    addresses |= {given.name: address for given, address in zip(program.plan.inputs, report["inputs"], strict=True)}
+    steps = [step for step in program.plan.steps if isinstance(step, Launch)]
+    assert [launch["kernel"] for launch in report["launches"]] == [step.kernel for step in steps]
+    for launch, step in zip(report["launches"], steps, strict=True):
+        types = [parameter.type for parameter in program.kernels[step.kernel].text.parameters]
+        expected = [addresses[item[1:]] if isinstance(item, str) else item for item in step.arguments]
+        assert decoded(bytes.fromhex(launch["parameters"]), types) == expected
+        assert covered(launch["grid"], bundled_choice(path, step.kernel, backend), step.sizes)
     # Two results, each in memory of its own.
+    assert report["outputs"] == [addresses[output.buffer] for output in program.plan.outputs]
     assert len(set(report["outputs"])) == 2
-    assert set(report["outputs"]) <= set(report["addresses"])
+
+
+def decoded(raw, types):
+    """Return the parameters of a launch: pointers have eight bytes, sizes four, each at a multiple of its size."""
+    found, place = [], 0
+    for kind in types:
+        size = 4 if kind == "i32" else 8
+        place = -(-place // size) * size
+        found.append(int.from_bytes(raw[place : place + size], "little"))
+        place += size
+    return found
+
+
+def bundled_choice(path, kernel, backend):
+    """Return the blocks with which the bundle's plan has a kernel launched."""
+    bundle = Bundle.load(path)
+    (entry,) = [one for one in bundle.opaque if program_name(one.path) is not None]
+    choices = read_plan(bundle.read(entry.artifact)).kernels[kernel].choices
+    return next(listed[0].blocks for target, listed in choices.items() if target.startswith(backend))
+
+
+def covered(grid, blocks, sizes):
+    """Whether as many programs run along each dimension as its blocks need."""
+    return all(
+        grid[place] == -(-int(sizes[f"{prefix}numel"]) // blocks[f"{prefix.upper()}BLOCK"])
+        for place, prefix in enumerate("xyz")
+        if f"{prefix.upper()}BLOCK" in blocks
+    )
 
 
 def test_text_does_not_depend_on_the_hash_seed(built):

@@ -235,6 +235,18 @@ def test_memory_that_nobody_reads_again_is_written_over():
     assert [parameter.name for parameter in kernel.text.parameters] == ["in_out_ptr0", "xnumel"]
 
 
+def test_a_row_wise_result_does_not_join_a_sum_of_columns():
+    """A sum of columns that is done in pieces has as many elements as the input; what reads the input along its rows is a kernel of its own."""
+
+    def function(a, g):
+        return (a * g).sum(0), a + 1
+
+    program = generate(function, [torch.empty(4096, 1024), torch.empty(4096, 1024)])
+    reducing = [source for source in program.sources.values() if "tl.sum(" in source]
+    assert not any("fused_add" in source for source in reducing)
+    assert len(program.kernels) > len(reducing)
+
+
 HERE = Path(__file__).resolve().parent
 #: Further interpreters to compare, as paths; those of these names on PATH are found.
 PYTHONS = ("python3.11", "python3.12", "python3.13")

@@ -40,6 +40,7 @@ from bundler.runtime.launch.program_plan import (
     TensorSpec,
 )
 from bundler.runtime.launch.seed_stream import SeedSource, SeedStream
+from bundler.trust.admission import admit
 
 # Of a kernel, its arguments by position, and the sizes of its grid.
 Launcher = Callable[[str, Sequence[Any], Mapping[str, int]], None]
@@ -224,9 +225,16 @@ def load_program(
             f"no program {name or ''!r} in the bundle; there are {', '.join(sorted(plans)) or 'none'}", name=name
         )
     plan = read_plan(opened.read(plans[chosen].artifact))
-    kernels = load(opened, driver=driver)
-    launch = static_launcher(plan, kernels, opened.tuning_records)
-    return ProgramRunner(plan, launch, memory, constants, SeedStream(memory, seed))
+    seeds = SeedStream(memory, seed)
+    if not plan.kernels:  # it returns inputs, views of them, and what operators give
+        admit(opened)
+        return ProgramRunner(plan, _launch_nothing, memory, constants, seeds)
+    launch = static_launcher(plan, load(opened, driver=driver), opened.tuning_records)
+    return ProgramRunner(plan, launch, memory, constants, seeds)
+
+
+def _launch_nothing(name: str, _arguments: Sequence[Any], _sizes: Mapping[str, int]) -> None:
+    raise NotFound(f"{name}: the program has no kernels", name=name)
 
 
 def static_launcher(plan: ProgramPlan, kernels: Kernels, records: Sequence[TuningRecord] = ()) -> Launcher:
