@@ -101,11 +101,11 @@ class _Fusion:
         for number, group in enumerate(self._groups):
             for name in sorted(group.touched if group.loops else ()):
                 users.setdefault(name, []).append(number)
+        siblings = _neighbours(self._siblings(users).values())
         alike: dict[tuple[str, object], list[int]] = {}
         for name, numbers in users.items():
             for number in numbers:
                 alike.setdefault((name, self._groups[number].dimensions), []).append(number)
-        siblings = _neighbours(self._siblings(users).values())
         scored = []
         # Neighbours among the users of a buffer, and among those of equal dimensions, are enough: what they become meets the next one in the next round.
         for a, b in _neighbours([*users.values(), *alike.values()]) | siblings:
