@@ -42,7 +42,9 @@ COMPILING = Group(
 )  # fmt: skip
 LAUNCHING = Group("launching", "Launching", "Launch kernels of a bundle, without Triton, torch or a compiler.")
 TUNING = Group("tuning", "Tuning", "Find a configuration once, and carry it with the kernel.")
-ERRORS = Group("errors", "Errors", "Every error is a `BundlerError`, and says what, which, what was expected, and the fix.")
+ERRORS = Group(
+    "errors", "Errors", "Every error is a `BundlerError`, and says what, which, what was expected, and the fix."
+)
 GROUPS = (BUNDLES, STORES, SESSIONS, TRUST, COMPILING, LAUNCHING, TUNING, ERRORS)
 
 # The module that a name comes from decides its page: the first beginning that fits.
@@ -73,7 +75,9 @@ def group_of(home: str) -> Group:
 
 def page_text(group: Group, homes: dict[str, str]) -> str:
     """Return the Markdown of a page: its public names, functions first, each to be filled in from its docstring."""
-    names = sorted((name for name, home in homes.items() if group_of(home) is group), key=lambda name: (name[0].isupper(), name))
+    names = sorted(
+        (name for name, home in homes.items() if group_of(home) is group), key=lambda name: (name[0].isupper(), name)
+    )
     entries = [f"::: bundler.{name}" for name in names] + [f"::: {name}" for name in group.others]
     return "\n\n".join((f"# {group.title}", group.about, *entries)) + "\n"
 
@@ -85,7 +89,9 @@ def index_text() -> str:
         "[api.md](../api.md) has the same names in one page with the rules that hold for several of them, the command line, and every "
         "setting; [format.md](../format.md) is the file format. The public surface is `bundler.__all__`; what is not here may change."
     )
-    return f"# Reference\n\nMade from the docstrings of the public names.\n\n| page | about |\n|---|---|\n{rows}\n{also}\n"
+    return (
+        f"# Reference\n\nMade from the docstrings of the public names.\n\n| page | about |\n|---|---|\n{rows}\n{also}\n"
+    )
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

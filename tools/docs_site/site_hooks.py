@@ -10,6 +10,7 @@ import logging
 import posixpath
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -57,7 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Turn links between files of the checkout into links between pages of the site."""
     here = page.file.src_uri
     place = PAGES.get(here, f"docs/{here}")
@@ -70,7 +71,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return found[1] + posixpath.relpath(led, posixpath.dirname(here) or ".") + found[3]
 
     ends = [0, *(end for block in FENCE.finditer(markdown) for end in block.span()), len(markdown)]
-    parts = [markdown[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    parts = [markdown[start:end] for start, end in pairwise(ends)]
     # Every second part is a block of code.
     return "".join(part if number % 2 else LINK.sub(turned, part) for number, part in enumerate(parts))
 
