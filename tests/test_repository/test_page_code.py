@@ -4,6 +4,7 @@
 import ast
 import doctest
 import importlib
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import click
 import pytest
 
 from bundler.cli.app import app
-from tools.docs_site.code_blocks import Block, blocks, command_lines, inline_commands
+from tools.docs_site.code_blocks import FENCE, Block, blocks, command_lines, inline_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md"))]  # fmt: skip
 BLOCKS = [block for page in PAGES for block in blocks(page, ROOT)]
 DEPLOYED = sorted(path for path in (ROOT / "deploy").rglob("*.yaml"))
+INLINE_CODE = re.compile(r"`[^`\n]+`")
+LINK = re.compile(r"\]\(([^()\s#:]+)(?:#[^()\s]*)?\)")
 # What a page writes for something of the reader's.
 PLACEHOLDERS = frozenset({"", "…", "...", "…-"})
 
@@ -173,12 +176,21 @@ def test_every_public_name_is_on_one_page_of_the_reference():
 
 
 def test_each_page_of_the_site_has_its_place():
-    """mkdocs.yml lists each page of docs/, and no other; mkdocs itself is not needed to see it."""
+    """mkdocs.yml lists each page of docs/ that lies in a folder, and no page that is not there; a guide that it does not list comes last."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    nav = {
-        word
-        for line in text[text.index("\nnav:") :].splitlines()
-        if (word := line.split()[-1] if line.split() else "").endswith(".md")
-    }
-    generated = {name for name in nav if name.startswith(("project/", "reference/"))}
-    assert nav - generated == {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    nav = set(re.findall(r"[\w./-]+\.md$", text[text.index("\nnav:") :], re.MULTILINE))
+    listed = {name for name in nav if not name.startswith(("project/", "reference/"))}
+    there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert (listed - there, {name for name in there - listed if "/" in name}) == (set(), set())
+
+
+def test_links_between_files_lead_to_files():
+    """Each link of a page to another file of the checkout leads to one, so that the pages can be read without the site."""
+    links = [
+        (page, target)
+        for page in PAGES
+        for target in LINK.findall(INLINE_CODE.sub("", FENCE.sub("", page.read_text(encoding="utf-8"))))
+        if target != "..."
+    ]
+    assert len(links) > 150
+    assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []

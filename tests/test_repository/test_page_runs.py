@@ -76,7 +76,9 @@ def run(block, where):
         lines = [line.removeprefix(PROMPT) for line in block.text.splitlines() if line.startswith(PROMPT)]
         started(where, "bash", "-euo", "pipefail", "-c", "\n".join(lines))
     elif block.text.startswith(">>> "):
-        (where / "session.txt").write_text(block.text)
+        (where / "session.txt").write_text(
+            "".join(f">>> {line}\n" for line in before.splitlines() if line) + block.text
+        )
         started(where, "python", "-c", DOCTEST, "session.txt")
     else:
         (where / "block.py").write_text(before + block.text)
@@ -109,4 +111,4 @@ def test_each_exception_has_a_reason():
     }
     known = ("not run: ", ORDER)
     assert {order for order in orders if not order[1].startswith(known) and order[1] != "run"} == set()
-    assert len(RUN) > 12
+    assert len(RUN) > 15

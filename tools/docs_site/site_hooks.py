@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks of mkdocs: pages from outside of docs/, links that lead there, and a look at every link of the built site.
 
-mkdocs.yml names this file, and mkdocs calls `on_files`, `on_page_markdown` and `on_post_build`.  A warning here ends a strict build.
+mkdocs.yml names this file, and mkdocs calls `on_config`, `on_files`, `on_page_markdown` and `on_post_build`.  A warning here ends a strict build.
 """
 
 from __future__ import annotations
@@ -38,9 +38,16 @@ OUTSIDE = {
 }
 PAGES = {page: place for place, page in OUTSIDE.items() if not page.endswith("index.md")}
 LINK = re.compile(r"(\]\()([^()\s#:]+)((?:#[^()\s]*)?\))")
-FENCE = re.compile(r"^( *)(`{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}).*?^(?P=indent)(?P=ticks) *$|(?P<tick>`+)[^`\n]+(?P=tick)", re.MULTILINE | re.DOTALL)
 # Links in them are no navigation, and a browser that has no network would wait for what they load.
 LOADS = {("script", "src"), ("img", "src"), ("iframe", "src"), ("link", "href")}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Put guides that the navigation does not name yet at the end of its guides."""
+    listed = set(re.findall(r"[\w./-]+\.md\b", str(config.nav)))
+    guides = next(section["Guides"] for section in config.nav or () if "Guides" in section)
+    guides += sorted({path.name for path in (ROOT / "docs").glob("*.md")} - listed)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -70,9 +77,9 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         led = OUTSIDE.get(target) or target.removeprefix("docs/")
         return found[1] + posixpath.relpath(led, posixpath.dirname(here) or ".") + found[3]
 
-    ends = [0, *(end for block in FENCE.finditer(markdown) for end in block.span()), len(markdown)]
+    ends = [0, *(end for block in CODE.finditer(markdown) for end in block.span()), len(markdown)]
     parts = [markdown[start:end] for start, end in pairwise(ends)]
-    # Every second part is a block of code.
+    # Every second part is code.
     return "".join(part if number % 2 else LINK.sub(turned, part) for number, part in enumerate(parts))
 
 
