@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint docs bench fuzz crash clean check-python
+.PHONY: help demo test test-slow lint docs bench fuzz crash dist clean check-python
 
 PYTHON ?= python3
 # Besides the release in constraints.txt, the two ends of what we support.
@@ -24,7 +24,7 @@ PINS := pyproject.toml constraints.txt
 # A file that was removed changes only the list. Directories say nothing: Python puts its byte code there.
 LIST_SOURCES := find -L bundler -type f ! -name '*.pyc' ! -name '*.so' | sort
 $(shell mkdir -p .build && $(LIST_SOURCES) | cmp -s - .build/sources || $(LIST_SOURCES) >.build/sources)
-SOURCES := .build/sources $(shell $(LIST_SOURCES)) $(wildcard README.md LICENSE)
+SOURCES := .build/sources $(shell $(LIST_SOURCES)) $(wildcard README.md LICENSE setup.py)
 # Asked of the shell, since make would remember what the folder held before the wheel was built.
 WHEEL = $$(ls .build/wheel/*.whl)
 # Twice quiet: errors only.
@@ -89,8 +89,13 @@ fuzz: .venv-test/.ready ## feed damaged bundles to the reader; ARGS go to the fu
 crash: .venv-test/.ready ## stop every operation at every file-system call; needs a C compiler; ARGS go to the tool
 	.venv-test/bin/python -m tools.crash matrix $(ARGS)
 
+dist: .venv-dist/.ready ## wheels and source distribution of the commit, built, checked, installed on each Python and used there
+	.venv-dist/bin/python -m tools.wheels texts
+	.venv-dist/bin/python -m tools.wheels release dist --once $(ARGS)
+	.venv-dist/bin/python -m tools.wheels trial dist $(ARGS)
+
 clean: ## remove everything that make made
-	rm -rf .venv-build .venv-demo .venv-docs .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info
+	rm -rf .venv-build .venv-demo .venv-dist .venv-docs .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # -------------------------------------------------------------------------------------------------------- environments
@@ -147,6 +152,13 @@ install-wheel = $(1)/bin/python $(PIP) --force-reinstall --no-deps $(WHEEL)
 
 %/.ready: %/.packages .build/wheel.ready
 	@$(call install-wheel,$*)
+	@touch $@
+
+# Pins of their own, since a program here needs an older jsonschema than the tests do.
+.venv-dist/.ready: tools/wheels/requirements.txt | check-python
+	@echo "make: installing a compiler for wheels, and what checks them"
+	@$(call new-venv,.venv-dist)
+	@.venv-dist/bin/python $(PIP) -r tools/wheels/requirements.txt
 	@touch $@
 
 # The tools read the checkout itself; an installed copy would only stand in their way.

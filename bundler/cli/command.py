@@ -30,6 +30,11 @@ keep_option = click.option(
     show_default=True,
     help="Everything, or only what a launch needs: device binary and metadata.",
 )
+strip_option = click.option(
+    "--strip",
+    type=click.Choice(["source"]),
+    help="Take out what tells of where and from what kernels were compiled: texts, debug information, paths.",
+)
 output_option = click.option("-o", "--output", required=True, metavar="FILE", help="The bundle to write.")
 
 

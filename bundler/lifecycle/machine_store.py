@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bundler.store.store_reports import SyncReport
     from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import SignaturePolicy
+    from bundler.trust.statements import TrustLevel
 
 _TRUSTS = ("kernels", "code", "signed")
 
@@ -62,18 +63,19 @@ class Store(BundleStore):
     def kernel_records(self) -> KernelRecords:
         """Return the kernels of this store one by one, by their keys."""
         if self._kernel_records is None:
-            kind = UnsignedRecords if self._requires_signatures() else KernelRecords
+            kind = UnsignedRecords if self.requires_signatures() else KernelRecords
             self._kernel_records = kind(self._backend, self.name, self._limits)
         return self._kernel_records
 
-    def _requires_signatures(self) -> bool:
-        """Whether what is not signed, as single kernels and files are, may not be used."""
+    def requires_signatures(self, trust: TrustLevel = "kernels") -> bool:
+        """Whether what is not signed, as single kernels and files are, may not be used; for code where either level is required."""
         policy = policy_in_force() if self.signatures is None else self.signatures
-        return policy is not None and policy.kernels == "require"
+        asked = () if policy is None else (policy.kernels, *([policy.code] if trust == "code" else []))
+        return "require" in asked
 
-    def file_records(self) -> FileRecords:
-        """Return the tuning files and helper libraries of this store that were published one by one."""
-        return FileRecords(self._backend, self.name, self._limits, readable=not self._requires_signatures())
+    def file_records(self, trust: TrustLevel = "kernels") -> FileRecords:
+        """Return the files of this store that were published one by one: tuning files, or with `code` helper libraries too."""
+        return FileRecords(self._backend, self.name, self._limits, readable=not self.requires_signatures(trust))
 
     def serve(self, listen: str) -> StoreServer:
         """Hand on what this store has to other machines, over HTTP and for reading, until the server is closed; keep the store open.

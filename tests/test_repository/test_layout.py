@@ -207,7 +207,7 @@ def test_make_targets_are_documented():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     targets = sorted(re.findall(r"^([a-z-]+):.* ## ", makefile, re.MULTILINE))
-    assert targets == ["bench", "clean", "crash", "demo", "docs", "fuzz", "help", "lint", "test", "test-slow"]
+    assert targets == ["bench", "clean", "crash", "demo", "dist", "docs", "fuzz", "help", "lint", "test", "test-slow"]
     assert sorted(re.findall(r"^\| `make ([a-z-]+)` \|", contributing, re.MULTILINE)) == targets
 
 
