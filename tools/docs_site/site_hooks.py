@@ -38,7 +38,10 @@ OUTSIDE = {
 }
 PAGES = {page: place for place, page in OUTSIDE.items() if not page.endswith("index.md")}
 LINK = re.compile(r"(\]\()([^()\s#:]+)((?:#[^()\s]*)?\))")
-CODE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}).*?^(?P=indent)(?P=ticks) *$|(?P<tick>`+)[^`\n]+(?P=tick)", re.MULTILINE | re.DOTALL)
+CODE = re.compile(
+    r"^(?P<indent> *)(?P<ticks>`{3,}).*?^(?P=indent)(?P=ticks) *$|(?P<tick>`+)[^`\n]+(?P=tick)",
+    re.MULTILINE | re.DOTALL,
+)
 # Links in them are no navigation, and a browser that has no network would wait for what they load.
 LOADS = {("script", "src"), ("img", "src"), ("iframe", "src"), ("link", "href")}
 
