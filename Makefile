@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint bench fuzz crash dist clean check-python
+.PHONY: help demo test test-slow lint docs bench fuzz crash dist clean check-python
 
 PYTHON ?= python3
 # Besides the release in constraints.txt, the two ends of what we support.
@@ -75,6 +75,10 @@ lint: .venv-lint/.ready ## ruff, mypy --strict and the import contracts
 	.venv-lint/bin/mypy bundler/toolchain/stand_in/bundler.py
 	.venv-lint/bin/lint-imports
 
+docs: .venv-docs/.ready ## build the documentation as a site, .build/site/index.html, and check its links
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@echo "make: the documentation is in .build/site/index.html"
+
 # `-m` puts the checkout first on the import path: what is measured and attacked is the checkout, in an environment that has what it needs.
 bench: .venv-test/.ready ## measure; ARGS go to the benchmark
 	.venv-test/bin/python -m tools.bench bundle $(ARGS)
@@ -91,7 +95,7 @@ dist: .venv-dist/.ready ## wheels and source distribution of the commit, built, 
 	.venv-dist/bin/python -m tools.wheels trial dist $(ARGS)
 
 clean: ## remove everything that make made
-	rm -rf .venv-build .venv-demo .venv-dist .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info
+	rm -rf .venv-build .venv-demo .venv-dist .venv-docs .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # -------------------------------------------------------------------------------------------------------- environments
@@ -163,6 +167,13 @@ install-wheel = $(1)/bin/python $(PIP) --force-reinstall --no-deps $(WHEEL)
 	@$(call new-venv,.venv-lint)
 	@.venv-lint/bin/python $(PIP) -c constraints.txt "$(WHEEL)[dev]"
 	@.venv-lint/bin/python -m pip --disable-pip-version-check -qq uninstall --yes triton-bundler
+	@touch $@
+
+# The reference is read from the sources, so neither our wheel nor what it needs is installed; ruff wraps the signatures in it.
+.venv-docs/.ready: $(PINS) | check-python
+	@echo "make: installing mkdocs"
+	@$(call new-venv,.venv-docs)
+	@.venv-docs/bin/python $(PIP) -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
 	@touch $@
 
 # make would remove a stamp that only pattern rules mention.
