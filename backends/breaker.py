@@ -29,6 +29,7 @@ from bundler.backends.backend_errors import (
     BackendTimeout,
     BackendUnavailable,
 )
+from bundler.backends.lease_holders import HeldLease
 from bundler.backends.port import Backend, Lease, Stat
 
 T = TypeVar("T")
@@ -126,6 +127,9 @@ class Guarded(Backend):
         # Nobody would release a lease that is granted after we stopped waiting for it.
         lease = self._call(lambda: self.inner.lease(key, ttl_s), too_late=lambda late: late and late.release())
         return None if lease is None else _GuardedLease(self, lease)
+
+    def leases(self) -> Iterator[HeldLease]:
+        return iter(self._call(lambda: list(self.inner.leases()), unhurried=True))
 
     def flush(self) -> None:
         self._call(self.inner.flush, unhurried=True)
