@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import math
 import re
 import urllib.request
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from bundler.errors import StoreUnavailable
 
@@ -35,16 +36,20 @@ def is_endpoint(url: str) -> bool:
 def read_metrics(url: str) -> Samples:
     """Return what an endpoint shows; raises `StoreUnavailable`."""
     parts = urlsplit(url)
-    asked = url if parts.path.endswith("/metrics") else f"{parts.scheme}://{parts.netloc}/metrics"
+    user, _, host = parts.netloc.rpartition("@")
+    path, query = (parts.path, parts.query) if parts.path.endswith("/metrics") else ("/metrics", "")
+    asked = urllib.request.Request(urlunsplit((parts.scheme, host, path, query, "")))  # noqa: S310  # `is_endpoint` looked at the scheme
+    if user:
+        asked.add_header("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
     # The endpoint is near: a proxy of the environment would be asked for an address that only this host knows.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(asked, timeout=TIMEOUT_S) as answer:
             data = answer.read(MOST_BYTES + 1)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise StoreUnavailable(f"{asked}: {error}") from error
+        raise StoreUnavailable(f"{asked.full_url}: {error}") from error
     if len(data) > MOST_BYTES:
-        raise StoreUnavailable(f"{asked}: more than {MOST_BYTES} bytes, expected metrics")
+        raise StoreUnavailable(f"{asked.full_url}: more than {MOST_BYTES} bytes, expected metrics")
     return parsed(data.decode("utf-8", "replace"))
 
 

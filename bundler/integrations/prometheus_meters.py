@@ -26,6 +26,11 @@ PREFIX = "triton_bundler_"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 # From a few kernels of a local file to thousands from far away.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+# Series that are there from the start: the rate of one that appears with its first event lacks that event.
+_FROM_THE_START = (
+    ("lookups_total", ("miss", "none")), ("lookups_total", ("hit", "triton")), ("lookups_total", ("hit", "tag")),
+    ("lookups_total", ("hit", "store")), ("leases_total", ("granted",)), ("leases_total", ("waited",)), ("leases_total", ("without",)),
+)  # fmt: skip
 _OUTCOMES = ("replayed", "later", "not_found", "changed", "skipped")
 
 
@@ -76,6 +81,8 @@ class Meters:
         self.heard = False
         self.registry = CollectorRegistry()
         self._made: dict[str, Counter | Gauge | Histogram] = {row.name: _made(row, self.registry) for row in METRICS}
+        for name, values in _FROM_THE_START:
+            self._made[name].labels(*values)
 
     def _reset_in_child(self) -> None:
         if not self.shared:

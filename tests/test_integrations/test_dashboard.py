@@ -203,7 +203,9 @@ def test_each_query_returns_data_of_a_real_run(tmp_path):
         assert url, job.stderr.read()
         server = stack.enter_context(started(serve, env=env))
         served = next(line for line in server.stdout if line.startswith("serving at ")).split("//")[1].strip()
-        ask = stack.enter_context(prometheus(binary, tmp_path / "prometheus", {"job": url.split("/")[2], "serve": served}))
+        ask = stack.enter_context(
+            prometheus(binary, tmp_path / "prometheus", {"job": url.split("/")[2], "serve": served})
+        )
         wanted = {*panel_queries(), *(query for _, query in rules())}
         end = time.monotonic() + PATIENCE_S
         while wanted and time.monotonic() < end:
@@ -212,6 +214,8 @@ def test_each_query_returns_data_of_a_real_run(tmp_path):
             assert job.poll() is None, job.stderr.read()
         assert wanted == set()
         assert ask("max(triton_bundler_breaker_state)")[0]["value"][1] == "0"
-        assert float(ask("sum(triton_bundler_compiles_total)")[0]["value"][1]) == 1
+        # The kernel of the call, and the one of the loop, which is compiled for other arguments; all later ones are hits.
+        assert float(ask("sum(triton_bundler_compiles_total)")[0]["value"][1]) == 2
         _, errors = job.communicate("", timeout=30)
-        assert (job.returncode, errors) == (0, "")
+        assert job.returncode == 0, errors
+        assert ["is not in" in line for line in errors.splitlines()] == [True]  # the tag, which the session makes
