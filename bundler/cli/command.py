@@ -16,6 +16,7 @@ import click
 from bundler.cli import wording
 from bundler.cli.terminal import Screen, log_on, warnings_on
 from bundler.errors import BundlerError
+from bundler.integrations.metrics_export import begin_metrics
 
 FINE, PROBLEM = 0, 1
 JSON_OPTION = "--json"
@@ -76,6 +77,7 @@ def reports(function: Callable[..., int]) -> Callable[..., None]:
         screen = Screen(as_json, quiet=quiet, bars=not (quiet or no_progress))
         with warnings_on(screen), log_on(screen, wanted=verbose):
             try:
+                begin_metrics()
                 status = function(screen, **options)
             except BundlerError as error:
                 screen.fail(error)
