@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ KERNELS_SHOWN = 12
 _ITEMS_SHOWN = 3
 _ITEM_CHARACTERS = 100
 _KEY_CHARACTERS = 12
+# Kernel keys and digests, of which the beginning tells enough in a list.
+_LONG_KEY = re.compile(r"\b(?:[A-Z2-7]{52}|[0-9a-f]{64})\b")
+# Properties of reports that answer the question which the report was asked for.
+_VERDICTS = ("sound", "complete", "usable", "sentence")
 _US_OF_MS = 1000
 _LEFT, _RIGHT = "text-align:left;white-space:nowrap", "text-align:right;white-space:nowrap"
 _WIDE = "text-align:left;white-space:normal;overflow-wrap:anywhere"
@@ -40,8 +45,10 @@ def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:
 
 def fields_html(thing: Any) -> str:
     """Return a table of a report's fields; what is empty is left out, and of collections a few items are shown."""
-    named = [(name, getattr(thing, name)) for name in shown_fields(thing)]
-    facts = [(name.replace("_", " "), _value(name, value)) for name, value in named if not _is_empty(value)]
+    verdicts = [(name, getattr(thing, name)) for name in _VERDICTS if hasattr(type(thing), name)]
+    fields = [(name, getattr(thing, name)) for name in shown_fields(thing)]
+    told = [*verdicts, *((name, value) for name, value in fields if not _is_empty(value))]
+    facts = [(name.removesuffix("_s").replace("_", " "), _value(name, value)) for name, value in told]
     return facts_html(type(thing).__name__, facts or [("", "nothing")])
 
 
@@ -108,7 +115,7 @@ def _is_empty(value: Any) -> bool:
 
 def _value(name: str, value: Any) -> str:
     if isinstance(value, bool):
-        return "yes"
+        return "yes" if value else "no"
     if isinstance(value, (int, float)):
         figure = f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
         return f"{figure} s" if name.endswith(("seconds", "_s")) else figure
@@ -122,6 +129,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def _listed(items: Sequence[str]) -> str:
-    """Return how many there are, and the first of them."""
+    """Return the one that there is, or how many there are, and the first of them."""
+    items = [_LONG_KEY.sub(lambda key: f"{key[0][:_KEY_CHARACTERS]}…", item) for item in items]
     first = ", ".join(item if len(item) <= _ITEM_CHARACTERS else short(item) for item in items[:_ITEMS_SHOWN])
-    return f"{len(items):,} ({first}{', …' if len(items) > _ITEMS_SHOWN else ''})"
+    return first if len(items) == 1 else f"{len(items):,}: {first}{', …' if len(items) > _ITEMS_SHOWN else ''}"

@@ -72,6 +72,7 @@ def test_a_notebook_shows_short_tables(build):
     assert "500" in Reader(report).text
     assert "compiled by Triton 3.0.0" in Reader(report).text
     assert "1.25 s" in Reader(report).text
+    assert Reader(bundler.VerifyReport(4, WHY, (), ())._repr_html_()).text.startswith("VerifyReportsoundno")
 
 
 def test_a_notebook_runs_nothing_of_a_bundle(build):
