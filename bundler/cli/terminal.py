@@ -130,7 +130,7 @@ class Screen:
 
     def text(self, text: str) -> None:
         """Print a text of many lines as it is, but for what could command a terminal."""
-        if not self.as_json:
+        if not (self.as_json or self.quiet):
             lines = re.split(r"\r?\n", text.removesuffix("\n"))
             self.out.file.writelines("\t".join(map(wording.plain, line.split("\t"))) + "\n" for line in lines)
             self.out.file.flush()
