@@ -30,6 +30,7 @@ from bundler.cli.shell_setup import completion, man
 from bundler.cli.signatures import key, sign
 from bundler.cli.store_upkeep import prune, stats
 from bundler.cli.sync_command import sync
+from bundler.cli.top_command import top
 from bundler.cli.transfer import pull, push, tags
 from bundler.cli.tune import tune
 
@@ -52,6 +53,6 @@ def app() -> None:
 
 for command in (
     demo, run, build, generate_command, capture, tune, pack, restore, inspect, report, extract, verify, diff, merge, push, pull, tags, stats, prune,
-    sync, serve, oci, sign, key, explain, doctor, config_command, completion, man,
+    sync, serve, top, oci, sign, key, explain, doctor, config_command, completion, man,
 ):  # fmt: skip
     app.add_command(command)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bundler import observers
 from bundler.backends.counters import TierCounters
 from bundler.backends.tiers import WhenDown
 from bundler.config import peers_setting
@@ -29,6 +30,7 @@ from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import policy_in_force
 
 if TYPE_CHECKING:
+    from bundler.store.maintenance import Watch
     from bundler.store.store_reports import SyncReport
     from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import SignaturePolicy
@@ -98,6 +100,7 @@ class Store(BundleStore):
         dry_run: bool = False,
         delete_tags: bool = False,
         told: Callable[[str], object] | None = None,
+        watch: Watch | None = None,
     ) -> SyncReport:
         """Bring another store to what the tags of this one name, moving only what is missing there.
 
@@ -107,6 +110,7 @@ class Store(BundleStore):
             dry_run: change nothing, only say what would be.
             delete_tags: remove tags there that match, and that are not here; what they named stays until `prune`.
             told: is told of each tag before it is looked at.
+            watch: is told how many tags of how many are done.
 
         Returns:
             What was done.  A tag that cannot be mirrored stays there as it was, with the reason in `failed`.
@@ -120,7 +124,7 @@ class Store(BundleStore):
         from bundler.store.mirror import Mirror  # who restores does without
 
         mirror = Mirror(self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run)
-        return mirror.run(tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None))
+        return mirror.run(tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None), watch=watch)
 
     def restore(
         self,
@@ -175,7 +179,10 @@ class Store(BundleStore):
                     questions.ask_for_ptxas(content.kernels)
 
             try:
-                bundle = self._pull_to_place(tag_or_digest, ask)
+                with observers.step("pull", store=self.name) as step:
+                    bundle = self._pull_to_place(tag_or_digest, ask)
+                    if step.observed:
+                        step.note(digest=bundle.digest)
             except NotFound:
                 if missing_ok:
                     return RestoreReport()

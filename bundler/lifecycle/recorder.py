@@ -60,11 +60,25 @@ class Recording:
         self._errors_before = 0
         self.report = RecordReport()
 
+    @property
+    def _state(self) -> str:
+        return "not started" if self._watch is None else "running" if self._final is None else "stopped"
+
     def __repr__(self) -> str:
-        state = "not started" if self._watch is None else "running" if self._final is None else "stopped"
         hits = sum(event.cache_hit for event in self._events)
         heard = f"{count(len(self._events) - hits, 'compile')} and {count(hits, 'hit')} heard"
-        return f"<Recording {state}, {heard}{', with children' if self._spool is not None else ''}>"
+        return f"<Recording {self._state}, {heard}{', with children' if self._spool is not None else ''}>"
+
+    def _repr_html_(self) -> str:
+        from bundler.format.notebook_tables import facts_html  # only notebooks ask
+
+        hits = sum(event.cache_hit for event in self._events)
+        heard = [
+            ("compiles", f"{len(self._events) - hits:,}"),
+            ("hits", f"{hits:,}"),
+            ("children", "recorded, too" if self._spool is not None else "not recorded"),
+        ]
+        return facts_html(f"Recording, {self._state}", heard)
 
     def start(self) -> Self:
         """Begin to hear, once; raises `RecordingError` when Triton is not installed, or when this was called before."""

@@ -139,7 +139,7 @@ def test_programs_compile_for_every_target(beside, target):
         lambda a: (torch.rand_like(a), torch.randn_like(a), torch.bernoulli(a), torch.randint(0, 9, (64,))),
         torch.rand(64),
     )
-    assert len(drawn.build([target]).kernels) == 1
+    assert len(drawn.build([target]).kernels) == len(drawn.kernels)
     added = generated(
         lambda a, v, i: a.index_put([i], v, accumulate=True),
         torch.zeros(64, dtype=torch.bfloat16),

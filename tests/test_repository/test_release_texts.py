@@ -107,8 +107,8 @@ def test_the_image_runs_as_nobody_on_the_python_that_it_was_built_for():
     """A user by number, no shell in the last stage, tags for both bases, and one Python version in both."""
     text = (ROOT / IMAGE).read_text(encoding="utf-8")
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
-    assert [base.partition(":")[0] for base in bases] == ["python", "gcr.io/distroless/python3-debian12"]
-    assert re.search(r":3\.11\.\d+-slim-bookworm$", bases[0])  # the Python of Debian 12 is 3.11
+    assert [base.partition(":")[0] for base in bases] == ["debian", "gcr.io/distroless/python3-debian12"]
+    assert re.search(r":12\.\d+-slim$", bases[0])
     last = text.rpartition("FROM ")[2]
     assert "\nUSER 65532:65532\n" in last
     assert "\nRUN " not in last

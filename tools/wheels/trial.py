@@ -100,7 +100,7 @@ def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterato
 def picks(folder: Path, scratch: Path) -> Iterator[str]:
     """Ask pip which file of a folder it takes for each platform, print it, and yield where it is another than docs/release.md says."""
     for number, (version, system, expected) in enumerate(PICKS):
-        if "any" not in expected and not list(folder.glob(f"*{expected}.whl")):
+        if not list(folder.glob(f"*{expected}.whl")):
             print(f"skipped: there is no {expected[1:]}, which pip would take on Python {version}, {system}")
             continue
         place = scratch / f"pick-{number}"
