@@ -194,3 +194,13 @@ def test_links_between_files_lead_to_files():
     ]
     assert len(links) > 150
     assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
+
+
+def test_figures_of_the_comparison_are_measured():
+    """Each time, size and ratio in docs/comparison.md stands on a page that is made from raw results, or tells how it was measured."""
+    compared, *sources = (
+        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("comparison", "benchmarks", "inductor")
+    )
+    figures = re.findall(r"(?<![\w.])\d[\d,.]* (?:ms|s|MB|x)\b", compared)
+    assert len(figures) > 25
+    assert [figure for figure in figures if not any(f" {figure}" in source for source in sources)] == []

@@ -51,6 +51,7 @@ GROUPS = (BUNDLES, STORES, SESSIONS, TRUST, COMPILING, LAUNCHING, TUNING, ERRORS
 HOMES_BEGIN = (
     ("backends.", STORES),
     ("store.", STORES),
+    ("images.", STORES),
     ("lifecycle.machine_store", STORES),
     ("lifecycle.compiled_once", STORES),
     ("lifecycle.tuning_", TUNING),
