@@ -87,6 +87,31 @@ def test_pins_are_read():
     assert "#" not in "".join(pins)
 
 
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        ('["3.99", "3.99.1", "/include", true]', True),
+        ('["3.98", "3.98.1", "/include", true]', False),  # another Python under this name
+        ('["3.99", "3.99.1", "/include", false]', False),  # no headers
+        (None, False),  # pyenv's program for a version that is not selected
+    ],
+)
+def test_an_interpreter_counts_when_it_runs_and_has_headers(tmp_path, monkeypatch, answer, taken):
+    """What stands on PATH under the name of a Python is asked, and left out when it is another, lacks headers, or does not run."""
+    program = tmp_path / "python3.99"
+    program.write_text("#!/bin/sh\n" + ("exit 127\n" if answer is None else f"echo '{answer}'\n"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = [Interpreter("3.99", "3.99.1", str(program), "/include")] if taken else []
+    assert find(["3.99"]) == found
+    assert [one.tag for one in found] == ["cp399"] * taken
+
+
+def test_one_setuptools_builds_and_is_tested():
+    """Equal bytes need one version, and two files pin it."""
+    assert pinned_versions(ROOT / "tools/wheels/requirements.txt")["setuptools"] == pinned_versions()["setuptools"]
+
+
 def test_names_say_what_a_file_brings():
     """The limited API is named in pyproject.toml; a wheel for AArch64 does not fit this interpreter, a wheel without machine code fits all."""
     limited = {"_kernel_reader", "_kernel_writer"}
