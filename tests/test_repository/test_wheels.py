@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.wheels import release
 from tools.wheels.bill import bill_of, pinned_versions, text_of
-from tools.wheels.builds import settled
+from tools.wheels.builds import Kind, settled
 from tools.wheels.file_checks import EXTENSIONS, problems_of, promised
 from tools.wheels.interpreters import Interpreter, find
 from tools.wheels.trial import fits
@@ -185,6 +186,44 @@ def test_the_variable_chooses_extensions(tmp_path):
     found = [line for line in done.stdout.splitlines() if line != "x"]
     assert found == [str(list(EXTENSIONS)), "['_kernel_writer', '_kernel_reader']", "[]"]
     assert done.stderr == "BUNDLER_BUILD_EXTENSIONS is 'some'; expected all, abi3 or none\n"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_what_is_released_is_one_commit(tmp_path, monkeypatch):
+    """Who commits while a release is built changes nothing in it; builds that differ are no release."""
+    root = tmp_path / "root"
+
+    def git(*words):
+        command = ["git", "-C", root, "-c", "user.name=n", "-c", "user.email=e@example.org", *words]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def commit(text):
+        (root / "file").write_text(text)
+        git("add", "file")
+        git("commit", "-m", text)
+
+    def build(kind, python, source, out, time):
+        commit((root / "file").read_text() + "more")
+        out.mkdir()
+        made = out / "triton_bundler-1.tar.gz"
+        made.write_text((source / "file").read_text() + time + ("" if settles else str(out)))
+        return made
+
+    root.mkdir()
+    git("init")
+    commit("first")
+    one = Interpreter("3.12", "3.12.1", "python3.12", "include")
+    monkeypatch.setattr(release, "ROOT", root)
+    monkeypatch.setattr(release, "build", build)
+    monkeypatch.setattr(release, "kinds_for", lambda found: ([Kind(one)], []))
+    monkeypatch.setattr(release.interpreters, "environment", lambda *words: "python")
+    settles = True
+    made, sums = release.release("HEAD", tmp_path / "out", [one])
+    assert made.read_text().startswith("first")
+    assert sums.read_text() == f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n"
+    settles = False
+    with pytest.raises(RuntimeError, match="two builds of [0-9a-f]{40} differ"):
+        release.release("HEAD", tmp_path / "out", [one])
 
 
 @pytest.mark.slow
