@@ -222,7 +222,7 @@ def test_what_is_released_is_one_commit(tmp_path, monkeypatch):
     assert made.read_text().startswith("first")
     assert sums.read_text() == f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n"
     settles = False
-    with pytest.raises(RuntimeError, match="two builds of [0-9a-f]{40} differ"):
+    with pytest.raises(RuntimeError, match=r"two builds of [0-9a-f]{40} differ"):
         release.release("HEAD", tmp_path / "out", [one])
 
 
