@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.wheels import release
 from tools.wheels.bill import bill_of, pinned_versions, text_of
-from tools.wheels.builds import settled
+from tools.wheels.builds import Kind, settled
 from tools.wheels.file_checks import EXTENSIONS, problems_of, promised
 from tools.wheels.interpreters import Interpreter, find
 from tools.wheels.trial import fits
@@ -85,6 +86,31 @@ def test_pins_are_read():
     pins = pinned_versions()
     assert pins["typing-extensions"]
     assert "#" not in "".join(pins)
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        ('["3.99", "3.99.1", "/include", true]', True),
+        ('["3.98", "3.98.1", "/include", true]', False),  # another Python under this name
+        ('["3.99", "3.99.1", "/include", false]', False),  # no headers
+        (None, False),  # pyenv's program for a version that is not selected
+    ],
+)
+def test_an_interpreter_counts_when_it_runs_and_has_headers(tmp_path, monkeypatch, answer, taken):
+    """What stands on PATH under the name of a Python is asked, and left out when it is another, lacks headers, or does not run."""
+    program = tmp_path / "python3.99"
+    program.write_text("#!/bin/sh\n" + ("exit 127\n" if answer is None else f"echo '{answer}'\n"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = [Interpreter("3.99", "3.99.1", str(program), "/include")] if taken else []
+    assert find(["3.99"]) == found
+    assert [one.tag for one in found] == ["cp399"] * taken
+
+
+def test_one_setuptools_builds_and_is_tested():
+    """Equal bytes need one version, and two files pin it."""
+    assert pinned_versions(ROOT / "tools/wheels/requirements.txt")["setuptools"] == pinned_versions()["setuptools"]
 
 
 def test_names_say_what_a_file_brings():
@@ -160,6 +186,44 @@ def test_the_variable_chooses_extensions(tmp_path):
     found = [line for line in done.stdout.splitlines() if line != "x"]
     assert found == [str(list(EXTENSIONS)), "['_kernel_writer', '_kernel_reader']", "[]"]
     assert done.stderr == "BUNDLER_BUILD_EXTENSIONS is 'some'; expected all, abi3 or none\n"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_what_is_released_is_one_commit(tmp_path, monkeypatch):
+    """Who commits while a release is built changes nothing in it; builds that differ are no release."""
+    root = tmp_path / "root"
+
+    def git(*words):
+        command = ["git", "-C", root, "-c", "user.name=n", "-c", "user.email=e@example.org", *words]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def commit(text):
+        (root / "file").write_text(text)
+        git("add", "file")
+        git("commit", "-m", text)
+
+    def build(kind, python, source, out, time):
+        commit((root / "file").read_text() + "more")
+        out.mkdir()
+        made = out / "triton_bundler-1.tar.gz"
+        made.write_text((source / "file").read_text() + time + ("" if settles else str(out)))
+        return made
+
+    root.mkdir()
+    git("init")
+    commit("first")
+    one = Interpreter("3.12", "3.12.1", "python3.12", "include")
+    monkeypatch.setattr(release, "ROOT", root)
+    monkeypatch.setattr(release, "build", build)
+    monkeypatch.setattr(release, "kinds_for", lambda found: ([Kind(one)], []))
+    monkeypatch.setattr(release.interpreters, "environment", lambda *words: "python")
+    settles = True
+    made, sums = release.release("HEAD", tmp_path / "out", [one])
+    assert made.read_text().startswith("first")
+    assert sums.read_text() == f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n"
+    settles = False
+    with pytest.raises(RuntimeError, match=r"two builds of [0-9a-f]{40} differ"):
+        release.release("HEAD", tmp_path / "out", [one])
 
 
 @pytest.mark.slow

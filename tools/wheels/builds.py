@@ -124,8 +124,21 @@ def _compiling(kind: Kind, source: Path) -> dict[str, str]:
         return {}
     command = " ".join(compiler(kind.machine))
     suffix = f".{kind.interpreter.tag.replace('cp', 'cpython-')}-{kind.machine}-linux-gnu.so"
-    return {"CC": command, "LDSHARED": f"{command} -shared -Wl,-s", "CFLAGS": _FLAGS.format(folder=source),
+    return {"CC": command, "LDSHARED": f"{command} -shared -Wl,-s", "CFLAGS": f"{_FLAGS.format(folder=source)} {_split_headers(kind.interpreter, source.parent)}",
             "SETUPTOOLS_EXT_SUFFIX": suffix, "ARCHFLAGS": ""}  # fmt: skip
+
+
+def _split_headers(interpreter: Interpreter, folder: Path) -> str:
+    """Return the option by which zig finds what Debian keeps apart: python3.11/pyconfig.h includes x86_64-linux-gnu/python3.11/pyconfig.h.
+
+    /usr/include itself would bring the headers of another C library.
+    """
+    include = Path(interpreter.include)
+    for part in include.parent.glob(f"*-linux-gnu*/{include.name}"):
+        link = folder / "headers" / part.parent.name / part.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(part)
+    return f"-I{folder / 'headers'}"
 
 
 def _compiles(interpreter: Interpreter, machine: str) -> bool:
@@ -133,5 +146,6 @@ def _compiles(interpreter: Interpreter, machine: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "one.c")
         program.write_text("#include <Python.h>\n", encoding="utf-8")
-        command = [*compiler(machine), "-c", f"-I{interpreter.include}", str(program), "-o", f"{folder}/one.o"]
+        options = [f"-I{interpreter.include}", _split_headers(interpreter, Path(folder))]
+        command = [*compiler(machine), "-c", *options, str(program), "-o", f"{folder}/one.o"]
         return subprocess.run(command, check=False, capture_output=True).returncode == 0

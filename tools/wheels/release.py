@@ -50,6 +50,8 @@ def release(commit: str, folder: Path, found: Sequence[interpreters.Interpreter]
         RuntimeError: two builds differ.
         subprocess.CalledProcessError: there is no such commit, or it cannot be built.
     """
+    # By its digest: HEAD may move between two builds.
+    commit = _run("git", "-C", ROOT, "rev-parse", "--verify", f"{commit}^{{commit}}").strip()
     kinds, left_out = kinds_for(found)
     for sentence in left_out:
         sys.stderr.write(f"release: {sentence}\n")
