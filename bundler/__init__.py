@@ -73,6 +73,10 @@ if TYPE_CHECKING:
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
+    from bundler.format.source_stripping import Strip, strip_source
+    from bundler.images.image_pull import pull_image
+    from bundler.images.image_push import push_image
+    from bundler.images.image_reports import ImageLayout, ImageReport
     from bundler.integrations._process import install, register, session
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
@@ -131,6 +135,7 @@ if TYPE_CHECKING:
     from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
     from bundler.trust.signing import SignReport, sign
     from bundler.trust.signing_keys import SigningKey
+    from bundler.trust.sigstore_bundles import SigstoreReport, verify_sigstore
     from bundler.trust.statements import TrustLevel
 
 __version__ = "0.1.0"
@@ -187,6 +192,8 @@ __all__ = [
     "HeuristicKernel",
     "Hooks",
     "How",
+    "ImageLayout",
+    "ImageReport",
     "Job",
     "JobTiming",
     "Judgement",
@@ -234,6 +241,7 @@ __all__ = [
     "SignReport",
     "SignaturePolicy",
     "SigningKey",
+    "SigstoreReport",
     "Space",
     "Span",
     "Specialization",
@@ -247,6 +255,7 @@ __all__ = [
     "StoredFile",
     "Strict",
     "StrictModeViolation",
+    "Strip",
     "Subject",
     "SyncReport",
     "TagInfo",
@@ -297,6 +306,8 @@ __all__ = [
     "pack",
     "pack_family",
     "prebuild",
+    "pull_image",
+    "push_image",
     "read_and_emit",
     "recording",
     "register",
@@ -304,7 +315,9 @@ __all__ = [
     "restore",
     "session",
     "sign",
+    "strip_source",
     "tuning_counters",
+    "verify_sigstore",
     "winners_only",
 ]
 

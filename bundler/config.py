@@ -61,6 +61,7 @@ SETTINGS = (
     EnvironmentSetting("CODE_SIGNATURES", "`require`, `prefer`, `off`", "that of the above", "the same for what runs on the CPU"),
     EnvironmentSetting("KEYS", "a directory", "`~/.config/triton-bundler/keys`", "holds the keys that are trusted, one file each"),
     EnvironmentSetting("SIGNING_KEY", "a file", "none", "holds the private key that every push to a store signs with"),
+    EnvironmentSetting("SIGNING_PASSPHRASE_FILE", "a file", "none", "holds the passphrase of that private key, if it has one"),
     EnvironmentSetting("STORE_NAME", "a name", "its URL", "what statements about tags call the store, the same for who signs and who reads"),
     EnvironmentSetting("DISABLE", "`1`", "`0`", "makes the cache manager Triton's own"),
 )  # fmt: skip
@@ -84,6 +85,7 @@ class SignatureSettings(NamedTuple):
     epochs: str
     signing_key: str | None
     store_name: str | None
+    passphrase_file: str | None
 
 
 class Settings(NamedTuple):
@@ -108,6 +110,7 @@ class Settings(NamedTuple):
     code_signatures: Demand = "off"
     keys: str | None = None
     signing_key: str | None = None
+    signing_passphrase_file: str | None = None
     store_name: str | None = None
     disable: bool = False
 
@@ -144,6 +147,7 @@ def settings() -> Settings:
         code_signatures=signed.code,
         keys=_read("KEYS"),
         signing_key=signed.signing_key,
+        signing_passphrase_file=signed.passphrase_file,
         store_name=signed.store_name,
         disable=disabled(),
     )
@@ -160,6 +164,7 @@ def signature_settings() -> SignatureSettings:
         epochs=os.path.join(os.path.expanduser(local), "epochs"),
         signing_key=_read("SIGNING_KEY"),
         store_name=_read("STORE_NAME"),
+        passphrase_file=_read("SIGNING_PASSPHRASE_FILE"),
     )
 
 

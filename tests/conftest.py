@@ -290,6 +290,33 @@ def _compile_examples(folder):
 
 
 @pytest.fixture(scope="session")
+def debian_program(made_once):
+    """Return a function that finds a program: of this machine, or out of a package of Debian's, which is unpacked and not installed; else it skips."""
+
+    def fetch(package, folder):
+        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+            return
+        try:
+            done = subprocess.run(["apt-get", "download", package], cwd=folder, capture_output=True, timeout=60)
+        except subprocess.TimeoutExpired:
+            return
+        for file in folder.glob(f"{package}_*.deb") if done.returncode == 0 else ():
+            subprocess.run(["dpkg-deb", "-x", file, folder], check=True, capture_output=True)
+
+    def find(name, package):
+        found = shutil.which(name)
+        if found is None:
+            folder = made_once(f"debian-{package}", lambda folder: fetch(package, folder))
+            found = next(folder.rglob(f"bin/{name}"), None)
+        # What does not even start lacks a library of its own.
+        if found is None or subprocess.run([found, "-v"], capture_output=True).returncode > 1:
+            pytest.skip(f"{name} is not installed, nor to be had as a package (Debian: apt-get install {package})")
+        return str(found)
+
+    return find
+
+
+@pytest.fixture(scope="session")
 def unpacked(made_once):
     """Return a function that unpacks an archive of real caches, once a run, or skips where it is not; read only."""
 

@@ -13,15 +13,21 @@ from typing import Any, TypeVar
 
 import click
 
+from bundler import config
 from bundler.cli import wording
 from bundler.cli.terminal import Screen, log_on, warnings_on
 from bundler.errors import BundlerError
 from bundler.integrations.metrics_export import begin_metrics
+from bundler.user_warnings import warn
 
 FINE, PROBLEM = 0, 1
 JSON_OPTION = "--json"
 _META = "bundler.cli"
 _WANTS_JSON = f"{_META}.json"
+# No setting changes what these do, so a misspelled one is none of their business; `doctor` has a finding of its own.
+_WITHOUT_SETTINGS = frozenset(
+    {"demo", "generate", "tune", "pack", "inspect", "report", "extract", "diff", "merge", "doctor", "completion", "man"}
+)
 F = TypeVar("F", bound=Callable[..., Any])
 
 keep_option = click.option(
@@ -30,6 +36,11 @@ keep_option = click.option(
     default="all",
     show_default=True,
     help="Everything, or only what a launch needs: device binary and metadata.",
+)
+strip_option = click.option(
+    "--strip",
+    type=click.Choice(["source"]),
+    help="Take out what tells of where and from what kernels were compiled: texts, debug information, paths.",
 )
 output_option = click.option("-o", "--output", required=True, metavar="FILE", help="The bundle to write.")
 
@@ -73,6 +84,8 @@ def reports(function: Callable[..., int]) -> Callable[..., None]:
         with warnings_on(screen), log_on(screen, wanted=verbose):
             try:
                 begin_metrics()
+                if _first_word(context) not in _WITHOUT_SETTINGS:
+                    _warn_of_unknown_variables()
                 status = function(screen, **options)
             except BundlerError as error:
                 screen.fail(error)
@@ -80,6 +93,20 @@ def reports(function: Callable[..., int]) -> Callable[..., None]:
         context.exit(status)
 
     return callback
+
+
+def _first_word(context: click.Context) -> str | None:
+    """Return the command's name; of a command in a group, the group's."""
+    while context.parent is not None and context.parent.parent is not None:
+        context = context.parent
+    return context.info_name
+
+
+def _warn_of_unknown_variables() -> None:
+    """Warn of environment variables that begin like this package's and are none of them."""
+    unknown = config.unknown_words()
+    if unknown is not None:
+        warn(unknown)
 
 
 class Commands(click.Group):

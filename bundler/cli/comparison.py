@@ -13,12 +13,14 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
+from bundler.cli.command import FINE, PROBLEM, example, output_option, reports, strip_option
 from bundler.cli.pack import contents, counts, save, show_contents
 from bundler.cli.terminal import Column, Screen
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.entries import Entry, Kernel, entry_artifacts, entry_kind
+from bundler.format.source_stripping import Strip
+from bundler.images.bundle_sources import open_bundle
 
 CHANGES = (
     Column(""),
@@ -42,7 +44,7 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
 
     Compares content: when and where the kernels were recorded does not count.
     """
-    with Bundle.load(first) as one, Bundle.load(second) as two:
+    with open_bundle(first) as one, open_bundle(second) as two:
         difference = bundler.diff(one, two)
         ours = {entry_name(entry): entry for entry in one.content.entries}
         theirs = {entry_name(entry): entry for entry in two.content.entries}
@@ -92,18 +94,21 @@ def changes_of(one: Entry, two: Entry) -> list[str]:
 )
 @click.argument("bundles", nargs=-1, required=True)
 @output_option
+@strip_option
 @reports
-def merge(screen: Screen, bundles: tuple[str, ...], output: str) -> int:
-    """Write the union of BUNDLES.
+def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> int:
+    """Write the union of BUNDLES, which may be one.
 
     Of several builds of one kernel, one is kept, the same in whatever order the bundles are given.
     """
     with ExitStack() as stack:
-        opened = [stack.enter_context(Bundle.load(path)) for path in bundles]
+        opened = [stack.enter_context(open_bundle(path)) for path in bundles]
         merged = bundler.merge(opened)
+        merged = bundler.strip_source(merged) if strip else merged
         size = save(screen, merged, output)
         sources = [_source(path, bundle) for path, bundle in zip(bundles, opened, strict=True)]
     show_contents(screen, merged)
+    screen.reasons("left out", merged.left_out)
     screen.line(f"dropped {wording.count(merged.variants_dropped, 'variant')}"
                 + (": other builds of a kernel that is kept once" if merged.variants_dropped else ""))  # fmt: skip
     screen.done(

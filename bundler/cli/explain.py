@@ -16,7 +16,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.command import FINE, example, reports
-from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option, warn_of_unknown_variables
+from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.lifecycle.tree_comparison import counted, explain_trees
@@ -79,8 +79,6 @@ def explain(
     run = latest_run() if last else None
     with ExitStack() as stack:
         store = stack.enter_context(open_stores(*urls, read_only=True)) if urls else None
-        if store is None:
-            warn_of_unknown_variables()
         found = explain_run(run, store) if last else explain_kernels(key, name=name, store=store)
     if run is not None:
         screen.line(_told(run))

@@ -21,7 +21,7 @@ from bundler.cli.kernel_resources import show_resources
 from bundler.cli.leak_search import find_leaks, show_leaks
 from bundler.cli.pack import count_files, counts
 from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
-from bundler.cli.signatures import tell_signature
+from bundler.cli.signatures import sigstore_asked, sigstore_options, tell_signature, tell_sigstore
 from bundler.cli.specializations import KernelSpecialization, SpecializationRow, specialization_of, told, types
 from bundler.cli.store_upkeep import verify_store
 from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
@@ -34,7 +34,9 @@ from bundler.format.container_layout import HEADER
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.metadata import parse_metadata
 from bundler.format.names import is_key_of
+from bundler.format.program_paths import is_program_path
 from bundler.format.tree_index import is_tree_path
+from bundler.images.bundle_sources import open_bundle_file
 
 KERNELS = (
     Column("name", folds=True),
@@ -64,7 +66,11 @@ PROBLEMS_SHOWN = 10
     ),
 )  # fmt: skip
 @click.argument("bundle")
-@click.option("--leaks", is_flag=True, help="List absolute paths inside the files, which travel with the bundle.")
+@click.option(
+    "--leaks",
+    is_flag=True,
+    help="List paths, names of users and machines, and traces of source that travel with the bundle.",
+)
 @kernel_option
 @click.option(
     "--show", "kind", type=click.Choice(KINDS_SHOWN), help="Print one kernel's text of this kind, and no more."
@@ -82,14 +88,14 @@ def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: 
     ]
     if len(asked) > 1:
         raise click.UsageError(f"{asked[0]} and {asked[1]} are two questions; ask one")
-    with Bundle.load(bundle) as opened:
+    with open_bundle_file(bundle) as (opened, path):
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         if kind is not None:
             return show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
         if resources:
             return show_resources(screen, opened, kernels, bundle)
         known = _specializations(screen, opened, kernels)
-        facts = _facts(bundle, opened, kernels, known)
+        facts = {"path": bundle, **_facts(path, opened, kernels, known)}
         _show(screen, opened, kernels, facts, known, whole=wanted is None)
         if leaks:
             with screen.progress("looking for paths", len(opened.content.blobs)) as bar:
@@ -115,7 +121,6 @@ def _facts(path: str, bundle: Bundle, kernels: list[Kernel], known: list[KernelS
         size = os.fstat(file.fileno()).st_size
         _, major, minor, *_ = HEADER.unpack(file.read(HEADER.size))
     return {
-        "path": path,
         "digest": bundle.digest,
         "format": f"{major}.{minor}",
         "size_bytes": size,
@@ -174,7 +179,11 @@ def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str
         _show_kernels(screen, facts["kernels"], told(kernels, known))
         _show_one_or_hint(screen, facts["kernels"], known)
     listed = [(kind, file) for kind, name in _BESIDE for file in facts[name] if whole]
-    beside = [(kind, file) for kind, file in listed if not is_tree_path(file["path"])]
+    beside = [
+        ("program" if is_program_path(file["path"]) else kind, file)
+        for kind, file in listed
+        if not is_tree_path(file["path"])
+    ]
     if beside:
         rows = [(kind, file["path"], wording.size(file["size_bytes"])) for kind, file in beside]
         screen.table((Column("beside them"), Column("path", folds=True), Column("size", True)), rows)
@@ -265,8 +274,11 @@ def _compiler(toolchain: Toolchain) -> str:
     "--repair", is_flag=True, help="Remove what is damaged in the store, so that the next push sends it again."
 )
 @click.option("--signed", is_flag=True, help="Also ask for a signature of a trusted key; exit status 1 without one.")
+@sigstore_options
 @reports
-def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool, signed: bool) -> int:
+def verify(
+    screen: Screen, bundle: str | None, url: str | None, repair: bool, signed: bool, **sigstore: str | None
+) -> int:
     """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest.
 
     Or everything in a store: each object, and that bundles and tags lack nothing.
@@ -274,17 +286,20 @@ def verify(screen: Screen, bundle: str | None, url: str | None, repair: bool, si
     url = one_given_or_set(url) if bundle is None else url
     if (bundle is None) == (url is None):
         raise click.UsageError("give a BUNDLE or --store" + (", not both" if bundle is not None else ""))
-    if url is not None and signed:
-        raise click.UsageError("--signed is for a BUNDLE; a store's tags are judged when they are followed")
+    asked = sigstore_asked(sigstore)
+    if url is not None and (signed or asked):
+        raise click.UsageError(
+            "--signed and --sigstore are for a BUNDLE; a store's tags are judged when they are followed"
+        )
     if url is not None:
         return verify_store(screen, url, repair=repair)
     if repair:
         raise click.UsageError("--repair needs --store; a damaged bundle is made anew, or fetched again")
-    return _verify_bundle(screen, str(bundle), signed=signed)
+    return _verify_bundle(screen, str(bundle), signed=signed, sigstore=asked)
 
 
-def _verify_bundle(screen: Screen, bundle: str, *, signed: bool) -> int:
-    with Bundle.load(bundle) as opened, screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
+def _verify_bundle(screen: Screen, bundle: str, *, signed: bool, sigstore: dict[str, str] | None) -> int:
+    with open_bundle_file(bundle) as (opened, path), screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
         damage = _damage(opened)
         problems = [*damage]
         for kernel in opened.kernels:
@@ -297,7 +312,9 @@ def _verify_bundle(screen: Screen, bundle: str, *, signed: bool) -> int:
             "bytes": sum(n for _, n in opened.content.blobs),
         }
         digest, names = opened.digest, wording.kernel_names(opened)
-        told, status = tell_signature(screen, opened, bundle) if signed else ({}, FINE)
+        told, status = tell_signature(screen, opened, path) if signed else ({}, FINE)
+        by_sigstore, worse = tell_sigstore(screen, opened, path, sigstore) if sigstore else ({}, FINE)
+        status = max(status, worse)
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
         screen.complain(f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch it again")
@@ -311,7 +328,7 @@ def _verify_bundle(screen: Screen, bundle: str, *, signed: bool) -> int:
         screen.done(f"{bundle} is sound: {digest}")
     screen.finish({"path": bundle, "ok": not problems and status == FINE, "digest": digest, "checked": checked,
                    "problems": [{"name": name, "reason": reason} for name, reason in problems],
-                   **({"signed": told} if signed else {})})  # fmt: skip
+                   **({"signed": told} if signed else {}), **({"sigstore": by_sigstore} if sigstore else {})})  # fmt: skip
     return PROBLEM if problems else status
 
 

@@ -13,7 +13,7 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, keep_option, output_option, reports
+from bundler.cli.command import FINE, example, keep_option, output_option, reports, strip_option
 from bundler.cli.terminal import Column, Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, named_family, tree_facts, tree_lines, tree_options
 from bundler.errors import AccessDenied, NotFound
@@ -21,7 +21,8 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
 from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.entries import Opaque, entry_artifacts
-from bundler.format.tree_index import is_tree_path
+from bundler.format.program_paths import is_cache_path, is_program_path
+from bundler.format.source_stripping import Strip
 from bundler.format.writer import HIGHEST_LEVEL
 from bundler.lifecycle.known_families import FAMILIES
 
@@ -39,6 +40,7 @@ CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True),
 @click.argument("directory", metavar="DIRECTORY|FAMILY")
 @output_option
 @keep_option
+@strip_option
 @click.option(
     "--root", metavar="DIR", help="Where the cache of FAMILY is; without it, where the server looks here and now."
 )
@@ -57,6 +59,7 @@ def pack(
     directory: str,
     output: str,
     keep: Keep,
+    strip: Strip | None,
     level: int,
     root: str | None,
     facts: tuple[str, ...],
@@ -76,6 +79,7 @@ def pack(
             bundle = bundler.pack(directory, keep=keep)
         else:
             bundle = bundler.pack_family(family, root, keep=keep, facts=options.facts)
+        bundle = bundler.strip_source(bundle) if strip else bundle
     if bundle.is_empty:
         screen.reasons("left out", bundle.left_out)
     size = save(screen, bundle, output, level)
@@ -152,7 +156,8 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
     beside = [
         f"{wording.count(len(entries), noun)} ({wording.size(sum(entry.artifact.size for entry in entries))})"
         for noun, entries in (
-            ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", _outside_trees(bundle)))
+            ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", _of_cache(bundle)),
+            ("program", [entry for entry in bundle.opaque if is_program_path(entry.path)]))
         if entries
     ]  # fmt: skip
     if bundle.tuning_records:
@@ -163,8 +168,8 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
         screen.line(line)
 
 
-def _outside_trees(bundle: Bundle) -> list[Opaque]:
-    return [entry for entry in bundle.opaque if not is_tree_path(entry.path)]
+def _of_cache(bundle: Bundle) -> list[Opaque]:
+    return [entry for entry in bundle.opaque if is_cache_path(entry.path)]
 
 
 def _by_target(bundle: Bundle) -> list[tuple[str, int, int, int]]:

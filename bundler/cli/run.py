@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import example, keep_option, output_option, reports
+from bundler.cli.command import example, keep_option, output_option, reports, strip_option
 from bundler.cli.interruption import SIGNAL_STATUS
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.terminal import Screen
 from bundler.errors import AccessDenied, BundlerError, ConfigError, NotFound, RecordingError
 from bundler.format.bundle import Keep
 from bundler.format.bundle_file import cleaned_up, open_regular
+from bundler.format.source_stripping import Strip, strip_source
 
 if TYPE_CHECKING:
     from bundler.format.bundle import Bundle
@@ -54,8 +55,9 @@ _FIRST_LINE_BYTES = 512
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 @output_option
 @keep_option
+@strip_option
 @reports
-def run(screen: Screen, command: tuple[str, ...], output: str, keep: Keep) -> int:
+def run(screen: Screen, command: tuple[str, ...], output: str, keep: Keep, strip: Strip | None) -> int:
     """Run CMD, record what it and its child processes compile, and write the bundle.
 
     The bundle is written even when CMD fails or is stopped by Ctrl-C, and the exit status is CMD's own: 128 + N when signal N
@@ -67,7 +69,7 @@ def run(screen: Screen, command: tuple[str, ...], output: str, keep: Keep) -> in
     check_output(output)
     spool = ChildSpool()
     try:
-        return cleaned_up(lambda: _record(screen, spool, command, output, keep), spool.close)
+        return cleaned_up(lambda: _record(screen, spool, command, output, keep, strip), spool.close)
     except _NotStarted as refused:
         screen.fail(refused.error)
         return refused.status
@@ -90,7 +92,9 @@ def _not_found(name: str, why: str) -> _NotStarted:
     return _NotStarted(NotFound(f"cannot run {name}: {why}", path=name), NOT_FOUND)
 
 
-def _record(screen: Screen, spool: ChildSpool, command: tuple[str, ...], output: str, keep: Keep) -> int:
+def _record(
+    screen: Screen, spool: ChildSpool, command: tuple[str, ...], output: str, keep: Keep, strip: Strip | None
+) -> int:
     from bundler.lifecycle.collection import collect_spool
 
     environment = spool.environ()
@@ -98,6 +102,7 @@ def _record(screen: Screen, spool: ChildSpool, command: tuple[str, ...], output:
     with _signals_held() as mask:
         status = _status(_run(command, environment, mask, quiet=screen.as_json))
         bundle, report = collect_spool(spool, keep)
+        bundle = strip_source(bundle) if strip else bundle
         processes = len({event.pid for event in spool.events()})
         _tell(screen, bundle, report, output, status=status, processes=processes)
     return status

@@ -6,6 +6,7 @@ The commands `inspect`, `extract` and `tune` choose kernels by `chosen`.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -15,9 +16,11 @@ import click
 from bundler.cli import wording
 from bundler.errors import ConfigError, NotFound
 from bundler.format.entries import Kernel
+from bundler.store.references import did_you_mean
 
 T = TypeVar("T")
 NAMED = 6
+_NEAR = 3
 HELP = "Only these kernels: a name, a glob, or the beginning of a name or of one key."
 
 kernel_option = click.option("--kernel", "wanted", metavar="K", help=HELP)
@@ -59,7 +62,9 @@ def chosen(
         there = (
             f"it has {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}" if names else "it has no kernels"
         )
-        raise NotFound(f"no kernel in {source} matches {wanted!r}; {there}", pattern=wanted)
+        near = tuple(difflib.get_close_matches(text, names, n=_NEAR))
+        hint = did_you_mean(near) or there
+        raise NotFound(f"no kernel in {source} matches {wanted!r}; {hint}", pattern=wanted, near=near)
     return found
 
 

@@ -12,7 +12,6 @@ from bundler import config, settings_files
 from bundler.cli import wording
 from bundler.cli.command import FINE, example, reports
 from bundler.cli.terminal import Column, Screen
-from bundler.user_warnings import warn
 
 COLUMNS = (Column("setting"), Column("value", folds=True))
 ORIGIN = Column("from", folds=True)
@@ -41,9 +40,6 @@ def show(screen: Screen, origin: bool) -> int:
     """List what holds for each setting in this directory."""
     found = config.origins()
     config.settings()  # a wrong value is an error here as it would be where it counts
-    unknown = config.unknown_words()
-    if unknown is not None:
-        warn(unknown)
     rows = [
         (settings_files.setting_key(one.setting.name), _value(one), *([one.origin] if origin else []))
         for one in found

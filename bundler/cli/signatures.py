@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from typing import Any
@@ -15,15 +16,17 @@ import msgspec
 
 from bundler import config
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, Commands, example, reports
+from bundler.cli.command import FINE, PROBLEM, Commands, F, example, reports
 from bundler.cli.quantities import to_seconds
 from bundler.cli.terminal import Column, Screen
+from bundler.errors import Untrusted
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import check_replaceable, replace_content
 from bundler.trust import minisign
 from bundler.trust.file_signatures import judge_file, trust_public_file
 from bundler.trust.signing import sign as sign_file
 from bundler.trust.signing_keys import SigningKey
+from bundler.trust.sigstore_bundles import verify_sigstore
 from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, revoke_key
 
 COLUMNS = (
@@ -42,6 +45,36 @@ folder_option = click.option(
     metavar="DIR",
     help=f"The folder of trusted keys; else {config.PREFIX}KEYS, else ~/.config/triton-bundler/keys.",
 )
+
+
+_SIGSTORE = {
+    "sigstore": (
+        "FILE",
+        "Also check a signature that cosign sign-blob --bundle or sigstore sign made of the file; offline.",
+    ),
+    "trust_root": (
+        "FILE",
+        "Whose certificates and logs count for --sigstore: the trusted_root.json of an instance of Sigstore.",
+    ),
+    "identity": ("WHO", "Who has to have signed, as in the certificate: a mail address, or the URL of a workflow."),
+    "issuer": ("URL", "Who has to have vouched for --identity."),
+}
+
+
+def sigstore_options(function: F) -> F:
+    """Add the options of `verify` that are about Sigstore."""
+    for name, (metavar, text) in reversed(_SIGSTORE.items()):
+        function = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=text)(function)
+    return function
+
+
+def sigstore_asked(given: dict[str, str | None]) -> dict[str, str] | None:
+    """Return the four options when they are there, None when none is; raises `click.UsageError` for some of them."""
+    asked = {name: text for name, text in given.items() if text is not None}
+    missing = [f"--{name.replace('_', '-')}" for name in _SIGSTORE if name not in asked]
+    if asked and missing:
+        raise click.UsageError(f"a signature of Sigstore counts for somebody: give {', '.join(missing)} too")
+    return asked or None
 
 
 def _folder(given: str | None) -> str:
@@ -215,3 +248,21 @@ def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str,
     else:
         screen.complain(f"{path}: {judgement.reason}; {judgement.fix}")
     return {"ok": judgement.good, "key": judgement.key, "reason": judgement.reason}, FINE if judgement.good else PROBLEM
+
+
+def tell_sigstore(screen: Screen, bundle: Bundle, path: str, asked: dict[str, str]) -> tuple[dict[str, Any], int]:
+    """Check a signature of Sigstore of the file that was opened; returns what `--json` says of it, and the exit status."""
+    try:
+        report = verify_sigstore(
+            path, asked["sigstore"], trust_root=asked["trust_root"], identity=asked["identity"], issuer=asked["issuer"]
+        )
+        digest = hashlib.sha256()
+        for chunk in bundle.signed.file_chunks():
+            digest.update(chunk)
+        if digest.hexdigest() != report.digest:
+            raise Untrusted("the signature is of another file, which was put in its place meanwhile", path=path)
+    except Untrusted as error:
+        screen.complain(f"{path}: {error.message}")
+        return {"ok": False, "reason": error.message}, PROBLEM
+    screen.done(f"{path} is signed by {report.identity} of {report.issuer}, entry {report.log_index} of the log")
+    return {"ok": True, **msgspec.to_builtins(report)}, FINE

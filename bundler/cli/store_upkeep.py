@@ -105,8 +105,8 @@ def prune(
         if older_than is not None:
             raise click.UsageError("--keep-days and --older-than say the same: give one of them")
         older_than = round(keep_days * DAY_S)
-    with existing_store(url) as store, screen.progress(f"pruning {store.name}"):
-        report = store.prune(max_bytes, older_than, dry_run, grace_s=grace)
+    with existing_store(url) as store, screen.progress(f"pruning {store.name}", counted=True) as bar:
+        report = store.prune(max_bytes, older_than, dry_run, grace_s=grace, watch=bar.reach)
     _show_prune(screen, report, dry_run=dry_run)
     status = _limit(screen, report, max_bytes)
     for tag, reason in report.unfollowed:
@@ -154,8 +154,8 @@ def _why(by: str, grace_s: float) -> str:
 def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
     """Check everything in a store; returns the exit status."""
     with existing_store(url) as store:
-        with screen.progress(f"verifying {store.name}"):
-            report = store.verify(repair)
+        with screen.progress(f"verifying {store.name}", counted=True) as bar:
+            report = store.verify(repair, watch=bar.reach)
         if report.sound:
             screen.line(f"checked {wording.count(report.checked, 'object')}, and that bundles and tags lack nothing")
             screen.done(f"{store.name} is sound")

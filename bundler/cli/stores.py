@@ -17,7 +17,6 @@ from bundler import config
 from bundler.errors import ConfigError, NotFound
 from bundler.lifecycle.machine_store import Store
 from bundler.store.store_urls import local_directory, store_url, with_settings
-from bundler.user_warnings import warn
 
 STORE_METAVAR = "URL"
 STORE_VARIABLE = f"{config.PREFIX}STORE"
@@ -91,7 +90,6 @@ one_store_option = click.option(
 
 def open_stores(*urls: str, read_only: bool = False) -> Store:
     """Open a store, with the settings of the environment where its URL says nothing else; raises as `bundler.open_store`."""
-    warn_of_unknown_variables()
     return bundler.open_store(*map(with_environment, urls), read_only=read_only)
 
 
@@ -111,10 +109,3 @@ def existing_store(*urls: str, read_only: bool = False) -> Store:
         store.close()
         raise NotFound(f"there is no store at this place: no directory {directory}; push makes it", store=urls[-1])
     return store
-
-
-def warn_of_unknown_variables() -> None:
-    """Warn of environment variables that begin like this package's and are none of them."""
-    unknown = config.unknown_words()
-    if unknown is not None:
-        warn(unknown)

@@ -42,8 +42,8 @@ def sync(screen: Screen, source: str, target: str, globs: tuple[str, ...], *, de
     A run that was interrupted goes on where it ended. Exit status 1 when a tag could not be mirrored: it stays in DST as it was.
     """
     with existing_store(as_url(source), read_only=True) as held, open_stores(as_url(target)) as mirrored:
-        with screen.progress(f"mirroring {held.name}"):
-            report = held.sync_to(mirrored, globs, dry_run=dry_run, delete_tags=delete_tags)
+        with screen.progress(f"mirroring {held.name}", counted=True) as bar:
+            report = held.sync_to(mirrored, globs, dry_run=dry_run, delete_tags=delete_tags, watch=bar.reach)
         _show(screen, report, dry_run=dry_run)
         for tag, reason in report.failed:
             screen.complain(f"tag {tag}: {reason}")

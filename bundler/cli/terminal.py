@@ -130,7 +130,7 @@ class Screen:
 
     def text(self, text: str) -> None:
         """Print a text of many lines as it is, but for what could command a terminal."""
-        if not self.as_json:
+        if not (self.as_json or self.quiet):
             lines = re.split(r"\r?\n", text.removesuffix("\n"))
             self.out.file.writelines("\t".join(map(wording.plain, line.split("\t"))) + "\n" for line in lines)
             self.out.file.flush()
@@ -213,10 +213,13 @@ class Screen:
         self.err.print(text, soft_wrap=True)
 
     @contextlib.contextmanager
-    def progress(self, what: str, total: int | None = None) -> Iterator[Bar]:
-        """Show a bar while the block runs, on a terminal, with rate and time left unless `total` is None, which is not known."""
+    def progress(self, what: str, total: int | None = None, *, counted: bool = False) -> Iterator[Bar]:
+        """Show a bar while the block runs, on a terminal, with rate and time left unless `total` is None, which is not known.
+
+        With `counted`, the total is known as soon as `Bar.reach` tells it.
+        """
         known: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn())
-        more = known if total is not None else (SpinnerColumn(), TimeElapsedColumn())
+        more = known if counted or total is not None else (SpinnerColumn(), TimeElapsedColumn())
         with self._watched(what, total, BarColumn(BAR_COLUMNS), *more) as progress:
             yield Bar(*progress)
 
@@ -269,6 +272,11 @@ class Bar:
         """One more is done; safe from any thread."""
         if self._progress is not None:
             self._progress.update(self._task, advance=1, description=what)
+
+    def reach(self, done: int, total: int) -> None:
+        """So many of so many are done."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, total=total)
 
     def read(self, data: bytes | memoryview) -> None:
         """One more blob was read; safe from any thread."""

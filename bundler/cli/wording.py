@@ -32,7 +32,7 @@ plural = summary.plural
 
 # The library names its arguments where a command has options; here each such phrase is said as the command's.
 _COMMAND_WORDS = (
-    (re.compile(r"\b(trust|keep)='(\w+)'"), r"--\1 \2"),
+    (re.compile(r"\b(trust|keep|strip)='(\w+)'"), r"--\1 \2"),
     (re.compile(r"\bmode='merge' or 'replace'"), "--mode merge or --mode replace"),
     (re.compile(r"\bwith mode replace\b"), "with --mode replace"),
     (re.compile(r"\bmode='replace'"), "--mode replace"),

@@ -346,6 +346,11 @@ class Bundle:
         more += [count(len(self.tuning_records), "tuning record")] if self.tuning_records else []
         return f"<Bundle {short(self.digest)} {', '.join([count(len(self), 'kernel'), *more])}>"
 
+    def _repr_html_(self) -> str:
+        from bundler.format.notebook_tables import bundle_html  # only notebooks ask
+
+        return bundle_html(self)
+
     @cached_property
     def _by_key(self) -> dict[str, Kernel]:
         return {kernel.key: kernel for kernel in self.kernels}

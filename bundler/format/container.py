@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import zstandard
 
@@ -67,6 +67,9 @@ class _DecodedFrame:
         self.places = dict(zip(digests, itertools.count(), strict=False))
 
 
+_CHUNK_BYTES = 1 << 20
+
+
 class Container:
     """Reads a container lazily.
 
@@ -105,6 +108,11 @@ class Container:
         data = self._read_exactly(section.offset, section.stored_bytes, "section")
         check_digest(data, section.sha256, f"section at offset {section.offset}")
         return data
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of the whole file in pieces."""
+        for offset in range(0, self._source.size, _CHUNK_BYTES):
+            yield self._source.read(offset, _CHUNK_BYTES)
 
     def close(self) -> None:
         """Release the source and the decoded frames."""

@@ -8,7 +8,7 @@ signatures.  `Bundle.signatures` and `bundler/trust/signing.py` call them.  Noth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -51,6 +51,16 @@ class SignatureSource:
             f"{os.fspath(path)}: signatures are put into files, and this bundle was not loaded from one; save it and load it"
         )
 
+    def file_chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of the bundle's file in pieces, as they are in the file that is open.
+
+        Raises:
+            ConfigError: the bundle was not loaded from a file.
+        """
+        raise ConfigError(
+            "the bytes of a file were asked for, and this bundle was not loaded from one; save it and load it"
+        )
+
 
 UNSIGNED = SignatureSource()
 
@@ -84,6 +94,10 @@ class SignatureSections(SignatureSource):
     def write_copy(self, path: str | os.PathLike[str], envelopes: Sequence[bytes]) -> None:
         """Write a copy of the file with these signatures, as `write_signed`."""
         write_signed(path, self._container, envelopes)
+
+    def file_chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of the open file, whatever is at its path by now."""
+        return self._container.chunks()
 
 
 def stored_digest(sections: Iterable[Section]) -> str:

@@ -60,7 +60,7 @@ class Summarized:
 
     def __repr__(self) -> str:
         text = f"<{type(self).__name__}"
-        for name in _shown_fields(self):
+        for name in shown_fields(self):
             value = getattr(self, name)
             if value is None or value is False or (isinstance(value, (Sized, int, float)) and not value):
                 continue
@@ -70,8 +70,14 @@ class Summarized:
             text += pair
         return f"{text}>"
 
+    def _repr_html_(self) -> str:
+        from bundler.format.notebook_tables import fields_html  # only notebooks ask
 
-def _shown_fields(thing: Any) -> Iterable[str]:
+        return fields_html(self)
+
+
+def shown_fields(thing: Any) -> Iterable[str]:
+    """Return the names of the fields that a repr shows."""
     if isinstance(thing, Struct):
         return thing.__struct_fields__
     return [field.name for field in dataclasses.fields(thing) if field.repr]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from bundler.integrations.source_texts import read_source, source_diff
 from bundler.integrations.strict_mode import asked_of
 from bundler.integrations.user_directories import LocalDirectory
 from bundler.lifecycle.machine_store import Store, open_store
+from bundler.store.references import did_you_mean
 from bundler.store.store_urls import with_settings
 from bundler.toolchain.spool_records import SpooledEvent
 from bundler.user_warnings import show
@@ -119,8 +121,11 @@ def _of_kernels(key: str | None, name: str | None, store: Store | None) -> tuple
     others = [kernel for kernel in kernels.values() if kernel.key not in told and _is(kernel, key, name)]
     found += tuple(Explanation(kernel.key, kernel.name, "recorded", kernel.key, there_now=True) for kernel in others)
     if not found:
+        there = {miss.event.name for miss in misses} | {kernel.name for kernel in kernels.values()}
+        hint = did_you_mean(difflib.get_close_matches(name or "", sorted(there)))
         raise NotFound(
             f"nothing compiled a kernel {key or name!r} here through this package's cache manager, and the store has none"
+            f"{'; ' if hint else ''}{hint}"
         )
     return found
 

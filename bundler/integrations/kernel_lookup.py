@@ -199,9 +199,15 @@ class Shelves:
             return _of_store(answer.bundle) if isinstance(answer, AlreadyThere) else answer
         return prebuilt
 
+    def trust_in(self, found: Found, trust: Trust) -> Trust:
+        """Return how far a kernel is trusted: nobody signed one of the store alone, which code may need."""
+        unsigned = found.place == "store" and self._store is not None and self._store.requires_signatures("code")
+        return "kernels" if unsigned else trust
+
     def reject(self, found: Found) -> None:
         """Forget a kernel that Triton could not read; who builds it next publishes it anew."""
-        if found.place == "store" and self.records is not None:
+        # One with a library may only need more trust than it has here, and be good for others.
+        if found.place == "store" and self.records is not None and not found.kernel.layout.has_library:
             self.records.remove([found.kernel.key])
 
     def recorded(self, most: int) -> Iterator[Kernel]:

@@ -196,7 +196,7 @@ class Engine(Keeper):
             found.kernel,
             directory,
             keep=self.options.keep,
-            trust=self.options.trust,
+            trust=self._shelves.trust_in(found, self.options.trust),
             triton_dir=self._triton_dir,
             checked=found.place == "tag" and call.key in self._prefetched,
         )
@@ -265,9 +265,9 @@ class Engine(Keeper):
         if self.store is None or not self._reads or (library and self.options.trust != "code"):
             return None
         with self.troubles.excused(f"looking up {filename}"):
-            data = self.store.file_records().look_up(file_known_by(key, filename, origin))
-            if data is not None:
-                self.tally.add("bytes_fetched", len(data))
+            files = self.store.file_records("code" if library else "kernels")
+            data = files.look_up(file_known_by(key, filename, origin))
+            self.tally.add("bytes_fetched", len(data or b""))
             return data
         return None
 

@@ -16,6 +16,7 @@ from bundler.format.bundle import Bundle, Keep
 from bundler.format.bundle_file import os_errors
 from bundler.format.entries import Opaque, TuningFile
 from bundler.format.manifest import Observation
+from bundler.format.source_stripping import Strip, check_strip, strip_source
 from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
 from bundler.lifecycle.kernel_directory import Rejected, read_kernels
 from bundler.lifecycle.tuning_directory import FOLDER, TuningFolder, with_tunings
@@ -23,13 +24,14 @@ from bundler.lifecycle.tuning_directory import FOLDER, TuningFolder, with_tuning
 KERNEL_SUBDIRECTORY = "triton"
 
 
-def pack(directory: str | os.PathLike[str], *, keep: Keep = "all") -> Bundle:
+def pack(directory: str | os.PathLike[str], *, keep: Keep = "all", strip: Strip | None = None) -> Bundle:
     """Make a bundle from a cache directory.
 
     Args:
         directory: a Triton cache directory (it holds kernel directories), or an Inductor cache directory (it holds
             `triton/<device>/` with kernel directories, beside generated code and graph entries).
         keep: `all`, or `launch` for device binaries, metadata and tuning files only.
+        strip: `source` takes out what tells of where and from what kernels were compiled, as `strip_source` does.
 
     Returns:
         A bundle whose `left_out` names everything that was seen and not taken, with the reason.  Its kernels have no
@@ -41,7 +43,12 @@ def pack(directory: str | os.PathLike[str], *, keep: Keep = "all") -> Bundle:
     """
     if keep not in ("all", "launch"):
         raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
-    root = os.fspath(directory)
+    check_strip(strip)
+    packed = _pack(os.fspath(directory), keep)
+    return packed if strip is None else strip_source(packed)
+
+
+def _pack(root: str, keep: Keep) -> Bundle:
     with os_errors(root, "read"):
         found = sorted(os.listdir(root))
         devices = _devices(root) if KERNEL_SUBDIRECTORY in found else []

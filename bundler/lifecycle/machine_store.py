@@ -30,9 +30,11 @@ from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import policy_in_force
 
 if TYPE_CHECKING:
+    from bundler.store.maintenance import Watch
     from bundler.store.store_reports import SyncReport
     from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import SignaturePolicy
+    from bundler.trust.statements import TrustLevel
 
 _TRUSTS = ("kernels", "code", "signed")
 
@@ -63,18 +65,19 @@ class Store(BundleStore):
     def kernel_records(self) -> KernelRecords:
         """Return the kernels of this store one by one, by their keys."""
         if self._kernel_records is None:
-            kind = UnsignedRecords if self._requires_signatures() else KernelRecords
+            kind = UnsignedRecords if self.requires_signatures() else KernelRecords
             self._kernel_records = kind(self._backend, self.name, self._limits)
         return self._kernel_records
 
-    def _requires_signatures(self) -> bool:
-        """Whether what is not signed, as single kernels and files are, may not be used."""
+    def requires_signatures(self, trust: TrustLevel = "kernels") -> bool:
+        """Whether what is not signed, as single kernels and files are, may not be used; for code where either level is required."""
         policy = policy_in_force() if self.signatures is None else self.signatures
-        return policy is not None and policy.kernels == "require"
+        asked = () if policy is None else (policy.kernels, *([policy.code] if trust == "code" else []))
+        return "require" in asked
 
-    def file_records(self) -> FileRecords:
-        """Return the tuning files and helper libraries of this store that were published one by one."""
-        return FileRecords(self._backend, self.name, self._limits, readable=not self._requires_signatures())
+    def file_records(self, trust: TrustLevel = "kernels") -> FileRecords:
+        """Return the files of this store that were published one by one: tuning files, or with `code` helper libraries too."""
+        return FileRecords(self._backend, self.name, self._limits, readable=not self.requires_signatures(trust))
 
     def serve(self, listen: str) -> StoreServer:
         """Hand on what this store has to other machines, over HTTP and for reading, until the server is closed; keep the store open.
@@ -97,6 +100,7 @@ class Store(BundleStore):
         dry_run: bool = False,
         delete_tags: bool = False,
         told: Callable[[str], object] | None = None,
+        watch: Watch | None = None,
     ) -> SyncReport:
         """Bring another store to what the tags of this one name, moving only what is missing there.
 
@@ -106,6 +110,7 @@ class Store(BundleStore):
             dry_run: change nothing, only say what would be.
             delete_tags: remove tags there that match, and that are not here; what they named stays until `prune`.
             told: is told of each tag before it is looked at.
+            watch: is told how many tags of how many are done.
 
         Returns:
             What was done.  A tag that cannot be mirrored stays there as it was, with the reason in `failed`.
@@ -119,7 +124,7 @@ class Store(BundleStore):
         from bundler.store.mirror import Mirror  # who restores does without
 
         mirror = Mirror(self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run)
-        return mirror.run(tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None))
+        return mirror.run(tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None), watch=watch)
 
     def restore(
         self,

@@ -11,7 +11,7 @@ import os
 import threading
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from bundler.errors import RecordingError
 from bundler.fork_safety import after_fork
@@ -28,6 +28,9 @@ from bundler.toolchain import inductor_tuners, instances, loaded_kernels
 from bundler.toolchain.child_recording import ChildSpool
 from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.events import CompileEvent
+
+if TYPE_CHECKING:
+    from bundler.format.source_stripping import Strip
 
 
 class Recording:
@@ -57,11 +60,25 @@ class Recording:
         self._errors_before = 0
         self.report = RecordReport()
 
+    @property
+    def _state(self) -> str:
+        return "not started" if self._watch is None else "running" if self._final is None else "stopped"
+
     def __repr__(self) -> str:
-        state = "not started" if self._watch is None else "running" if self._final is None else "stopped"
         hits = sum(event.cache_hit for event in self._events)
         heard = f"{count(len(self._events) - hits, 'compile')} and {count(hits, 'hit')} heard"
-        return f"<Recording {state}, {heard}{', with children' if self._spool is not None else ''}>"
+        return f"<Recording {self._state}, {heard}{', with children' if self._spool is not None else ''}>"
+
+    def _repr_html_(self) -> str:
+        from bundler.format.notebook_tables import facts_html  # only notebooks ask
+
+        hits = sum(event.cache_hit for event in self._events)
+        heard = [
+            ("compiles", f"{len(self._events) - hits:,}"),
+            ("hits", f"{hits:,}"),
+            ("children", "recorded, too" if self._spool is not None else "not recorded"),
+        ]
+        return facts_html(f"Recording, {self._state}", heard)
 
     def start(self) -> Self:
         """Begin to hear, once; raises `RecordingError` when Triton is not installed, or when this was called before."""
@@ -97,16 +114,17 @@ class Recording:
             self._spool.close()  # reads what the last child wrote
         self._final = self._gather()
 
-    def collect(self, keep: Keep = "all") -> Bundle:
+    def collect(self, keep: Keep = "all", strip: Strip | None = None) -> Bundle:
         """Return what was recorded so far as a bundle, and update `report`.
 
         A kernel is in the bundle with all its files, from one compile, or it is in `report.left_out` with the reason.
 
         Args:
             keep: `launch` takes device binaries, metadata and tuning files only.
+            strip: `source` takes out what tells of where and from what kernels were compiled, as `strip_source` does.
 
         Raises:
-            ConfigError: another value for `keep`.
+            ConfigError: another value for `keep` or `strip`.
             RecordingError: the recording was never started.
         """
         bundle, report = collect_sightings(self._final or self._gather(), self._started().roots(), keep)
@@ -116,7 +134,13 @@ class Recording:
             tunings = list(self._tunings)
         found = Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
                        left_out=left_out)  # fmt: skip
-        return with_tunings(found, tunings)
+        whole = with_tunings(found, tunings)
+        if strip is None:
+            return whole
+        from bundler.format.source_stripping import check_strip, strip_source  # who strips nothing needs none of it
+
+        check_strip(strip)
+        return strip_source(whole)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -187,13 +211,13 @@ class RecordingStack:
                 self._pairs.clear()
             self._pairs.append(Recording(children=children).start())
 
-    def collect(self, keep: Keep = "all") -> Bundle:
+    def collect(self, keep: Keep = "all", strip: Strip | None = None) -> Bundle:
         """Close the innermost recording and return its bundle."""
         with self._lock:
             for index, recording in reversed(list(enumerate(self._pairs))):
                 if recording is not None:
                     recording.stop()
-                    bundle = recording.collect(keep)
+                    bundle = recording.collect(keep, strip)
                     self._pairs[index:] = [None]
                     return bundle
         raise RecordingError("nothing is being recorded; call begin_compile() first")
@@ -232,9 +256,9 @@ def begin_compile(*, children: bool = False) -> None:
     _stack.begin(children=children)
 
 
-def collect(keep: Keep = "all") -> Bundle:
+def collect(keep: Keep = "all", strip: Strip | None = None) -> Bundle:
     """Finish the innermost recording and return its bundle; raises `RecordingError` when there is none."""
-    return _stack.collect(keep)
+    return _stack.collect(keep, strip)
 
 
 def end_compile() -> None:

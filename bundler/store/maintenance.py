@@ -37,6 +37,11 @@ KINDS = (
 )  # fmt: skip
 _UNIT, _DICTIONARY, _RANKS = 1, 2, 3
 T = TypeVar("T")
+Watch = Callable[[int, int], object]
+
+
+def _nobody(_done: int, _total: int) -> None:
+    """Tell nobody how far the work is."""
 
 
 class Maintenance:
@@ -86,8 +91,8 @@ class Maintenance:
             len(records) + len(files), _bytes([*records, *files]), failures, len(dictionaries), _bytes(dictionaries),
         )  # fmt: skip
 
-    def verify(self, *, repair: bool) -> VerifyReport:
-        """Read every object, and check that manifests and tags lack nothing."""
+    def verify(self, *, repair: bool, watch: Watch | None = None) -> VerifyReport:
+        """Read every object, and check that manifests and tags lack nothing; `watch` is told how many of how many were read."""
         # Tags are read before objects: a bundle that is pushed meanwhile is complete, and need not be checked.
         tagged = list(self._tagged())
         damaged: dict[str, str] = {}
@@ -95,7 +100,7 @@ class Maintenance:
         known: dict[str, store_layout.Unit] = {}
         needed: dict[str, list[str]] = {}
         # Manifests and records first, by the order of KINDS: they say what the units that follow have to hold.
-        for key, value in self._everything():
+        for key, value in self._everything(watch or _nobody):
             try:
                 self._checked(key, value, partial(self._check, key, known, needed), DAMAGED if repair else ())
                 sound.add(key)
@@ -130,8 +135,8 @@ class Maintenance:
                         unread[key] = error.message
         return unread
 
-    def prune(self, request: PruneRequest, *, dry_run: bool) -> PruneReport:
-        """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`."""
+    def prune(self, request: PruneRequest, *, dry_run: bool, watch: Watch | None = None) -> PruneReport:
+        """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`; `watch` is told how many of how many are gone."""
         if not dry_run and not self._backend.writable:
             raise AccessDenied(
                 f"{self._name}: it is only read here, so nothing can be removed; prune it where it may be written, or with dry_run",
@@ -157,7 +162,9 @@ class Maintenance:
         choice = choose(tagged, loose, used_s, now_s, request, blind=bool(unfollowed))
         gone = {stat.key for stat in choice.removed}
         if not dry_run:
-            gone = self._remove([stat.key for stat in choice.removed], needed, now_s - request.grace_s)
+            gone = self._remove(
+                [stat.key for stat in choice.removed], needed, now_s - request.grace_s, watch or _nobody
+            )
         removed = [stat for stat in choice.removed if stat.key in gone]
         kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
         return PruneReport(
@@ -166,23 +173,21 @@ class Maintenance:
             0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes), unfollowed, held, request.grace_s,
         )  # fmt: skip
 
-    def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float) -> set[str]:
+    def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float, watch: Watch) -> set[str]:
         """Remove objects that were not touched meanwhile, each before the objects that it needs; returns the keys that were removed."""
         gone: set[str] = set()
         still_needed: set[str] = set()
+        done = 0
+        watch(done, len(keys))
         # In the order of ranks a process that is killed here leaves units that nothing names, never a name without its unit.
         for rank in range(_RANKS):
             of_rank = [key for key in keys if _rank(key) == rank]
-            gone |= self._delete([key for key in of_rank if key not in still_needed], before_s)
+            with store_errors(self._name):
+                for batch in batches([key for key in of_rank if key not in still_needed], store_layout.BATCH_KEYS):
+                    # The store compares times itself: an object that was used since it was listed stays.
+                    gone |= self._backend.delete(batch, unmodified_since_s=before_s)
+                    watch(done := done + len(batch), len(keys))
             still_needed |= {name for key in of_rank if key not in gone for name in needed.get(key, ())}
-        return gone
-
-    def _delete(self, keys: list[str], before_s: float) -> set[str]:
-        gone: set[str] = set()
-        with store_errors(self._name):
-            for batch in batches(keys, store_layout.BATCH_KEYS):
-                # The store compares times itself: an object that was used since it was listed stays.
-                gone |= self._backend.delete(batch, unmodified_since_s=before_s)
         return gone
 
     def _needed_by(self, stats: list[Stat]) -> dict[str, list[str]]:
@@ -263,10 +268,13 @@ class Maintenance:
                 except FormatError as error:
                     yield tag, None, error.message.removeprefix(f"tag {tag} "), hinted
 
-    def _everything(self) -> Iterator[tuple[str, bytes]]:
+    def _everything(self, watch: Watch) -> Iterator[tuple[str, bytes]]:
         with store_errors(self._name):
             stats = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
-        yield from self._read(stats)
+        watch(0, len(stats))
+        for done, pair in enumerate(self._read(stats), 1):
+            yield pair
+            watch(done, len(stats))
 
     def _check(self, key: str, known: dict[str, store_layout.Unit], needed: dict[str, list[str]], value: bytes) -> None:
         """Check one object; manifests and records come before units and say what is in them, so units are checked blob by blob."""

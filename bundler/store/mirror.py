@@ -11,6 +11,7 @@ As in a push, what is missing comes before what names it: a run that is interrup
 
 from __future__ import annotations
 
+import difflib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -33,7 +34,9 @@ from bundler.format.manifest import Content
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import unit_batches
 from bundler.store.error_translation import store_errors
+from bundler.store.maintenance import Watch
 from bundler.store.object_proofs import unit_payload_of
+from bundler.store.references import did_you_mean
 from bundler.store.store_reports import SyncReport
 from bundler.store.store_signatures import check_envelope, envelope_keys, envelopes_in
 from bundler.store.stored_manifests import read_manifest
@@ -72,7 +75,12 @@ class Mirror:
         self._units_moved = self._units_present = self._bytes_moved = 0
 
     def run(
-        self, globs: Sequence[str] = (), *, delete_tags: bool = False, told: Callable[[str], object] = lambda _tag: None
+        self,
+        globs: Sequence[str] = (),
+        *,
+        delete_tags: bool = False,
+        told: Callable[[str], object] = lambda _tag: None,
+        watch: Watch | None = None,
     ) -> SyncReport:
         """Mirror the tags that match one of the globs, all without any; raises as `Store.sync_to`.
 
@@ -80,12 +88,17 @@ class Mirror:
             globs: of tags.
             delete_tags: remove tags of the target that match, and that the source does not have.
             told: is told of each tag before it is looked at.
+            watch: is told how many tags of how many are done.
         """
         started = time.monotonic()
         self._check_target()
         tags = self._tags(self._source, self._source_name, globs)
         if globs and not tags:
-            raise NotFound(f"{self._source_name}: no tag matches {', '.join(globs)}", store=self._source_name)
+            near = self._near(globs)
+            hint = f"; {did_you_mean(near)}" if near else ""
+            raise NotFound(
+                f"{self._source_name}: no tag matches {', '.join(globs)}{hint}", store=self._source_name, near=near
+            )
         if delete_tags and not tags:
             raise ConfigError(
                 f"{self._source_name}: has no tags, so all of {self._target_name} would be deleted; delete them with `tags --delete`"
@@ -93,7 +106,9 @@ class Mirror:
         moved: list[str] = []
         kept: list[str] = []
         failed: list[tuple[str, str]] = []
-        for tag in tags:
+        for done, tag in enumerate(tags):
+            if watch is not None:
+                watch(done, len(tags))
             told(tag)
             try:
                 (moved if self._mirror(tag) else kept).append(tag)
@@ -119,6 +134,11 @@ class Mirror:
         with store_errors(name):
             tags = sorted(key.removeprefix(f"{store_layout.TAGS}/") for key in store.list_refs(store_layout.TAGS))
         return [tag for tag in tags if not globs or any(fnmatchcase(tag, glob) for glob in globs)]
+
+    def _near(self, globs: Sequence[str]) -> tuple[str, ...]:
+        """Return tags of the source that are called almost as was asked for."""
+        there = self._tags(self._source, self._source_name, ())
+        return tuple(dict.fromkeys(tag for glob in globs for tag in difflib.get_close_matches(glob, there)))
 
     def _mirror(self, tag: str) -> bool:
         """Mirror one tag; False when the target had it and all that it reaches."""

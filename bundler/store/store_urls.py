@@ -15,7 +15,7 @@ from typing import Any, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, unquote_to_bytes, urlsplit, urlunsplit
 
 from bundler import observers
-from bundler.backends import cloud, peers, redis
+from bundler.backends import cloud, oci, peers, redis
 from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, bounded
 from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
@@ -165,6 +165,12 @@ def _open_one(url: str, how: Opening, *, alone: bool) -> Backend:
 
 def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
     path = _path(parts)
+    if parts.scheme in oci.SCHEMES:
+        raise ConfigError(
+            f"not a store: {_shown(parts)!r} is a place of images, where a bundle goes by triton-bundler oci push, and commands read it in "
+            "place of a file",
+            url=_shown(parts),
+        )
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
         raise ConfigError(f"not a store: {_shown(parts)!r}; expected {_SCHEMES}", url=_shown(parts))
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 
-from bundler.errors import ConfigError
+from bundler.errors import ConfigError, FormatError
 from bundler.trust import openssl_verification
 
+_OPENSSH = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 # Points of small order, without their sign bit (RFC 8032 does not demand that they are refused): under such a key a signature that anybody can
 # make is good for every message.
@@ -87,6 +88,37 @@ def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def private_of_file(data: bytes, passphrase: bytes | None) -> bytes:
+    """Return the private key in a file of OpenSSH, or in PEM that a passphrase protects.
+
+    Raises:
+        FormatError: it is damaged, of another type, or its passphrase is another.
+        ConfigError: it has a passphrase and none was given, or what reads it is not installed.
+    """
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+    except ImportError as error:
+        raise _missing() from error
+    load = load_ssh_private_key if _OPENSSH in data else load_pem_private_key
+    try:
+        key = load(data, passphrase)
+    except TypeError as error:  # as `cryptography` says that a passphrase is missing, or is not needed
+        if passphrase is not None:
+            return private_of_file(data, None)
+        raise ConfigError("a passphrase protects it, and none was given") from error
+    except UnsupportedAlgorithm as error:
+        raise ConfigError(
+            f"it cannot be read here ({error}); keys of OpenSSH with a passphrase need the package bcrypt"
+        ) from error
+    except ValueError as error:
+        raise FormatError(f"it is damaged, or its passphrase is another ({error})") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise FormatError(f"it is a {type(key).__name__}, expected an Ed25519 key; ssh-keygen -t ed25519 makes one")
+    return key.private_bytes_raw()
 
 
 def is_weak(public: bytes) -> bool:

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, read_regular
-from bundler.trust import minisign
+from bundler.trust import minisign, openssh_keys
 from bundler.trust.ed25519 import key_id
 from bundler.trust.signature_policy import Judgement, SignaturePolicy
-from bundler.trust.signing import MINISIGN_SUFFIX, file_chunks
+from bundler.trust.signing import MINISIGN_SUFFIX
 from bundler.trust.statements import BundleStatement, TrustLevel
 from bundler.trust.subjects import subject_of
 from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, write_key
@@ -49,7 +49,7 @@ def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel |
         return judgement
     numbers = {_number(key): (name, key) for name, key in policy.keys.by_name.items()}
     for number, (name, key) in numbers.items():
-        if minisign.check(text, file_chunks(path), [minisign.PublicKey(number, key.public)]) is None:
+        if minisign.check(text, bundle.signed.file_chunks(), [minisign.PublicKey(number, key.public)]) is None:
             continue
         said = BundleStatement(
             content=subject.content,
@@ -74,7 +74,7 @@ def trust_public_file(
     expires: int = 0,
     comment: str = "",
 ) -> TrustedKey:
-    """Read a public key, as `key new` and minisign write them, and put it among the trusted ones.
+    """Read a public key, as `key new`, minisign and ssh-keygen write them, and put it among the trusted ones.
 
     Args:
         folder: of the trusted keys.
@@ -90,7 +90,7 @@ def trust_public_file(
     """
     with os_errors(public, "read"):
         text = read_regular(public, minisign.MAX_TEXT_BYTES).decode("utf-8", "replace")
-    number, raw = minisign.read_public(text)
+    number, raw = _public_of(text)
     identity = key_id(raw)
     known = TrustedKeys.load(folder).names.get(identity)
     if known not in (None, name):
@@ -109,6 +109,14 @@ def trust_public_file(
     )
     write_key(folder, name, key)
     return key
+
+
+def _public_of(text: str) -> minisign.PublicKey:
+    """Read a public key of OpenSSH, or one in minisign's form, as ours are."""
+    if not openssh_keys.is_public(text):
+        return minisign.read_public(text)
+    raw = openssh_keys.read_public(text)
+    return minisign.PublicKey(bytes.fromhex(key_id(raw)), raw)
 
 
 def _number(key: TrustedKey) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from bundler.errors import ConfigError, FormatError
+from bundler.errors import ConfigError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import FileSource, replace_content
 from bundler.format.summary import Summarized
@@ -93,7 +93,14 @@ def sign(
     if not minisign:
         return report
     comment = f"timestamp:{statement.signed_at}\tfile:{os.path.basename(target)}\tdigest:{report.digest}"
-    text = minisign_files.write_signature(key, file_chunks(target), comment)
+    with Bundle.load(target) as written:
+        # Who may write to the folder could have put another file there by now.
+        if (written.digest, written.stored_digest) != (report.digest, statement.stored):
+            raise DigestMismatch(
+                f"{target}: it was replaced while it was signed; sign it again, in a folder that nobody else writes to",
+                path=target,
+            )
+        text = minisign_files.write_signature(key, written.signed.file_chunks(), comment)
     replace_content(target + MINISIGN_SUFFIX, text.encode())
     return SignReport(
         target, report.digest, key.key_id, report.trust, report.targets, report.families, report.expires,

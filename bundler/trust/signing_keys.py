@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private keys: made, kept in a file that only its owner can read, and used to sign.
 
-`SigningKey` is what `sign` commands hold; a file is PEM (PKCS 8, as OpenSSL writes it), so that other tools can make and read it.
+`SigningKey` is what `sign` commands hold; a file is PEM (PKCS 8, as OpenSSL writes it), so that other tools can make and read it, or
+one that `ssh-keygen -t ed25519` made.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import os
 import re
 import stat
 
+from bundler.config import PREFIX, signature_settings
 from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.trust import ed25519
 
 MAX_KEY_FILE_BYTES = 16 << 10
 _PEM = re.compile(rb"-----BEGIN PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PRIVATE KEY-----\s*")
+_OTHER_FORMS = (b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
+_PASSPHRASE_VARIABLE = f"{PREFIX}SIGNING_PASSPHRASE_FILE"
 # PKCS 8 around an Ed25519 seed is always these bytes, then the 32 of the seed (RFC 8410, section 7).
 _PKCS8 = bytes.fromhex("302e020100300506032b657004220420")
 
@@ -85,28 +89,33 @@ class SigningKey:
                 os.unlink(temporary)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> SigningKey:
-        """Read a key from its file.
+    def load(cls, path: str | os.PathLike[str], passphrase: bytes | None = None) -> SigningKey:
+        """Read a key from its file: PEM as `save` writes it, PEM with a passphrase, or a file of OpenSSH.
+
+        Args:
+            path: the file.
+            passphrase: of the key; None for what is in the file that `TRITON_BUNDLER_SIGNING_PASSPHRASE_FILE` names, if it has one.
 
         Raises:
             NotFound: there is no such file.
-            AccessDenied: it cannot be read, or others can read it.
-            FormatError: it holds something else.
+            AccessDenied: it cannot be read, or others can read it; the same goes for the file with the passphrase.
+            FormatError: it holds something else, or the passphrase is another.
+            ConfigError: it has a passphrase and none was given, or the package that reads it is not installed.
         """
         name = os.fspath(path)
-        try:
-            data = read_regular(path, MAX_KEY_FILE_BYTES)
-            mode = stat.S_IMODE(os.stat(path).st_mode)
-        except FileNotFoundError as error:
-            raise NotFound(
-                f"private key {name}: no such file; `triton-bundler key new` makes one", path=name
-            ) from error
-        except OSError as error:
-            raise AccessDenied(f"private key {name}: {error.strerror}", path=name) from error
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise AccessDenied(
-                f"private key {name}: mode {mode:04o}, expected 0600; chmod 600 {name}", path=name, got=mode
-            )
+        data = _read_secret(path, "private key", "`triton-bundler key new` makes one")
+        if data.startswith(_OTHER_FORMS):
+            try:
+                return cls(ed25519.private_of_file(data, _passphrase() if passphrase is None else passphrase))
+            except FormatError as error:
+                raise FormatError(f"private key {name}: {error.message}", path=name) from error
+            except ConfigError as error:
+                if "extra" in error.facts:
+                    raise
+                raise ConfigError(
+                    f"private key {name}: {error.message}; put it into a file of mode 0600 that {_PASSPHRASE_VARIABLE} names, or "
+                    f"take it off a copy: ssh-keygen -p -f COPY, openssl pkey -in {name} -out COPY", path=name,
+                ) from error  # fmt: skip
         matched = _PEM.fullmatch(data)
         try:
             body = base64.b64decode(b"".join(matched[1].split()), validate=True) if matched else b""
@@ -115,3 +124,26 @@ class SigningKey:
         if len(body) != len(_PKCS8) + ed25519.KEY_BYTES or not body.startswith(_PKCS8):
             raise FormatError(f"private key {name}: not an unencrypted Ed25519 key in PEM (PKCS 8)", path=name)
         return cls(body[len(_PKCS8) :])
+
+
+def _passphrase() -> bytes | None:
+    """Return what is in the file that the settings name, without the end of its line."""
+    path = signature_settings().passphrase_file
+    if path is None:
+        return None
+    return _read_secret(path, "passphrase", f"{_PASSPHRASE_VARIABLE} names it").rstrip(b"\r\n")
+
+
+def _read_secret(path: str | os.PathLike[str], what: str, advice: str) -> bytes:
+    """Return the bytes of a file that its owner alone can read; raises `NotFound` and `AccessDenied`."""
+    name = os.fspath(path)
+    try:
+        data = read_regular(path, MAX_KEY_FILE_BYTES)
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError as error:
+        raise NotFound(f"{what} {name}: no such file; {advice}", path=name) from error
+    except OSError as error:
+        raise AccessDenied(f"{what} {name}: {error.strerror}", path=name) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise AccessDenied(f"{what} {name}: mode {mode:04o}, expected 0600; chmod 600 {name}", path=name, got=mode)
+    return data

@@ -14,6 +14,16 @@ from click.testing import CliRunner
 import bundler
 from bundler.cli.app import app
 
+
+def _load(path):
+    # Tests are imported by path, so a module beside them has to be put where `import` finds it.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+check_printed = _load(Path(__file__).parents[1] / "json_schemas.py").check_printed
 KERNELS = Path(bundler.__file__).parent / "cli" / "demo_kernels.py"
 TARGETS = ("cuda:90", "hip:gfx942")
 
@@ -52,6 +62,7 @@ def cli():
         result = CliRunner().invoke(app, [str(word) for word in words], prog_name="triton-bundler")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
+        check_printed(words, result.stdout)
         return result
 
     return call
@@ -80,7 +91,9 @@ def command():
             "timeout": 110,
         }
         line = [sys.executable, "-P", "-m", "bundler", *map(str, words)]
-        return subprocess.run(line, stdin=subprocess.DEVNULL, **(options | more))
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, **(options | more))
+        check_printed(words, done.stdout or "")
+        return done
 
     return call
 

@@ -69,6 +69,7 @@ def test_no_kernel_is_an_error_that_names_those_there(cli, bundle):
         assert (done.exit_code, done.stdout) == (1, "")
         assert done.stderr == f"error: no kernel in {bundle} matches 'div'; it has add, mul\n"
     assert cli("inspect", bundle, "--kernel", "").exit_code == 1
+    assert "matches 'mull'; did you mean 'mul'?" in cli("inspect", bundle, "--kernel", "mull").stderr
 
 
 def test_a_text_is_shown_without_what_commands_a_terminal(cli, cli_json, bundle):

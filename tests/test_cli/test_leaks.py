@@ -8,6 +8,7 @@ import random
 import msgpack
 import pytest
 
+import bundler
 from bundler.format.leaks import absolute_paths
 from bundler.format.sentinel import TRITON_DIR, to_sentinels
 
@@ -85,3 +86,21 @@ def test_random_bytes_hold_few_paths():
     """A megabyte of noise gives no path: what looks like one by chance is short, or no word."""
     noise = random.Random(0).randbytes(1 << 20)
     assert absolute_paths(noise) == set()
+
+
+def test_the_commands_strip(cli, packed, tmp_path):
+    """`merge --strip source` makes a clean file of one that is there; `inspect --leaks` agrees about both."""
+    made = cli("merge", packed, "--strip", "source", "-o", tmp_path / "c.tbundle")
+    assert made.exit_code == 0, made.output
+    before, after = (cli("inspect", path, "--leaks").stdout for path in (packed, tmp_path / "c.tbundle"))
+    assert "debug information" in before
+    assert "nor anything that tells of users, machines or source" in after
+    with bundler.Bundle.load(packed) as whole, bundler.Bundle.load(tmp_path / "c.tbundle") as read:
+        assert read.digest == bundler.strip_source(whole).digest
+
+
+def test_pack_strips(cli, cache, packed, tmp_path):
+    """`pack --strip source` writes what `merge --strip source` makes of it later."""
+    assert cli("pack", cache, "--strip", "source", "-o", tmp_path / "c.tbundle").exit_code == 0
+    with bundler.Bundle.load(packed) as whole, bundler.Bundle.load(tmp_path / "c.tbundle") as read:
+        assert read.digest == bundler.strip_source(whole).digest

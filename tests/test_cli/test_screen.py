@@ -195,6 +195,17 @@ def test_a_transfer_shows_rate_and_time_left():
     assert re.search(r"[\d.]+ MB/s\S* \S*0:00:0\d", console.file.getvalue())
 
 
+def test_counted_work_shows_rate_and_time_left():
+    """A bar whose total is told while the work runs counts objects, with rate and time left."""
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with Screen(err=console).progress("verifying", counted=True) as bar:
+        for done in range(4):
+            bar.reach(done, 8)
+            time.sleep(0.15)
+    assert "3/8" in console.file.getvalue()
+    assert re.search(r"[\d.]+/s\S* \S*0:00:0\d", console.file.getvalue())
+
+
 def test_quiet_leaves_errors(cli, tmp_path):
     """With --quiet, before the command or after it, nothing is printed but errors."""
     made = tmp_path / "made.tbundle"

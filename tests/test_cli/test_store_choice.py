@@ -84,6 +84,8 @@ def test_a_digest_may_be_short_and_a_tag_almost_right(cli, cli_json, packed, pus
     for words in (("pull", "lama3/h200", "-o", tmp_path / "q"), ("restore", "--tag", "lama3/h200"), ("tags", "--delete", "lama3/h200")):  # fmt: skip
         result = cli(*words, "--store", pushed)
         assert result.stderr == f"error: {pushed}: no tag 'lama3/h200'; did you mean 'llama3/h200'?\n"
+    result = cli("sync", pushed, tmp_path / "mirror", "--tags", "lama3/h200")
+    assert result.stderr == f"error: {pushed}: no tag matches lama3/h200; did you mean 'llama3/h200'?\n"
 
 
 def _redis_server():
@@ -148,6 +150,7 @@ def test_unknown_variables_are_named_by_commands_that_read_settings(cli, cli_jso
     )
     assert cli("tags", "--store", pushed).stderr == f"warning: {sentence}\n"
     assert cli_json("tags", "--store", pushed)[1]["warnings"] == [sentence]
+    assert cli("key", "list").stderr == f"warning: {sentence}\n"
     assert cli("tags", "--help").stderr == ""
 
 

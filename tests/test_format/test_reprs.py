@@ -2,6 +2,7 @@
 """What a debugger or a notebook shows of our objects is one short line; and a bundle is a collection of its kernels."""
 
 import dataclasses
+from html.parser import HTMLParser
 
 import pytest
 
@@ -40,6 +41,51 @@ def shown(build):
         bundler.StoreStats(*range(1, 12)), bundler.TagInfo("t" * 300, DIGEST, targets=MANY),
         bundler.Diff(MANY, (), MANY), bundler.Counters(hits=3, slowest=(("k", 1.0),) * 10),
     ]  # fmt: skip
+
+
+class Reader(HTMLParser):
+    """What a browser would take for tags, and the text between them."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_a_notebook_shows_short_tables(build):
+    """A bundle and each report is a table with its name, without scripts or links, and short whatever it holds."""
+    for thing in [one for one in shown(build) if hasattr(one, "_repr_html_")]:
+        html = thing._repr_html_()
+        page = Reader(html)
+        assert {tag for tag, _ in page.tags} <= {"table", "caption", "thead", "tbody", "tr", "th", "td", "p"}
+        assert {name for _, attributes in page.tags for name in attributes} <= {"style", "scope"}
+        assert (type(thing).__name__ in page.text, "\x1b" in html, len(page.text) < 12_000) == (True, False, True), (
+            thing
+        )
+    report = bundler.RestoreReport(restored=MANY, skipped=WHY, seconds=1.25)._repr_html_()
+    assert "500" in Reader(report).text
+    assert "compiled by Triton 3.0.0" in Reader(report).text
+    assert "1.25 s" in Reader(report).text
+    assert Reader(bundler.VerifyReport(4, WHY, (), ())._repr_html_()).text.startswith("VerifyReportsoundno")
+
+
+def test_a_notebook_runs_nothing_of_a_bundle(build):
+    """A kernel, a file or a reason that is written as HTML is shown as it is written."""
+    hostile = "<script>alert('1')</script>\"&amp;"
+    files = build.Files()
+    plain = files.kernel(1)
+    kernel = dataclasses.replace(plain, name=hostile, spec=dataclasses.replace(plain.spec, entry=hostile))
+    for thing in (files.bundle(kernel), bundler.RestoreReport(skipped=((hostile, hostile),), directories=(hostile,))):
+        page = Reader(thing._repr_html_())
+        assert "script" not in {tag for tag, _ in page.tags}
+        assert hostile in page.text
+    assert "Recording, not started" in bundler.Recording()._repr_html_()
 
 
 def test_each_repr_is_one_short_line(build):

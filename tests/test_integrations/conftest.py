@@ -19,6 +19,8 @@ def _load(path):
 
 
 plugged = _load(HERE / "plugged.py")
+if "json_schemas" not in sys.modules:
+    _load(HERE.parent / "json_schemas.py")
 if "redis_server" not in sys.modules:
     _load(HERE.parent / "redis_server.py")
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import json_schemas
 import plugged
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,7 @@ def command(monkeypatch):
             monkeypatch.delenv(name) if name.startswith("TRITON_") else None
         result = CliRunner().invoke(app, [str(word) for word in words], env=env)
         assert result.exit_code == status, result.output
+        json_schemas.check_printed(words, result.stdout)
         return result.stdout
 
     return command

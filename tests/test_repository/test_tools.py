@@ -15,7 +15,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize(
     "package",
-    ["bench", "clients", "cluster", "codegen", "crash", "fuzz", "gpu", "hip", "releases", "servers", "shared_fs"],
+    [
+        "bench",
+        "clients",
+        "cluster",
+        "codegen",
+        "crash",
+        "fuzz",
+        "gpu",
+        "hip",
+        "releases",
+        "servers",
+        "shared_fs",
+        "wheels",
+    ],
 )
 def test_each_package_lists_its_programs(run_tool, package):
     """`--help` of a package names each program, each program has a `--help` of its own, and the README has its line."""

@@ -69,6 +69,19 @@ class UpkeepContract:
         assert store.verify().sound
         assert shelf.contents(store.pull("t")) == shelf.contents(shelf.bundle("A", "B"))
 
+    def test_who_watches_is_told_how_far_it_is(self, store):
+        """Verify counts the objects that it reads, prune those that it removes, each up to the total, and a dry run counts none."""
+        store.push(shelf.bundle("A", "B"))
+        self.wait(store)
+        told = []
+        checked = store.verify(watch=lambda *numbers: told.append(numbers)).checked
+        assert told == [(done, checked) for done in range(checked + 1)]
+        told.clear()
+        assert store.prune(dry_run=True, grace_s=0, watch=lambda *numbers: told.append(numbers)).removed
+        assert told == []
+        removed = len(store.prune(grace_s=0, watch=lambda *numbers: told.append(numbers)).removed)
+        assert (told[0], told[-1], told == sorted(told)) == ((0, removed), (removed, removed), True)
+
     def test_the_grace_spares_a_push_under_way(self, store):
         """What was used lately stays, and so does what is younger than was asked for."""
         store.push(shelf.bundle("A"))

@@ -60,3 +60,9 @@ def store(tmp_path, monkeypatch):
     """A store in a directory."""
     with bundler.open_store(str(tmp_path / "store")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def minisign_program(debian_program):
+    """The program minisign."""
+    return debian_program("minisign", "minisign")

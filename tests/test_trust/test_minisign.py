@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures in minisign's form: ours are good for its program, its are good for us."""
 
-import shutil
 import subprocess
 
 import pytest
@@ -27,9 +26,6 @@ RWQEwzdPEz27MfuUiNV8E/M3xsSkvQW5oMDAeP/UMnOxmkXQe9W2lYFMbhIE9+qCVwKbhgt7LqxyOlLQ
 trusted comment: old
 IABoqCLtTALmj3/swNvTRb4FfEiCWaeuPoGg+bFtMF0UQ8zCPOLkmS8qJRRIAnpLwgMgU2lWA4DHByX4AKRWDA==
 """
-program = pytest.mark.skipif(
-    shutil.which("minisign") is None, reason="the program minisign is not installed (Debian: apt-get install minisign)"
-)
 
 
 def signature(data=DATA, comment="bundle of november"):
@@ -81,26 +77,47 @@ def test_long_texts_and_comments_of_two_lines_are_refused():
         signature(comment="a\nb")
 
 
-@program
-def test_minisign_checks_what_we_sign(tmp_path):
+@pytest.mark.slow
+def test_minisign_checks_what_we_sign(minisign_program, tmp_path):
     """Its program accepts our key and signature, and shows the comment."""
     (tmp_path / "b").write_bytes(DATA)
     (tmp_path / "b.minisig").write_text(signature())
     (tmp_path / "k.pub").write_text(minisign.write_public(KEY))
-    done = subprocess.run(["minisign", "-V", "-m", "b", "-p", "k.pub"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [minisign_program, "-V", "-m", "b", "-p", "k.pub"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, "bundle of november" in done.stdout) == (0, True), done.stderr
 
 
-@program
-def test_we_check_what_minisign_signs(tmp_path):
+@pytest.mark.slow
+def test_we_check_what_minisign_signs(minisign_program, tmp_path):
     """A key and a signature that its program made are good here, for these bytes alone."""
     (tmp_path / "b").write_bytes(DATA)
     subprocess.run(
-        ["minisign", "-G", "-W", "-p", "k.pub", "-s", "k.key"], cwd=tmp_path, check=True, capture_output=True
+        [minisign_program, "-G", "-W", "-p", "k.pub", "-s", "k.key"], cwd=tmp_path, check=True, capture_output=True
     )
     subprocess.run(
-        ["minisign", "-S", "-s", "k.key", "-m", "b", "-t", "by minisign"], cwd=tmp_path, check=True, capture_output=True
+        [minisign_program, "-S", "-s", "k.key", "-m", "b", "-t", "by minisign"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
     )
     public, text = minisign.read_public((tmp_path / "k.pub").read_text()), (tmp_path / "b.minisig").read_text()
     assert minisign.check(text, [DATA], [public]) == "by minisign"
     assert minisign.check(text, [DATA + b"!"], [public]) is None
+
+
+@pytest.mark.slow
+def test_minisign_refuses_what_is_not_ours(minisign_program, tmp_path):
+    """Its program tells another file, another comment and another key from what we signed."""
+    (tmp_path / "k.pub").write_text(minisign.write_public(KEY))
+    (tmp_path / "m.pub").write_text(minisign.write_public(SigningKey(b"m" * 32)))
+    for data, text, public in (
+        (DATA + b"!", signature(), "k.pub"),
+        (DATA, signature().replace("november", "december"), "k.pub"),
+        (DATA, signature(), "m.pub"),
+    ):
+        (tmp_path / "b").write_bytes(data)
+        (tmp_path / "b.minisig").write_text(text)
+        done = subprocess.run([minisign_program, "-V", "-m", "b", "-p", public], cwd=tmp_path, capture_output=True)
+        assert done.returncode != 0

@@ -192,3 +192,35 @@ def test_a_file_that_is_written_over_between_the_look_and_the_use(changed, signe
         report = bundler.restore(kernels, tmp_path / "out", only="all", signatures=signers.policy())
     assert report.damaged
     assert (report.restored, files(tmp_path / "out")) == ((), {})
+
+
+def test_a_file_that_is_replaced_while_minisign_signs_it(signers, kernels, tmp_path, monkeypatch):
+    """Between the signature in the file and the one beside it somebody puts another file there: it is not signed."""
+    from bundler.errors import DigestMismatch
+    from bundler.trust import signing
+
+    evil = other_bundle(kernels, tmp_path / "evil.tbundle")
+    real = signing.SignReport
+
+    def report_then_replace(*arguments):
+        os.replace(shutil.copy(evil, tmp_path / "copy"), kernels)
+        return real(*arguments)
+
+    monkeypatch.setattr(signing, "SignReport", report_then_replace)
+    with pytest.raises(DigestMismatch, match="replaced while it was signed"):
+        bundler.sign(kernels, signers.alice, minisign=True)
+    assert not Path(f"{kernels}.minisig").exists()
+
+
+def test_a_file_that_is_replaced_while_its_signature_beside_it_is_judged(signers, kernels, tmp_path):
+    """`verify --signed` judges the file that it opened: the good one of the same name, put there meanwhile, does not speak for it."""
+    from bundler.trust import minisign
+    from bundler.trust.file_signatures import judge_file
+
+    evil = other_bundle(kernels, tmp_path / "evil.tbundle")
+    Path(f"{evil}.minisig").write_text(minisign.write_signature(signers.alice, [kernels.read_bytes()], "by hand"))
+    with Bundle.load(evil) as opened:
+        os.replace(shutil.copy(kernels, tmp_path / "copy"), evil)
+        assert not judge_file(opened, evil).good
+    with Bundle.load(evil) as opened:
+        assert judge_file(opened, evil).good

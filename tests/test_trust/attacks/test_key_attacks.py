@@ -4,9 +4,12 @@
 import base64
 import json
 import os
+import time
 
 import pytest
 
+import bundler
+from bundler import SignaturePolicy, Untrusted
 from bundler.errors import AccessDenied, BundlerError, FormatError, LimitExceeded
 from bundler.trust import ed25519
 from bundler.trust.file_signatures import trust_public_file
@@ -112,3 +115,33 @@ def test_keys_of_which_anything_would_be_a_signature(signers):
         (signers.folder / "evil.json").write_text(json.dumps({"key": base64.b64encode(point).decode()}))
         with pytest.raises(FormatError, match="anybody can sign"):
             signers.policy()
+
+
+@pytest.mark.parametrize(
+    ("scope", "reason"),
+    [
+        ({"revoked": 1}, "'alice' is revoked"),
+        ({"expires": 1}, "'alice' has expired"),
+        ({"targets": ("hip:*",)}, "may not vouch for target 'cuda:90'"),
+        ({"targets": ("cuda:*",)}, "may not vouch for target 'hip:gfx942'"),
+        ({"trust": ("code",)}, "may not vouch for trust level 'kernels'"),
+        ({"trust": ()}, "only for none"),
+    ],
+)
+def test_a_key_beyond_its_time_or_scope(scope, reason, signers, kernels, tmp_path):
+    """A good signature by a key that is revoked, has expired, or may not vouch for all that is in the bundle."""
+    bundler.sign(kernels, signers.alice)
+    signers.trust(**scope)
+    with pytest.raises(Untrusted, match=reason):
+        bundler.restore(kernels, tmp_path / "out", only="all", signatures=signers.policy())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_signature_beyond_its_time(signers, kernels, tmp_path, monkeypatch):
+    """One that has expired, and one from a future that no clock explains."""
+    bundler.sign(kernels, signers.alice, expires_s=3600)
+    for later, reason in ((3601, "expired"), (-3600, "in the future")):
+        policy = SignaturePolicy(signers.policy().keys, kernels="require", now=lambda by=later: time.time() + by)
+        with pytest.raises(Untrusted, match=reason):
+            bundler.restore(kernels, tmp_path / "out", only="all", signatures=policy)
+    assert not (tmp_path / "out").exists()

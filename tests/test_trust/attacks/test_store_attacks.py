@@ -6,7 +6,13 @@ import pytest
 import bundler
 from bundler import Bundle, Untrusted
 from bundler.backends.port import Unread
-from bundler.format.manifest import Observation, Observed
+from bundler.format.bundle import MemoryBlobs
+from bundler.format.digest import digest_text, sha256
+from bundler.format.entries import Artifact
+from bundler.format.joined_blobs import FirstBlobs
+from bundler.format.manifest import Content, Observation, Observed
+from bundler.integrations.kernel_lookup import Found
+from bundler.lifecycle.kernel_placement import why_not_trusted
 from bundler.store import store_layout
 from bundler.store.store_signatures import envelopes_in
 
@@ -192,3 +198,40 @@ def test_a_session_compiles_as_if_the_store_were_empty(signed, signers, store, k
     assert all("signatures are required" in text and TAG in text for text in ours)
     if not signed:
         assert not (tmp_path / "cache").exists() or not [*(tmp_path / "cache").iterdir()]
+
+
+@pytest.mark.parametrize("demands", [{"kernels": "off", "code": "require"}, {"kernels": "require", "code": "off"}])
+def test_code_beside_the_signed_tags(demands, signers, store, kernels):
+    """A library that was published alone, and one in a kernel that was, have no signature: neither is taken where code, or all, needs one."""
+    store.file_records().publish("helper", "launcher.so", b"code")
+    with bundler.open_store(*store.urls, signatures=signers.policy(**demands), trust="code") as strict:
+        assert strict.file_records("code").look_up("helper") is None
+        assert (strict.file_records().look_up("helper") is None) == (demands["kernels"] == "require")
+        with bundler.session(strict, push=None) as session:
+            assert session._engine.fetch_file("A" * 52, "launcher.so", "source") is None
+            kernel = half(kernels, 0).kernels[0]
+            for place, trust in (("store", "kernels"), ("tag", "code")):
+                assert session._engine._shelves.trust_in(Found(kernel, store, place, None), "code") == trust
+    with bundler.open_store(*store.urls) as anybodys:
+        assert anybodys.file_records("code").look_up("helper") == b"code"
+
+
+def test_a_library_in_a_kernel_of_the_store_is_not_placed(signers, store, kernels):
+    """With code signatures required, a kernel that was published alone is not placed with its library, and its record stays for others."""
+    whole = half(kernels, 0)
+    kernel = whole.kernels[0]
+    library = Artifact("evil.so", digest_text(sha256(b"code")), 4)
+    kernel = kernel.with_artifacts([*kernel.artifacts, library])
+    blobs = FirstBlobs([MemoryBlobs({sha256(b"code"): b"code"}), whole.blobs])
+    store.kernel_records().publish(Bundle(Content.of([kernel]), Observed(), blobs))
+    policy = signers.policy(kernels="off", code="require")
+    with (
+        bundler.open_store(*store.urls, signatures=policy, trust="code") as strict,
+        bundler.session(strict, push=None) as session,
+    ):
+        shelves = session._engine._shelves
+        found = shelves.find(kernel.key, turn=False)
+        assert why_not_trusted(found.kernel, "all", shelves.trust_in(found, "code")) is not None
+        assert why_not_trusted(found.kernel, "all", "code") is None
+        shelves.reject(found)
+    assert store.kernel_records().look_up([kernel.key]).bundle.kernels
