@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`run`: signals that ask a command to end: each becomes an exception, so that clean-up runs, and then the exit status.
 
-`main` runs every command through it; the command `run` holds signals back for the program that it runs.
+`main` runs every command through it; the command `run` holds signals back for the program that it runs.  `serve` and `top`, which signals
+end in the usual way, ask `asked_to_end`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import signal
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 # A shell reports a program that a signal ended with this number more than the signal's.
@@ -96,3 +99,45 @@ def run(command: Callable[[], None]) -> None:
         line_break = "\n" if sys.stderr.isatty() else ""
         print(f"{line_break}error: interrupted by {signal.Signals(interrupted.number).name}", file=sys.stderr)
         sys.exit(SIGNAL_STATUS + interrupted.number)
+
+
+class Ending:
+    """Whether the command was asked to end.
+
+    Not an `Event`: its lock may be held by the very thread that a signal interrupts, which would then wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self._asked, (self._read, self._write) = False, os.pipe()
+
+    def set(self) -> None:
+        """Ask; a signal's handler may do so at any place."""
+        if not self._asked:
+            self._asked = True
+            os.write(self._write, b"1")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until somebody asks, or the time is over; tells whether somebody did."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def close(self) -> None:
+        """Release what is held."""
+        os.close(self._read)
+        os.close(self._write)
+
+
+@contextlib.contextmanager
+def asked_to_end() -> Iterator[Ending]:
+    """Yield what SIGTERM and Ctrl-C set; after the block a second one interrupts the command as any other."""
+    before = {}
+    with contextlib.closing(Ending()) as ending:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda _number, _frame: ending.set())
+        try:
+            yield ending
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -6,10 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import click
@@ -17,6 +13,7 @@ import click
 from bundler.backends.peers.peer_requests import ServingBounds
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.interruption import asked_to_end
 from bundler.cli.quantities import to_bytes, to_seconds
 from bundler.cli.stores import as_url, with_environment
 from bundler.cli.terminal import Screen
@@ -57,7 +54,7 @@ def serve(screen: Screen, sources: tuple[str, ...], listen: str, connections: in
         source = served_source(urls)
     bounds = replace(_BOUNDS, connections=connections, memory_bytes=memory)
     with source.backend, StoreServer(source.backend, listen, bounds, metrics_text) as server:
-        with _asked_to_end() as ending:
+        with asked_to_end() as ending:
             for path, name in source.bundles:
                 screen.line(f"{path} as {name}")
             for name in source.stores:
@@ -72,18 +69,3 @@ def serve(screen: Screen, sources: tuple[str, ...], listen: str, connections: in
     screen.done(f"served {wording.count(requests, 'request')}, {wording.size(sent)}")
     screen.finish({"url": server.url, "requests": requests, "sent_bytes": sent, "ok": finished})
     return FINE if finished else PROBLEM
-
-
-@contextlib.contextmanager
-def _asked_to_end() -> Iterator[threading.Event]:
-    """Yield what SIGTERM and Ctrl-C set; after the block a second one interrupts the command as any other."""
-    ending = threading.Event()
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda _number, _frame: ending.set())
-    try:
-        yield ending
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.interruption import asked_to_end
 from bundler.cli.live_sources import MetricsSource, Sight, StoreSource, kernel_of, open_source
 from bundler.cli.terminal import Screen
 
@@ -74,16 +75,13 @@ def _opened(urls: Sequence[str]) -> Iterator[Callable[[], list[Sight]]]:
 
 def _watch(screen: Screen, look: Callable[[], list[Sight]], interval: float) -> None:
     """Show what is seen until Ctrl-C, which is how a view ends."""
-    before, before_s = look(), time.monotonic()
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(_view(before, before, 0.0), console=screen.out, auto_refresh=False) as live,
-    ):
-        while True:
-            time.sleep(interval)
-            now, now_s = look(), time.monotonic()
-            live.update(_view(now, before, now_s - before_s), refresh=True)
-            before, before_s = now, now_s
+    with asked_to_end() as ending:
+        before, before_s = look(), time.monotonic()
+        with Live(_view(before, before, 0.0), console=screen.out, auto_refresh=False) as live:
+            while not ending.wait(interval):
+                now, now_s = look(), time.monotonic()
+                live.update(_view(now, before, now_s - before_s), refresh=True)
+                before, before_s = now, now_s
 
 
 def _view(sights: Sequence[Sight], before: Sequence[Sight], seconds: float) -> Group:

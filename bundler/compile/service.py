@@ -17,6 +17,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from bundler import observers
 from bundler.compile.compile_context import Context, JobContext
 from bundler.compile.compile_job import Compiled, Job
 from bundler.compile.inflight import InflightJob, attempt, raised, result_of, timing
@@ -349,6 +350,9 @@ class CompileService:
                 while len(self._results) > REMEMBERED:
                     self._results.popitem(last=False)
         self._ledger.ended(inflight.key, None if result is None else timing(inflight, result, now_s))
+        # What is compiled in this process its session tells of, if there is one.
+        if isinstance(result, Compiled) and not result.hit and not self.in_process:
+            observers.ended("compile", result.seconds, kernel=inflight.job.name, key=result.key)
         # Outside the lock: callbacks of futures run here, and may submit again.
         for future in waiting:
             if result is None:

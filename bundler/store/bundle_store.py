@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from bundler import observers
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
-from bundler.errors import (
-    ConfigError,
-    DigestMismatch,
-    MergeConflict,
-    NotFound,
-    StoreUnavailable,
-    UnsupportedVersion,
-)
+from bundler.errors import ConfigError, DigestMismatch, MergeConflict, NotFound, StoreUnavailable, UnsupportedVersion
 from bundler.format.bundle import Bundle, require_content
 from bundler.format.bundle_union import merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits

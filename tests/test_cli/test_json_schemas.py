@@ -72,13 +72,13 @@ def test_errors_are_objects_of_one_kind(cli_json, place, words):
 
 def quick_lines(place, monkeypatch):
     """Return a run of each command that is quick, in an order in which all are fine."""
-    monkeypatch.setattr(serve_command, "_asked_to_end", lambda: contextlib.nullcontext(_set()))
+    monkeypatch.setattr(serve_command, "asked_to_end", lambda: contextlib.nullcontext(_set()))
     store = ("--store", place / "store")
     return [
         ("inspect", "b.tbundle"), ("inspect", "b.tbundle", "--resources"), ("inspect", "b.tbundle", "--leaks"),
         ("extract", "b.tbundle", "--kernel", "*", "-o", "files"), ("verify", "b.tbundle"), ("diff", "b.tbundle", "b.tbundle"),
         ("report", "b.tbundle", "-o", "b.html"), ("merge", "b.tbundle", "b.tbundle", "-o", "m.tbundle"),
-        ("push", "b.tbundle", "--tag", "t", *store), ("pull", "t", "-o", "p.tbundle", *store), ("tags", *store), ("stats", *store),
+        ("push", "b.tbundle", "--tag", "t", *store), ("pull", "t", "-o", "p.tbundle", *store), ("tags", *store), ("stats", *store), ("top", place / "store"),
         ("prune", "--dry-run", *store), ("verify", *store), ("sync", place / "store", place / "other"),
         ("restore", "--tag", "t", "--only", "all", *store), ("restore", "b.tbundle", "--check", "--only", "all"),
         ("pack", place / "triton-cache", "-o", "packed.tbundle"), ("tags", "--delete", "t", *store),

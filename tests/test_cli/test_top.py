@@ -2,9 +2,16 @@
 """The command `top`: stores and endpoints of metrics, as lines, as JSON and as a live view; nothing is changed, and little is asked."""
 
 import contextlib
+import fcntl
 import http.server
 import io
 import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
 import threading
 
 import pytest
@@ -124,32 +131,55 @@ def test_what_takes_long_is_asked_seldom(monkeypatch):
     assert asked == [100.0, 121.0, 142.0]
 
 
-def test_a_terminal_gets_a_view_until_ctrl_c(monkeypatch):
-    """It shows rates between two looks, hit ratio, leases and errors, and Ctrl-C ends it with status 0."""
+def test_a_terminal_gets_a_view_until_it_is_asked_to_end(monkeypatch):
+    """It shows rates between two looks, hit ratio, leases and errors, and ends when it is told to."""
     numbers = dict.fromkeys(("hits", "misses", "compiles", "compile_seconds", "seconds_saved", "bytes_fetched"), 0.0)
     sizes = {"bytes": 2e6, "units": 3.0, "records": 1.0, "tags": 1.0, "failures": 0.0}
     lease = live_sources.HeldLease(f"v1/c/{KEY}", "host:7", 12.0)
-    looks = iter([
+    left = [
         [Sight("http://h:1", "metrics", numbers=numbers | {"hits": hits, "misses": 10.0}, breakers=("far",)),
          Sight("file:///s", "store", numbers=sizes, leases=(lease,)), Sight("http://h:2", "metrics", "refused")]
         for hits in (10.0, 30.0)
-    ])  # fmt: skip
+    ]  # fmt: skip
     clock = iter([100.0, 102.0])
+    monkeypatch.setattr(top_command.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(
-        top_command,
-        "time",
-        type("T", (), {"sleep": staticmethod(lambda _s: None), "monotonic": staticmethod(lambda: next(clock))}),
+        top_command, "asked_to_end", lambda: contextlib.nullcontext(type("E", (), {"wait": lambda *_: not left}))
     )
-
-    def look():
-        try:
-            return next(looks)
-        except StopIteration:
-            raise KeyboardInterrupt from None
-
     console = Console(force_terminal=True, width=160, record=True, file=io.StringIO())
-    top_command._watch(Screen(out=console), look, 0.5)
+    top_command._watch(Screen(out=console), lambda: left.pop(0), 0.5)
     shown = console.export_text()
     last = shown[shown.rindex("processes") :]
     for text in ("http://h:1", "30", "10.0", "75.0", "far", KEY, "host:7", "12.0 s", "2.0 MB", "http://h:2: refused"):
         assert text in last
+
+
+def _drain(descriptor):
+    with contextlib.suppress(OSError):  # the other end is closed
+        while os.read(descriptor, 65536):
+            pass
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_view_well(endpoint, leased):
+    """On a real terminal tables are drawn again and again, and Ctrl-C ends the command with status 0."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
+    words = [sys.executable, "-m", "bundler", "top", "--interval", "0.5", endpoint, str(leased)]
+    # The width is that of the terminal, whatever the variables of who runs the tests say.
+    env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}} | {"TERM": "xterm"}
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while shown.count(KEY.encode()) < 3:  # in three views
+                shown += os.read(ours, 65536)
+            process.send_signal(signal.SIGINT)
+            drained = threading.Thread(target=_drain, args=(ours,))  # else it would wait for who reads
+            drained.start()
+            assert process.wait(20) == 0
+            drained.join()
+        finally:
+            process.kill()
+            os.close(ours)
+    assert b"Traceback" not in shown

@@ -22,6 +22,8 @@ from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.memory import MemoryBackend
 from bundler.integrations import metrics_export
 from bundler.integrations.prometheus_meters import METRICS, PREFIX
+from bundler.integrations.session_tally import Tally
+from bundler.lifecycle.compiled_once import Turns
 from bundler.store import store_urls
 from bundler.store.store_server import StoreServer
 
@@ -147,6 +149,37 @@ def test_a_breaker_tells_each_change_and_who_comes_later(heard):
     guarded._breaker.answered()
     assert [(name, value) for name, value, labels in heard.states if labels == {"tier": "far"}] == [
         ("breaker", 0), ("breaker", 2), ("breaker", 0)
+    ]  # fmt: skip
+
+
+def test_a_session_tells_what_it_counts_and_nothing_twice(heard):
+    """Hits by tier, with the seconds saved and bytes; misses; compiles as steps; what a push or restore told is not told again."""
+    tally = Tally()
+    tally.hits.append(("store", 1.5, 100))
+    tally.fold()
+    tally.add("misses")
+    tally.add("bytes_sent", 7)
+    tally.add("bytes_sent", 8, told=True)
+    tally.compiled("gelu", 2.0, "K")
+    assert heard.counts == [
+        ("lookups", 1, {"result": "hit", "tier": "store"}), ("seconds_saved", 1.5, {}), ("bytes", 100, {"direction": "fetched", "tier": "store"}),
+        ("lookups", 1, {"result": "miss", "tier": "none"}), ("bytes", 7, {"direction": "sent", "tier": "store"}),
+    ]  # fmt: skip
+    assert heard.steps == [("compile", {"kernel": "gelu", "key": "K"})]
+    counters = tally.snapshot()
+    assert (counters.hits, counters.misses, counters.bytes_sent, counters.compiles) == (1, 1, 15, 1)
+
+
+def test_a_turn_tells_of_its_lease(heard):
+    """One that is granted is held until the turn is over; who waits in vain goes on without."""
+    with bundler.open_store("memory:") as store:
+        turns = Turns(store.kernel_records())
+        with turns.begin("A" * 52, 0.34) as turn:
+            assert turn.holds
+            with turns.begin("A" * 52, 0.0001) as other:
+                assert not other.holds
+    assert [(name, number, labels.get("result")) for name, number, labels in heard.counts] == [
+        ("leases", 1, "granted"), ("leases_held", 1, None), ("leases", 1, "waited"), ("leases", 1, "without"), ("leases_held", -1, None)
     ]  # fmt: skip
 
 
