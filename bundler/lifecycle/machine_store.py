@@ -109,7 +109,7 @@ class Store(BundleStore):
             dry_run: change nothing, only say what would be.
             delete_tags: remove tags there that match, and that are not here; what they named stays until `prune`.
             told: is told of each tag before it is looked at.
-            watch: is told how many tags of how many are done.
+            watch: is told how many units were moved, of those that are known so far to be missing.
 
         Returns:
             What was done.  A tag that cannot be mirrored stays there as it was, with the reason in `failed`.

@@ -50,7 +50,7 @@ def test_each_command_has_a_schema():
 
 def test_an_unknown_key_fails_the_test_that_prints_it():
     """What the fixtures call says which command it is, and what is wrong."""
-    with pytest.raises(AssertionError, match="man: at .*never_declared"):
+    with pytest.raises(AssertionError, match=r"man: at .*never_declared"):
         json_schemas.check_printed(["man", "--json"], '{"directory": "x", "files": [], "never_declared": 1}')
 
 
