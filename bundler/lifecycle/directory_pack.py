@@ -26,7 +26,11 @@ Watch = Callable[[int, int], object]
 
 
 def pack(
-    directory: str | os.PathLike[str], *, keep: Keep = "all", strip: Strip | None = None, watch: Watch | None = None
+    directory: str | os.PathLike[str],
+    *,
+    keep: Keep = "all",
+    strip: Strip | None = None,
+    watch: Callable[[int, int], object] | None = None,
 ) -> Bundle:
     """Make a bundle from a cache directory.
 

@@ -29,7 +29,6 @@ from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import policy_in_force
 
 if TYPE_CHECKING:
-    from bundler.store.maintenance import Watch
     from bundler.store.store_reports import SyncReport
     from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import SignaturePolicy
@@ -99,7 +98,7 @@ class Store(BundleStore):
         dry_run: bool = False,
         delete_tags: bool = False,
         told: Callable[[str], object] | None = None,
-        watch: Watch | None = None,
+        watch: Callable[[int, int], object] | None = None,
     ) -> SyncReport:
         """Bring another store to what the tags of this one name, moving only what is missing there.
 

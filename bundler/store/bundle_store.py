@@ -33,7 +33,7 @@ from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.dictionaries import UnitCompression
 from bundler.store.error_translation import store_errors
-from bundler.store.maintenance import Maintenance, Watch
+from bundler.store.maintenance import Maintenance
 from bundler.store.prune_choice import GRACE_S, PruneRequest
 from bundler.store.pull_marks import Marks
 from bundler.store.references import References
@@ -181,7 +181,7 @@ class BundleStore:
         """Return what the store holds."""
         return self._maintenance.stats()
 
-    def verify(self, repair: bool = False, *, watch: Watch | None = None) -> VerifyReport:
+    def verify(self, repair: bool = False, *, watch: Callable[[int, int], object] | None = None) -> VerifyReport:
         """Read and check everything.
 
         Args:
@@ -197,7 +197,7 @@ class BundleStore:
         dry_run: bool = False,
         *,
         grace_s: float = GRACE_S,
-        watch: Watch | None = None,
+        watch: Callable[[int, int], object] | None = None,
     ) -> PruneReport:
         """Remove what no tag reaches, oldest first; never what a tag reaches.
 
