@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint bench fuzz crash clean check-python
+.PHONY: help demo test test-slow lint docs bench fuzz crash dist clean check-python
 
 PYTHON ?= python3
 # Besides the release in constraints.txt, the two ends of what we support.
@@ -24,7 +24,7 @@ PINS := pyproject.toml constraints.txt
 # A file that was removed changes only the list. Directories say nothing: Python puts its byte code there.
 LIST_SOURCES := find -L bundler -type f ! -name '*.pyc' ! -name '*.so' | sort
 $(shell mkdir -p .build && $(LIST_SOURCES) | cmp -s - .build/sources || $(LIST_SOURCES) >.build/sources)
-SOURCES := .build/sources $(shell $(LIST_SOURCES)) $(wildcard README.md LICENSE)
+SOURCES := .build/sources $(shell $(LIST_SOURCES)) $(wildcard README.md LICENSE setup.py)
 # Asked of the shell, since make would remember what the folder held before the wheel was built.
 WHEEL = $$(ls .build/wheel/*.whl)
 # Twice quiet: errors only.
@@ -75,6 +75,10 @@ lint: .venv-lint/.ready ## ruff, mypy --strict and the import contracts
 	.venv-lint/bin/mypy bundler/toolchain/stand_in/bundler.py
 	.venv-lint/bin/lint-imports
 
+docs: .venv-docs/.ready ## build the documentation as a site, .build/site/index.html, and check its links
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@echo "make: the documentation is in .build/site/index.html"
+
 # `-m` puts the checkout first on the import path: what is measured and attacked is the checkout, in an environment that has what it needs.
 bench: .venv-test/.ready ## measure; ARGS go to the benchmark
 	.venv-test/bin/python -m tools.bench bundle $(ARGS)
@@ -85,8 +89,13 @@ fuzz: .venv-test/.ready ## feed damaged bundles to the reader; ARGS go to the fu
 crash: .venv-test/.ready ## stop every operation at every file-system call; needs a C compiler; ARGS go to the tool
 	.venv-test/bin/python -m tools.crash matrix $(ARGS)
 
+dist: .venv-dist/.ready ## wheels and source distribution of the commit, built, checked, installed on each Python and used there
+	.venv-dist/bin/python -m tools.wheels texts
+	.venv-dist/bin/python -m tools.wheels release dist --once $(ARGS)
+	.venv-dist/bin/python -m tools.wheels trial dist $(ARGS)
+
 clean: ## remove everything that make made
-	rm -rf .venv-build .venv-demo .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info
+	rm -rf .venv-build .venv-demo .venv-dist .venv-docs .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # -------------------------------------------------------------------------------------------------------- environments
@@ -145,12 +154,26 @@ install-wheel = $(1)/bin/python $(PIP) --force-reinstall --no-deps $(WHEEL)
 	@$(call install-wheel,$*)
 	@touch $@
 
+# Pins of their own, since a program here needs an older jsonschema than the tests do.
+.venv-dist/.ready: tools/wheels/requirements.txt | check-python
+	@echo "make: installing a compiler for wheels, and what checks them"
+	@$(call new-venv,.venv-dist)
+	@.venv-dist/bin/python $(PIP) -r tools/wheels/requirements.txt
+	@touch $@
+
 # The tools read the checkout itself; an installed copy would only stand in their way.
 .venv-lint/.ready: $(PINS) | .build/wheel.ready
 	@echo "make: installing ruff, mypy and import-linter"
 	@$(call new-venv,.venv-lint)
 	@.venv-lint/bin/python $(PIP) -c constraints.txt "$(WHEEL)[dev]"
 	@.venv-lint/bin/python -m pip --disable-pip-version-check -qq uninstall --yes triton-bundler
+	@touch $@
+
+# The reference is read from the sources, so neither our wheel nor what it needs is installed; ruff wraps the signatures in it.
+.venv-docs/.ready: $(PINS) | check-python
+	@echo "make: installing mkdocs"
+	@$(call new-venv,.venv-docs)
+	@.venv-docs/bin/python $(PIP) -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
 	@touch $@
 
 # make would remove a stamp that only pattern rules mention.

@@ -12,9 +12,11 @@
     │   └── BackendResting                it failed lately, and is not asked for now
     ├── BackendFull                       no space is left
     ├── BackendDenied                     reading or writing is not permitted
-    └── UntrustedRoot                     others could write to the directory
+    ├── UntrustedRoot                     others could write to the directory
+    ├── NotThere                          there is no such image
+    └── WrongBytes                        an image's bytes have another digest
 
-Every byte store raises them; `bundler/store/error_translation.py` maps them to the errors of the package.
+Every byte store raises them, the last two places of images alone; `bundler/store/error_translation.py` maps them to the errors of the package.
 """
 
 from __future__ import annotations
@@ -58,3 +60,11 @@ class BackendDenied(BackendError):
 
 class UntrustedRoot(BackendError):
     """Someone we have no reason to trust could change what is in the directory."""
+
+
+class NotThere(BackendError):
+    """There is no such image, tag, manifest or blob; a byte store answers without it."""
+
+
+class WrongBytes(BackendError):
+    """What came from a registry has another digest or size than what was asked for."""

@@ -29,6 +29,7 @@ from bundler.backends.backend_errors import (
     BackendTimeout,
     BackendUnavailable,
 )
+from bundler.backends.lease_holders import HeldLease
 from bundler.backends.port import Backend, Lease, Stat
 
 T = TypeVar("T")
@@ -74,13 +75,16 @@ class Guarded(Backend):
     Args:
         inner: the store.
         deadlines: how long to wait.
+        changed: is told the breaker's state at each change: `closed`, `open`, `half open`; must not raise.
     """
 
-    def __init__(self, inner: Backend, deadlines: Deadlines | None = None) -> None:
+    def __init__(
+        self, inner: Backend, deadlines: Deadlines | None = None, changed: Callable[[str], object] | None = None
+    ) -> None:
         self.inner, self.deadlines = inner, deadlines or Deadlines()
         self.reads_are_cheap, self.writable, self.verified = inner.reads_are_cheap, inner.writable, inner.verified
         self.asks_peers = inner.asks_peers
-        self._breaker = _Breaker(self.deadlines.budget_s, self.deadlines.probe_s)
+        self._breaker = _Breaker(self.deadlines.budget_s, self.deadlines.probe_s, changed)
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
         return self._call(lambda: self.inner.get(keys), len(keys) * self.deadlines.bytes_per_key)
@@ -123,6 +127,9 @@ class Guarded(Backend):
         # Nobody would release a lease that is granted after we stopped waiting for it.
         lease = self._call(lambda: self.inner.lease(key, ttl_s), too_late=lambda late: late and late.release())
         return None if lease is None else _GuardedLease(self, lease)
+
+    def leases(self) -> Iterator[HeldLease]:
+        return iter(self._call(lambda: list(self.inner.leases()), unhurried=True))
 
     def flush(self) -> None:
         self._call(self.inner.flush, unhurried=True)
@@ -232,11 +239,12 @@ class _TimedCall(Generic[T]):
 class _Breaker:
     """The state of the breaker: whether the store may be asked, and how long; a forked child makes its lock anew."""
 
-    def __init__(self, budget_s: float, probe_s: float) -> None:
+    def __init__(self, budget_s: float, probe_s: float, changed: Callable[[str], object] | None = None) -> None:
         self._budget_s, self._probe_s = budget_s, probe_s
         self._lost_s, self._failures, self._ever_answered = 0.0, 0, False
         self._open, self._probing, self._probe_at_s = False, False, 0.0
         self.reason = ""
+        self._changed, self._told = changed or (lambda _state: None), "closed"
         self._own_lock, self._pid = threading.Lock(), os.getpid()
 
     @property
@@ -255,6 +263,7 @@ class _Breaker:
             due = not self._probing and time.monotonic() >= self._probe_at_s
             self._probing = self._probing or due
         if due:
+            self._tell()
             probe()
         return False
 
@@ -271,6 +280,7 @@ class _Breaker:
         with self._lock:
             self._failures, self._ever_answered = 0, True
             self._open = self._probing = False
+        self._tell()
 
     def failed(self, seconds: float, reason: str) -> None:
         with self._lock:
@@ -280,10 +290,19 @@ class _Breaker:
             # The time lost is never forgotten: a store that has cost half of its budget rests at each further failure.
             if self._failures >= FAILURES_IN_A_ROW or self._lost_s >= self._budget_s / 2:
                 self._rest()
+        self._tell()
 
     def still_dead(self) -> None:
         with self._lock:
             self._rest()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Say the state if it is another than was said last, outside the lock: who hears it may take locks of its own."""
+        state = self.state
+        if state != self._told:
+            self._told = state
+            self._changed(state)
 
     def _rest(self) -> None:
         # With jitter: a thousand processes that lost their server together are not to come back together.

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-import secrets
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from bundler.backends import file_steps
+from bundler.backends.lease_holders import HeldLease, held_lease, new_token
 
 # A store that is only read takes no lease, and `filelock` is slow to import.
 if TYPE_CHECKING:
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 
 # The lock is held only while a few bytes are read and written; a process that waits longer than this goes on without the lease.
 LOCK_TIMEOUT_S = 1.0
-_LEASE_BYTES = 256
+_LEASE_BYTES = 512
+# Of a directory that a crash filled nobody wants to see more.
+_MOST_LISTED = 10_000
 
 
 class LocalLease:
@@ -54,11 +59,11 @@ class LocalLease:
                 return False
 
 
-def take(path: str, ttl_s: float, permissions: file_steps.Permissions) -> LocalLease | None:
-    """Take the lease at `path`; None while another holds it, or while its file is busy."""
+def take(path: str, ttl_s: float, permissions: file_steps.Permissions, key: str = "") -> LocalLease | None:
+    """Take the lease at `path`, which people call `key`; None while another holds it, or while its file is busy."""
     import filelock
 
-    token = secrets.token_hex(16)
+    token = new_token(key)
     try:
         with _lock(path, permissions):
             holder = _holder(path)
@@ -68,6 +73,15 @@ def take(path: str, ttl_s: float, permissions: file_steps.Permissions) -> LocalL
     except filelock.Timeout:
         return None
     return LocalLease(path, token, permissions)
+
+
+def held(folder: str) -> Iterator[HeldLease]:
+    """Yield the leases in a directory that somebody holds; reads them without the lock, since each is replaced whole."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
+        for entry in itertools.islice(found, _MOST_LISTED):
+            holder = None if entry.name.endswith((".lock", ".new")) else _holder(entry.path)
+            if holder is not None and holder[1] > time.time():
+                yield held_lease(holder[0], holder[1] - time.time())
 
 
 def _lock(path: str, permissions: file_steps.Permissions) -> filelock.BaseFileLock:

@@ -26,7 +26,8 @@ from collections.abc import Collection, Iterator, Mapping
 from bundler.backends import file_steps, refs
 from bundler.backends.backend_errors import BackendError, BackendFull
 from bundler.backends.keys import check_key, check_prefix, is_key
-from bundler.backends.leases import LocalLease, take
+from bundler.backends.lease_holders import HeldLease
+from bundler.backends.leases import LocalLease, held, take
 from bundler.backends.port import OBJECT_LIMIT, Backend, Stat, in_prefix
 
 # After the disk was full we do not try again at once: each attempt costs time, and the caller goes on without us.
@@ -173,7 +174,14 @@ class LocalBackend(Backend):
         folder = os.path.join(self.root, "leases")
         with self._writing():
             self._directory(folder)
-            return take(os.path.join(folder, _short(check_key(key))), ttl_s, self._permissions)
+            return take(os.path.join(folder, _short(check_key(key))), ttl_s, self._permissions, key)
+
+    def leases(self) -> Iterator[HeldLease]:
+        """Yield the leases that are held; see `Backend`."""
+        folder = os.path.join(self.root, "leases")
+        self._trust_root()
+        with file_steps.errors_by_meaning(folder, "list"):
+            return iter([*held(folder)])
 
     def _trust_root(self) -> None:
         """Check the directory as soon as it exists: another user may have made it after this store was opened."""

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 
 from bundler.backends.keys import check_key, check_prefix
+from bundler.backends.lease_holders import HeldLease, held_lease, new_token
 from bundler.backends.port import Backend, Stat, in_prefix
 
 
@@ -86,9 +86,15 @@ class MemoryBackend(Backend):
     def now_s(self) -> float:
         return time.time()
 
+    def leases(self) -> Iterator[HeldLease]:
+        now_s = time.monotonic()
+        with self._lock:
+            held = [(token, until_s - now_s, key) for key, (token, until_s) in self._leases.items() if until_s > now_s]
+        return (held_lease(*one) for one in held)
+
     def lease(self, key: str, ttl_s: float) -> MemoryLease | None:
         """Take a lease; see `Backend`."""
-        token = secrets.token_hex(16)
+        token = new_token()
         with self._lock:
             holder = self._leases.get(check_key(key))
             if holder is not None and holder[1] > time.monotonic():

@@ -16,6 +16,7 @@ from typing import Protocol, Self
 
 from bundler.backends.backend_errors import BackendDenied
 from bundler.backends.counters import TierCounters
+from bundler.backends.lease_holders import HeldLease
 
 # The most bytes that a reader takes for one object by default: four times as much as a manifest may have.
 OBJECT_LIMIT = 64 * 1024 * 1024
@@ -162,6 +163,10 @@ class Backend(ABC):
             BackendDenied: this kind of store has no leases.
         """
         raise BackendDenied(f"{type(self).__name__} has no leases")
+
+    def leases(self) -> Iterator[HeldLease]:
+        """Yield the leases that are held, for people who ask who compiles what; none where the store does not know them."""
+        return iter(())
 
     @abstractmethod
     def now_s(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from bundler.backends.backend_errors import BackendDenied
+from bundler.backends.lease_holders import HeldLease
 from bundler.backends.port import Backend, Stat
 
 
@@ -54,6 +55,9 @@ class ReadOnly(Backend):
 
     def list_refs(self, prefix: str = "") -> Iterator[str]:
         return self.inner.list_refs(prefix)
+
+    def leases(self) -> Iterator[HeldLease]:
+        return self.inner.leases()
 
     def now_s(self) -> float:
         return self.inner.now_s()

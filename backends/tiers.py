@@ -25,6 +25,7 @@ from bundler.backends.backend_errors import BackendDenied, BackendError, Backend
 from bundler.backends.counters import TierCounters
 from bundler.backends.host_fetch import SharedFetches, write_order
 from bundler.backends.keys import check_key
+from bundler.backends.lease_holders import HeldLease
 from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, Unread
 from bundler.backends.single_tier import Tier
 
@@ -263,6 +264,9 @@ class Tiers(Backend):
     def lease(self, key: str, ttl_s: float) -> Lease | None:
         """Take a lease where all share it, at the truth; see `Backend`."""
         return self._at_truth(lambda b: b.lease(key, ttl_s))[0]
+
+    def leases(self) -> Iterator[HeldLease]:
+        return (self._truth or self._stores[-1]).ask(lambda b: b.leases())
 
     def now_s(self) -> float:
         return (self._truth or self._stores[0]).ask(lambda b: b.now_s())

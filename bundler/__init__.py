@@ -74,6 +74,9 @@ if TYPE_CHECKING:
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
     from bundler.format.source_stripping import Strip, strip_source
+    from bundler.images.image_pull import pull_image
+    from bundler.images.image_push import push_image
+    from bundler.images.image_reports import ImageLayout, ImageReport
     from bundler.integrations._process import install, register, session
     from bundler.integrations.explanations import Explanation, Status, explain
     from bundler.integrations.inductor_kernels import GeneratedKernel
@@ -189,6 +192,8 @@ __all__ = [
     "HeuristicKernel",
     "Hooks",
     "How",
+    "ImageLayout",
+    "ImageReport",
     "Job",
     "JobTiming",
     "Judgement",
@@ -301,6 +306,8 @@ __all__ = [
     "pack",
     "pack_family",
     "prebuild",
+    "pull_image",
+    "push_image",
     "read_and_emit",
     "recording",
     "register",

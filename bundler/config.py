@@ -55,6 +55,7 @@ SETTINGS = (
     EnvironmentSetting("TIMEOUT_S", "seconds", "0.25", "for one exchange with Redis, and for connecting"),
     EnvironmentSetting("LOCAL", "a directory", "`~/.cache/triton-bundler`", "kernels go here when Triton's own directory cannot be written; notes for `explain`"),
     EnvironmentSetting("REPORT", "a file", "none", "gets counters as JSON when the process ends, which one line on standard error sums up; `{pid}` in its name is the process id"),
+    EnvironmentSetting("METRICS_FILE", "a file", "none", "gets the metrics of a session or a command when the process ends, as Prometheus reads them from a text file; `{pid}` in its name is the process id"),
     EnvironmentSetting("PASSWORD_FILE", "a file", "none", "holds the password for Redis"),
     EnvironmentSetting("SIGNATURES", "`require`, `prefer`, `off`", "`off`", "whether kernels are used without a signature of a trusted key"),
     EnvironmentSetting("CODE_SIGNATURES", "`require`, `prefer`, `off`", "that of the above", "the same for what runs on the CPU"),
@@ -103,6 +104,7 @@ class Settings(NamedTuple):
     timeout_s: float | None = None
     local: str | None = None
     report: str | None = None
+    metrics_file: str | None = None
     password_file: str | None = None
     signatures: Demand = "off"
     code_signatures: Demand = "off"
@@ -139,6 +141,7 @@ def settings() -> Settings:
         timeout_s=_seconds("TIMEOUT_S"),
         local=_read("LOCAL"),
         report=_read("REPORT"),
+        metrics_file=metrics_file_setting(),
         password_file=_read("PASSWORD_FILE"),
         signatures=signed.kernels,
         code_signatures=signed.code,
@@ -173,6 +176,11 @@ def store_setting() -> tuple[str, ...]:
 def peers_setting() -> tuple[str, ...]:
     """Return the URLs of peers, in the order in which they are asked; empty for none."""
     return tuple((_read("PEERS") or "").replace(",", " ").split())  # a file has a list, which comes with blanks
+
+
+def metrics_file_setting() -> str | None:
+    """Return the file that gets the metrics of this process."""
+    return _read("METRICS_FILE")
 
 
 def server_settings() -> dict[str, Any]:

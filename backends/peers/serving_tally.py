@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 _PREFIX = "triton_bundler_serve_"
 _Labels = tuple[tuple[str, str], ...]
@@ -25,10 +26,14 @@ METRICS = {
 
 
 class ServingTally:
-    """Counts; safe under threads."""
+    """Counts; safe under threads.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Args:
+        more: gives metrics of others, in the text format of Prometheus, which `text` shows too.
+    """
+
+    def __init__(self, more: Callable[[], str] = str) -> None:
+        self._lock, self._more = threading.Lock(), more
         self._values: Counter[tuple[str, _Labels]] = Counter()
 
     def add(self, name: str, number: int = 1, **labels: str) -> None:
@@ -53,4 +58,4 @@ class ServingTally:
             for labels, value in found or [((), 0)]:
                 held = ",".join(f'{label}="{text}"' for label, text in labels)
                 lines.append(f"{_PREFIX}{name}{f'{{{held}}}' if held else ''} {value}")
-        return "\n".join([*lines, ""])
+        return "\n".join([*lines, ""]) + self._more()

@@ -11,13 +11,13 @@ evict, and a prune that believed it would remove what a tag needs.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from bundler.backends.backend_errors import BackendDenied, BackendFull
 from bundler.backends.batches import batches
 from bundler.backends.keys import check_key, check_prefix, is_key
+from bundler.backends.lease_holders import HeldLease, held_lease, new_token
 from bundler.backends.port import BEGINNING_BYTES, OBJECT_LIMIT, Backend, Stat, Unread, in_prefix
 from bundler.backends.redis import lua_scripts as scripts
 from bundler.backends.redis import value_parts as values
@@ -219,9 +219,17 @@ class RedisBackend(Backend):
 
     def lease(self, key: str, ttl_s: float) -> RedisLease | None:
         """Take a lease; see `Backend`."""
-        name, token = self._name("l", check_key(key)), secrets.token_hex(16)
+        name, token = self._name("l", check_key(key)), new_token()
         (granted,) = self._link.exchange([(name, ("SET", name, token, "NX", "PX", _ms(ttl_s)))])
         return None if granted is None else RedisLease(self._link, name, token)
+
+    def leases(self) -> Iterator[HeldLease]:
+        for keys in self._scanned("l", ""):
+            names = [self._name("l", key) for key in keys]
+            told = self._link.exchange_strings([(name, (word, name)) for word in ("GET", "PTTL") for name in names])
+            for key, token, left_ms in zip(keys, told, told[len(keys) :], strict=False):
+                if token is not None and int(left_ms or 0) > 0:
+                    yield held_lease(bytes(token).decode("ascii", "replace"), int(left_ms or 0) / 1000, key)
 
     def close(self) -> None:
         """Close connections; a call after that makes one for itself."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 
@@ -67,6 +68,20 @@ class LeaseContract(ContractHooks):
     def test_leases_have_keys_too(self, leasing: Backend) -> None:
         """A lease is called by a key."""
         assert [key for key in INVALID_KEYS if not is_refused(partial(leasing.lease, key, 60))] == []
+
+    def test_leases_that_are_held_are_listed(self, leasing: Backend) -> None:
+        """Where a store knows its leases, each is listed with its key, holder and time left as long as it is held."""
+        mine = granted(leasing.lease("v1/c/A", 60))
+        held = list(leasing.leases())
+        if type(leasing).leases is Backend.leases:
+            assert held == []
+            return
+        ((key, holder, left_s),) = held
+        assert (key, holder.rpartition(":")[2]) == ("v1/c/A", str(os.getpid()))
+        assert left_s is not None
+        assert left_s > 0
+        assert mine.release()
+        assert list(leasing.leases()) == []
 
     def test_leases_do_not_share_keys(self, backend: Backend, leasing: Backend) -> None:
         """A lease, an object and a ref of one key know nothing of each other."""

@@ -18,6 +18,7 @@ from bundler.cli.doctor import doctor
 from bundler.cli.explain import explain
 from bundler.cli.extraction import extract
 from bundler.cli.generate import generate_command
+from bundler.cli.image_commands import oci
 from bundler.cli.inspection import inspect, verify
 from bundler.cli.pack import pack
 from bundler.cli.report.report_command import report
@@ -29,6 +30,7 @@ from bundler.cli.shell_setup import completion, man
 from bundler.cli.signatures import key, sign
 from bundler.cli.store_upkeep import prune, stats
 from bundler.cli.sync_command import sync
+from bundler.cli.top_command import top
 from bundler.cli.transfer import pull, push, tags
 from bundler.cli.tune import tune
 
@@ -51,6 +53,6 @@ def app() -> None:
 
 for command in (
     demo, run, build, generate_command, capture, tune, pack, restore, inspect, report, extract, verify, diff, merge, push, pull, tags, stats, prune,
-    sync, serve, sign, key, explain, doctor, config_command, completion, man,
+    sync, serve, top, oci, sign, key, explain, doctor, config_command, completion, man,
 ):  # fmt: skip
     app.add_command(command)

@@ -17,6 +17,7 @@ from bundler import config
 from bundler.cli import wording
 from bundler.cli.terminal import Screen, log_on, warnings_on
 from bundler.errors import BundlerError
+from bundler.integrations.metrics_export import begin_metrics
 from bundler.user_warnings import warn
 
 FINE, PROBLEM = 0, 1
@@ -82,6 +83,7 @@ def reports(function: Callable[..., int]) -> Callable[..., None]:
         screen = Screen(as_json, quiet=quiet, bars=not (quiet or no_progress))
         with warnings_on(screen), log_on(screen, wanted=verbose):
             try:
+                begin_metrics()
                 if _first_word(context) not in _WITHOUT_SETTINGS:
                     _warn_of_unknown_variables()
                 status = function(screen, **options)

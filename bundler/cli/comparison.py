@@ -20,6 +20,7 @@ from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.entries import Entry, Kernel, entry_artifacts, entry_kind
 from bundler.format.source_stripping import Strip
+from bundler.images.bundle_sources import open_bundle
 
 CHANGES = (
     Column(""),
@@ -43,7 +44,7 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
 
     Compares content: when and where the kernels were recorded does not count.
     """
-    with Bundle.load(first) as one, Bundle.load(second) as two:
+    with open_bundle(first) as one, open_bundle(second) as two:
         difference = bundler.diff(one, two)
         ours = {entry_name(entry): entry for entry in one.content.entries}
         theirs = {entry_name(entry): entry for entry in two.content.entries}
@@ -101,7 +102,7 @@ def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | 
     Of several builds of one kernel, one is kept, the same in whatever order the bundles are given.
     """
     with ExitStack() as stack:
-        opened = [stack.enter_context(Bundle.load(path)) for path in bundles]
+        opened = [stack.enter_context(open_bundle(path)) for path in bundles]
         merged = bundler.merge(opened)
         merged = bundler.strip_source(merged) if strip else merged
         size = save(screen, merged, output)

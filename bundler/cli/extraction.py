@@ -23,6 +23,7 @@ from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors
 from bundler.format.entries import Artifact, Kernel
+from bundler.images.bundle_sources import open_bundle
 from bundler.toolchain.disassembly import disassemble
 
 SASS = "sass"
@@ -77,7 +78,7 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
     They are the bytes that the bundle holds: binary, IR, metadata. A path of the machine that compiled stays a placeholder, such as
     [[triton_dir]]; `restore` puts this machine's in its place. Nothing is written when a file is damaged, or there already.
     """
-    with Bundle.load(bundle) as opened:
+    with open_bundle(bundle) as opened:
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         files = {_place(kernel, artifact.filename, alone=len(kernels) == 1): artifact
                  for kernel in kernels for artifact in kernel.artifacts}  # fmt: skip

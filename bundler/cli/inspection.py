@@ -34,7 +34,9 @@ from bundler.format.container_layout import HEADER
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.metadata import parse_metadata
 from bundler.format.names import is_key_of
+from bundler.format.program_paths import is_program_path
 from bundler.format.tree_index import is_tree_path
+from bundler.images.bundle_sources import open_bundle_file
 
 KERNELS = (
     Column("name", folds=True),
@@ -86,14 +88,14 @@ def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: 
     ]
     if len(asked) > 1:
         raise click.UsageError(f"{asked[0]} and {asked[1]} are two questions; ask one")
-    with Bundle.load(bundle) as opened:
+    with open_bundle_file(bundle) as (opened, path):
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         if kind is not None:
             return show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
         if resources:
             return show_resources(screen, opened, kernels, bundle)
         known = _specializations(screen, opened, kernels)
-        facts = _facts(bundle, opened, kernels, known)
+        facts = {"path": bundle, **_facts(path, opened, kernels, known)}
         _show(screen, opened, kernels, facts, known, whole=wanted is None)
         if leaks:
             with screen.progress("looking for paths", len(opened.content.blobs)) as bar:
@@ -119,7 +121,6 @@ def _facts(path: str, bundle: Bundle, kernels: list[Kernel], known: list[KernelS
         size = os.fstat(file.fileno()).st_size
         _, major, minor, *_ = HEADER.unpack(file.read(HEADER.size))
     return {
-        "path": path,
         "digest": bundle.digest,
         "format": f"{major}.{minor}",
         "size_bytes": size,
@@ -178,7 +179,11 @@ def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str
         _show_kernels(screen, facts["kernels"], told(kernels, known))
         _show_one_or_hint(screen, facts["kernels"], known)
     listed = [(kind, file) for kind, name in _BESIDE for file in facts[name] if whole]
-    beside = [(kind, file) for kind, file in listed if not is_tree_path(file["path"])]
+    beside = [
+        ("program" if is_program_path(file["path"]) else kind, file)
+        for kind, file in listed
+        if not is_tree_path(file["path"])
+    ]
     if beside:
         rows = [(kind, file["path"], wording.size(file["size_bytes"])) for kind, file in beside]
         screen.table((Column("beside them"), Column("path", folds=True), Column("size", True)), rows)
@@ -294,7 +299,7 @@ def verify(
 
 
 def _verify_bundle(screen: Screen, bundle: str, *, signed: bool, sigstore: dict[str, str] | None) -> int:
-    with Bundle.load(bundle) as opened, screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
+    with open_bundle_file(bundle) as (opened, path), screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
         damage = _damage(opened)
         problems = [*damage]
         for kernel in opened.kernels:
@@ -307,8 +312,8 @@ def _verify_bundle(screen: Screen, bundle: str, *, signed: bool, sigstore: dict[
             "bytes": sum(n for _, n in opened.content.blobs),
         }
         digest, names = opened.digest, wording.kernel_names(opened)
-        told, status = tell_signature(screen, opened, bundle) if signed else ({}, FINE)
-        by_sigstore, worse = tell_sigstore(screen, opened, bundle, sigstore) if sigstore else ({}, FINE)
+        told, status = tell_signature(screen, opened, path) if signed else ({}, FINE)
+        by_sigstore, worse = tell_sigstore(screen, opened, path, sigstore) if sigstore else ({}, FINE)
         status = max(status, worse)
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]

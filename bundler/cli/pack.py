@@ -21,8 +21,8 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
 from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.entries import Opaque, entry_artifacts
+from bundler.format.program_paths import is_cache_path, is_program_path
 from bundler.format.source_stripping import Strip
-from bundler.format.tree_index import is_tree_path
 from bundler.format.writer import HIGHEST_LEVEL
 from bundler.lifecycle.known_families import FAMILIES
 
@@ -156,7 +156,8 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
     beside = [
         f"{wording.count(len(entries), noun)} ({wording.size(sum(entry.artifact.size for entry in entries))})"
         for noun, entries in (
-            ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", _outside_trees(bundle)))
+            ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", _of_cache(bundle)),
+            ("program", [entry for entry in bundle.opaque if is_program_path(entry.path)]))
         if entries
     ]  # fmt: skip
     if bundle.tuning_records:
@@ -167,8 +168,8 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
         screen.line(line)
 
 
-def _outside_trees(bundle: Bundle) -> list[Opaque]:
-    return [entry for entry in bundle.opaque if not is_tree_path(entry.path)]
+def _of_cache(bundle: Bundle) -> list[Opaque]:
+    return [entry for entry in bundle.opaque if is_cache_path(entry.path)]
 
 
 def _by_target(bundle: Bundle) -> list[tuple[str, int, int, int]]:

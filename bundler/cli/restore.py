@@ -22,6 +22,7 @@ from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.format.bundle import Bundle
 from bundler.format.tree_index import has_trees
+from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
 
 
@@ -30,6 +31,7 @@ from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
     epilog=example(
         "restore model.tbundle",
         "restore model.tbundle --cache-dir /tmp/cache --only all",
+        "restore oci://registry.example/team/kernels:llama3",
         "restore --tag llama3/h200 --store file:///var/cache/kernels",
         "restore --tag llama3/h200 --store file:///var/cache/kernels --check",
     ),
@@ -115,7 +117,7 @@ def _source(path: str | None, tag: str | None, urls: tuple[str, ...], *, read_on
         raise click.UsageError(f"--tag and --store, or {STORE_VARIABLE}, belong together")
     with ExitStack() as stack:
         if path is not None:
-            yield _Source(stack.enter_context(Bundle.load(path)), path, {"bundle": path})
+            yield _Source(stack.enter_context(open_bundle(path)), path, {"bundle": path})
         elif tag is not None:
             store = stack.enter_context(existing_store(*stores, read_only=read_only))
             pulled = stack.enter_context(store.pull(tag, read_only=read_only))

@@ -20,6 +20,7 @@ from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.quantities import to_bytes, to_seconds
 from bundler.cli.stores import as_url, with_environment
 from bundler.cli.terminal import Screen
+from bundler.integrations.metrics_export import metrics_text
 from bundler.lifecycle.served_sources import served_source
 from bundler.store.store_server import DRAIN_S, StoreServer, listen_address
 
@@ -51,10 +52,11 @@ def serve(screen: Screen, sources: tuple[str, ...], listen: str, connections: in
     """
     listen_address(listen)  # raises for what is none, before anything is read
     urls = [with_environment(as_url(source)) for source in sources]
+    metrics_text()  # counts from here on, where the library is installed
     with screen.progress("reading what is to be served"):
         source = served_source(urls)
     bounds = replace(_BOUNDS, connections=connections, memory_bytes=memory)
-    with source.backend, StoreServer(source.backend, listen, bounds) as server:
+    with source.backend, StoreServer(source.backend, listen, bounds, metrics_text) as server:
         with _asked_to_end() as ending:
             for path, name in source.bundles:
                 screen.line(f"{path} as {name}")

@@ -15,7 +15,7 @@ from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
 from bundler.cli.pack import check_output, contents, count_bytes, save, show_contents
 from bundler.cli.stores import existing_store, open_stores, store_option
 from bundler.cli.terminal import Column, Screen
-from bundler.format.bundle import Bundle
+from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.machine_store import Store
 from bundler.store.bundle_store import MODES, PushMode
 from bundler.store.references import unknown_tag
@@ -59,7 +59,7 @@ def push(
 
     Only what the store lacks is sent. Of several pushes to one tag at once, the tag holds all.
     """
-    with Bundle.load(bundle) as opened, open_stores(*urls) as store:
+    with open_bundle(bundle) as opened, open_stores(*urls) as store:
         with screen.transfer(f"pushing {bundle}", count_bytes(opened)) as bar:
             report = store.push(bar.watching(opened), tag, mode, allow_empty=allow_empty, key=key)
         _show_push(screen, report, mode)

@@ -92,11 +92,26 @@ def _random(function: str, dtype: str) -> Writer:
     return write
 
 
+def _assembly(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
+    """Write assembly; each value is in a register as it lies in memory, so that a half has 16 bits."""
+    values = [_value(argument) for argument in arguments]
+    texts = [stored_text(value.text, value.dtype) for value in values]
+    constraints = options.get("constraints") or ", ".join(["=r", *("r" for _ in texts)])
+    result = data_type(options["dtype"])
+    text = (
+        f"tl.inline_asm_elementwise({options['asm']!r}, {constraints!r}, [{', '.join(texts)}], "
+        f"dtype={result.stored}, is_pure={options.get('is_pure', True)}, pack={options.get('pack', 1)})"
+    )
+    # Assembly may hold any brackets, so the text is no operand by itself.
+    return TextValue(text if result.stored == result.computed else loaded_text(f"({text})", result.name), result.name)
+
+
 def _rows() -> dict[str, Conversion]:
     rows = [
         Conversion(Operator("constant", 1, ANYTHING, "option", _unused), _constant),
         Conversion(Operator("to_dtype", 1, ANYTHING, "option", _unused), _to_dtype),
         Conversion(Operator("to_dtype_bitcast", 1, ANYTHING, "option", _unused), _to_dtype_bitcast),
+        Conversion(Operator("inline_asm_elementwise", None, ANYTHING, "option", _unused), _assembly),
         Conversion(Operator("ldexp", 2, FLOATS, "same", _unused), _ldexp),
         Conversion(Operator("rand", 2, INTEGERS, "option", _unused), _random("rand", "float32")),
         Conversion(Operator("randn", 2, INTEGERS, "option", _unused), _random("randn", "float32")),

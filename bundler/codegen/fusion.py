@@ -3,13 +3,15 @@
 
 Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced numel; a pointwise loop over a reduction's rows and
 columns agrees with it), every buffer that one writes and the other touches is touched at the same address, no other node has to run between
-them, and they touch a buffer in common.  Of all such pairs that which saves most memory traffic goes first.  `program_builder` calls it.
+them, and they read a buffer at the same addresses, too, so that it is read once.  Of all such pairs that which saves most memory traffic goes first.
+`program_builder` calls it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sympy
 
@@ -61,13 +63,21 @@ def dimensions_of(loop: Loop) -> tuple[tuple[str, sympy.Expr], ...]:
     return (outer, ("r0_", numel(loop.reduced_sizes))) if loop.is_reduction else (outer,)
 
 
+class _Fused(NamedTuple):
+    """Two groups as one: whether one writes what the other touches, and how many elements both read at the same addresses."""
+
+    group: LoopGroup
+    vertical: bool
+    shared: int
+
+
 class _Fusion:
     def __init__(self, nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> None:
         self._nodes, self._buffers, self._hints = list(nodes), buffers, hints
         self._place = {id(node): number for number, node in enumerate(nodes)}
         self._edges = _dependencies(nodes)
         self._groups = [LoopGroup((n,), dimensions_of(n) if isinstance(n, Loop) else ()) for n in nodes]
-        self._refused: set[tuple[LoopGroup, LoopGroup]] = set()
+        self._fusions: dict[tuple[LoopGroup, LoopGroup], _Fused | None] = {}
 
     def run(self) -> list[LoopGroup]:
         while self._round():
@@ -77,37 +87,53 @@ class _Fusion:
     def _round(self) -> bool:
         """Fuse what can be fused, the best pairs first; returns whether anything was."""
         changed = False
-        for one, other in self._candidates():
-            if one not in self._groups or other not in self._groups:
-                continue
-            together = None if (one, other) in self._refused else self._together(one, other)
-            if together is None:
-                self._refused.add((one, other))
+        for one, other, together in self._candidates():
+            if one not in self._groups or other not in self._groups or self._runs_between(one, other):
                 continue
             self._groups[self._groups.index(one)] = together
             self._groups.remove(other)
             changed = True
         return changed
 
-    def _candidates(self) -> list[tuple[LoopGroup, LoopGroup]]:
+    def _candidates(self) -> list[tuple[LoopGroup, LoopGroup, LoopGroup]]:
+        """Return pairs of groups and what they would be together, the best first: what one writes for the other, then what both read."""
         users: dict[str, list[int]] = {}
         for number, group in enumerate(self._groups):
             for name in sorted(group.touched if group.loops else ()):
                 users.setdefault(name, []).append(number)
-        # Neighbours among the users of a buffer are enough: what they become meets the next one in the next round.
-        pairs = {
-            (a, b): None
-            for numbers in users.values()
-            for near in (1, 2)
-            for a, b in zip(numbers, numbers[near:], strict=False)
-        }
+        siblings = _neighbours(self._siblings(users).values())
+        alike: dict[tuple[str, object], list[int]] = {}
+        for name, numbers in users.items():
+            for number in numbers:
+                alike.setdefault((name, self._groups[number].dimensions), []).append(number)
         scored = []
-        for a, b in pairs:
+        # Neighbours among the users of a buffer, and among those of equal dimensions, are enough: what they become meets the next one in the next round.
+        for a, b in _neighbours([*users.values(), *alike.values()]) | siblings:
             one, other = self._groups[a], self._groups[b]
-            score = sum(self._bytes(name) for name in one.touched & other.touched)
-            vertical = bool(one.written & other.touched)
-            scored.append((-int(vertical), -score, abs(self._first(one) - self._first(other)), a, b))
-        return [(self._groups[a], self._groups[b]) for *_, a, b in sorted(scored)]
+            if (one, other) not in self._fusions:
+                self._fusions[one, other] = self._together(one, other)
+            found = self._fusions[one, other]
+            if found is None or (found.shared == 0 and not found.vertical and (a, b) not in siblings):
+                continue
+            distance = abs(self._first(one) - self._first(other))
+            scored.append((-int(found.vertical), -found.shared, distance, a, b, found.group))
+        return [
+            (self._groups[a], self._groups[b], group) for *_, a, b, group in sorted(scored, key=lambda row: row[:-1])
+        ]
+
+    def _siblings(self, users: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """Return groups of reductions that read what one other group writes, by a name for that group: second steps of reductions that were split.
+
+        They have no buffer in common, but one launch less costs nothing where they are as large as each other.
+        """
+        found: dict[str, list[int]] = {}
+        for writer, group in enumerate(self._groups):
+            readers = sorted({number for name in group.written for number in users.get(name, ()) if number != writer})
+            for number in readers:
+                one = self._groups[number]
+                if group.loops and any(loop.is_reduction for loop in one.loops):
+                    found.setdefault(f"{writer} {one.dimensions}", []).append(number)
+        return found
 
     def _first(self, group: LoopGroup) -> int:
         return self._place[id(group.nodes[0])]
@@ -116,14 +142,17 @@ class _Fusion:
         size = numel(self._buffers[name].layout.sizes).subs(self._hints)
         return int(size) if size.is_Integer else _UNKNOWN_SIZE
 
-    def _together(self, one: LoopGroup, other: LoopGroup) -> LoopGroup | None:
+    def _together(self, one: LoopGroup, other: LoopGroup) -> _Fused | None:
         if not one.loops or not other.loops or len(one.nodes) + len(other.nodes) > _MOST_LOOPS:
             return None
         nodes = tuple(sorted((*one.nodes, *other.nodes), key=lambda node: self._place[id(node)]))
         for dimensions in _common_dimensions(one.dimensions, other.dimensions):
             group = LoopGroup(nodes, dimensions)
-            if _same_addresses(group) and not self._runs_between(one, other):
-                return group
+            if _same_addresses(group):
+                space = IterationSpace(dimensions)
+                common = _accesses(one, space) & _accesses(other, space)
+                shared = sum(self._bytes(name) for name in {name for name, _ in common})
+                return _Fused(group, bool(one.written & other.touched), shared)
         return None
 
     def _runs_between(self, one: LoopGroup, other: LoopGroup) -> bool:
@@ -168,6 +197,22 @@ def _common_dimensions(
     longer, shorter = (one, other) if len(one) > len(other) else (other, one)
     whole = numel([size for _, size in longer])
     return [longer] if shorter[0][1] in {whole, longer[0][1]} else []
+
+
+def _neighbours(numbers: Iterable[Sequence[int]]) -> set[tuple[int, int]]:
+    """Return pairs of each list that stand beside each other, or with one between them."""
+    return {(a, b) for found in numbers for near in (1, 2) for a, b in zip(found, found[near:], strict=False)}
+
+
+def _accesses(group: LoopGroup, space: IterationSpace) -> set[tuple[str, sympy.Expr]]:
+    """Return the buffers that the loops of a group touch, each with its address in a space that they fit."""
+    found = set()
+    for loop in group.loops:
+        place = space.place(loop)
+        assert place is not None
+        found |= {(load[0], place(load[1])) for root in loop.roots for load in loads_of(root)}
+        found.add((loop.buffer, place(loop.index)))
+    return found
 
 
 def _same_addresses(group: LoopGroup) -> bool:

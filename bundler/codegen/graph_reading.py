@@ -7,24 +7,31 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves
+from torch.utils._sympy import functions
 
-from bundler.codegen.index_functions import owned
+from bundler.codegen.graph_tracing import RETURNED_INPUTS
+from bundler.codegen.index_functions import FloorDiv, owned
 from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor
 from bundler.codegen.loop_nodes import Reference, TensorLayout, TorchValue
-from bundler.codegen.lowerings import RefusedOperator, lower
+from bundler.codegen.lowerings import HIGHER_ORDER, RefusedOperator, lower
 from bundler.codegen.operator_calls import OperatorCall
 from bundler.errors import UnsupportedOperator
 
+_SHAPES = frozenset(
+    getattr(torch.ops.aten, name) for name in ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
+)
 _ALIGNED_BYTES = 16
+_LARGEST_NARROW = 2**31 - 1
+_ASSEMBLY = "inline_asm_elementwise"
 # Parameters that say where and how memory is taken, which no kernel is told.
 _PLACEMENT = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "requires_grad", "non_blocking", "generator"}
@@ -43,6 +50,7 @@ class ReadGraph:
         hints: symbol of a size -> its value in the example.
         fallbacks: operators that are called as they are.
         device: where the tensors lie, as torch names it.
+        guarded: has torch guard that a size is at most 2**31 - 1 in every call of what it compiles; returns False where torch takes no guard any more.
     """
 
     builder: GraphBuilder
@@ -52,6 +60,7 @@ class ReadGraph:
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     fallbacks: list[RefusedOperator] = field(default_factory=list)
     device: str = "cpu"
+    guarded: Callable[[sympy.Expr], bool] = lambda _: False
 
 
 def read_graph(module: fx.GraphModule) -> ReadGraph:
@@ -73,6 +82,8 @@ class _Reader:
         self._values: dict[fx.Node, Any] = {}
         self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         self._mutations: list[tuple[str, LazyTensor]] = []
+        self._environment: Any = None
+        self._graph.guarded = self._guarded
 
     def read(self) -> ReadGraph:
         for node in self._module.graph.nodes:
@@ -131,13 +142,14 @@ class _Reader:
 
     def _called(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)) and not isinstance(
-            node.target, OpOverload
-        ):
+        number = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+        if number and (not isinstance(node.target, OpOverload) or node.target.overloadpacket in _SHAPES):
             return self._size(value)
         if node.target is operator.getitem:
             source, key = node.args
             return self._values[source][key]
+        if isinstance(node.target, HigherOrderOperator) and str(node.target) == _ASSEMBLY:
+            return self._assembly(node)
         if not isinstance(node.target, OpOverload):
             raise UnsupportedOperator(f"{node.target}: no operator of ATen", operator=str(node.target))
         if node.target is torch.ops.aten.copy_.default:
@@ -159,6 +171,18 @@ class _Reader:
                     tensor.strides = layout.strides
                 self._graph.builder.mark_reuse(tensor, len(node.users))
         return found[0] if single else found
+
+    def _assembly(self, node: fx.Node) -> LazyTensor:
+        """Return the result of torch's operator for assembly, which takes tensors and texts."""
+        keywords = {name: self._argument(item) for name, item in node.kwargs.items()}
+        positional = tuple(self._argument(item) for item in node.args)
+        results = (self._result(node.meta["val"]),)
+        call = OperatorCall(
+            f"{HIGHER_ORDER}.{_ASSEMBLY}.default", {}, positional, keywords, results, True, None, frozenset({_ASSEMBLY})
+        )
+        (found,) = lower(self._graph.builder, call, self._graph.fallbacks)
+        assert found is not None
+        return found
 
     def _operator_call(self, node: fx.Node, results: tuple[TensorLayout | None, ...], *, single: bool) -> OperatorCall:
         schema = node.target._schema  # noqa: SLF001
@@ -183,6 +207,8 @@ class _Reader:
         for kind, cls in _TORCH_KINDS.items():
             if isinstance(item, cls):
                 return TorchValue(kind, str(item).removeprefix("torch."))
+        if isinstance(item, torch.Generator):
+            raise UnsupportedOperator("a generator of random numbers: expected torch's own", operator="generator")
         return item
 
     def _result(self, value: Any) -> TensorLayout | None:
@@ -202,9 +228,16 @@ class _Reader:
         values = [self._argument(item) for item in tree_leaves(node.args[0])]
         # Before any input is changed, everything that is read of the old one is computed.
         kept = [(buffer, self._computed(value)) for buffer, value in self._mutations]
-        self._graph.outputs = [self._output(value) for value in values]
+        self._graph.outputs = [self._returned(place) or self._output(value) for place, value in enumerate(values)]
         for buffer, value in kept:
             builder.write(buffer, value, builder.buffers[buffer].layout)
+
+    def _returned(self, place: int) -> Reference | None:
+        """Return the input that a result is, where the program changes that input: no memory of its own, nor a store."""
+        number = self._module.meta.get(RETURNED_INPUTS, {}).get(place)
+        name = f"arg{number}"
+        changed = {buffer for buffer, _ in self._mutations}
+        return Reference(name, self._graph.builder.buffers[name].layout) if name in changed else None
 
     def _computed(self, value: LazyTensor) -> LazyTensor:
         if len(self._mutations) > 1:
@@ -242,7 +275,14 @@ class _Reader:
             return self._renamed(node.expr, node)
         return sympy.sympify(value)
 
+    def _guarded(self, size: sympy.Expr) -> bool:
+        theirs = {ours: symbol for symbol, ours in self._symbols.items()}
+        if self._environment is None or self._environment.frozen:
+            return False
+        return bool(self._environment.evaluate_expr(sympy.Le(_of_torch(size.xreplace(theirs)), _LARGEST_NARROW)))
+
     def _renamed(self, expr: sympy.Expr, node: Any) -> sympy.Expr:
+        self._environment = node.shape_env
         for symbol in sorted(expr.free_symbols - self._symbols.keys(), key=str):
             ours = sympy.Symbol(f"ks{len(self._symbols)}", integer=True, positive=True)
             self._symbols[symbol] = ours
@@ -275,6 +315,18 @@ def _hint(node: Any, symbol: sympy.Symbol) -> int | None:
 def _translated(expr: sympy.Expr, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
     """Return an expression of torch's with our symbols and integer functions."""
     return owned(expr.xreplace(dict(symbols)))
+
+
+def _of_torch(expr: sympy.Expr) -> sympy.Expr:
+    """Return an expression with torch's functions in the place of ours of the same name."""
+    if not expr.args:
+        return expr
+    made = (
+        getattr(functions, type(expr).__name__, expr.func)
+        if type(expr).__module__ == FloorDiv.__module__
+        else expr.func
+    )
+    return made(*map(_of_torch, expr.args))
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:

@@ -15,8 +15,13 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+from bundler.codegen.list_decompositions import list_decompositions
 
 aten = torch.ops.aten
+# Of a graph's `meta`: place of a result -> number of the input that it is, which the graph itself does not say once it is functional.
+RETURNED_INPUTS = "returned_inputs"
 # Beyond torch's table for a small set of operators: these have decompositions, and as kernels they are loops and reductions.
 _TAKEN_APART = [
     "_softmax",
@@ -36,21 +41,29 @@ _TAKEN_APART = [
     "elu",
     "softplus",
     "lerp",
-    "native_dropout",
     "_fused_rms_norm",
     "glu",
     "logsumexp",
     "native_batch_norm",
     "masked_fill",
+    "linalg_vector_norm",
+    "dist",
+    "unfold",
+    "max_pool2d_with_indices_backward",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "_adaptive_avg_pool2d",
+    "upsample_bilinear2d",
 ]
 # A reduction of its own computes mean and squares in one pass.
-_KEPT = ["var", "var_mean", "std", "any", "all", "isinf", "isnan", "sum", "mean"]
+_KEPT = ["bernoulli", "native_dropout", "var", "var_mean", "std", "any", "all", "isinf", "isnan", "sum", "mean"]
 
 
 @lru_cache(maxsize=1)
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the functions that take operators apart, by operator."""
     table = {**core_aten_decompositions(), **get_decompositions([getattr(aten, name) for name in _TAKEN_APART])}
+    table |= list_decompositions()
     for packet in (getattr(aten, name) for name in _KEPT):
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
@@ -68,9 +81,17 @@ def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False
     if isinstance(function, torch.export.ExportedProgram):
         return function.run_decompositions(decompositions()).graph_module
 
+    returned: dict[int, int] = {}
+
     # make_fx counts parameters, and those with a default may be left out.
     def called(*inputs: Any) -> Any:
-        return function(*inputs)
+        before = {id(given): (number, _layout(given)) for number, given in enumerate(inputs)}
+        result = function(*inputs)
+        for place, leaf in enumerate(tree_leaves(result)):
+            number, layout = before.get(id(leaf), (None, None))
+            if number is not None and isinstance(leaf, torch.Tensor) and _layout(leaf) == layout:
+                returned[place] = number
+        return result
 
     functional = torch.func.functionalize(called, remove="mutations")
     mode = "symbolic" if dynamic else "fake"
@@ -80,7 +101,12 @@ def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False
         traced = make_fx(functional, tracing_mode=mode)(*example_inputs)
     traced.graph.eliminate_dead_code()
     traced.recompile()
+    traced.meta[RETURNED_INPUTS] = returned
     return traced
+
+
+def _layout(value: Any) -> Any:
+    return (value.shape, value.stride(), value.storage_offset()) if isinstance(value, torch.Tensor) else None
 
 
 def _changes_what_it_made(traced: fx.GraphModule) -> bool:

@@ -13,11 +13,18 @@ import sympy
 
 from bundler.codegen.index_functions import FloorDiv, ModularIndexing
 
+_LARGEST_NARROW = 2**31 - 1
+
 
 def exact_quotient(expr: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
     """Return expr / divisor where every term is a whole multiple of the divisor, else None."""
     if divisor == 0:
         return None
+    if (
+        divisor.is_Add
+    ):  # as the size of a strided slice, (n - 1) // 2 + 1: a multiple of it has no single term that is one
+        whole = sympy.cancel(expr / divisor)
+        return sympy.expand(whole) if whole.as_numer_denom()[1] == 1 and whole.is_integer else None
     terms = []
     for term in sympy.Add.make_args(expr):
         quotient = term / divisor if divisor.is_Integer else sympy.cancel(term / divisor)
@@ -86,6 +93,19 @@ class Ranges:
         """Whether an expression is provably less than a limit."""
         bound = self.largest(expr)
         return bound is not None and bool(sympy.expand(limit - bound).is_positive)
+
+    def fits(self, expr: sympy.Expr) -> bool:
+        """Whether an expression, and every term of it, provably has at most 31 bits and a sign."""
+        reach = sympy.Integer(0)
+        for term in sympy.Add.make_args(sympy.expand(expr)):
+            coefficient, factor = term.as_coeff_Mul()
+            bound = self.largest(factor) if self.nonnegative(factor) else None
+            if bound is None:
+                return False
+            reach += abs(coefficient) * bound
+        # Sizes that change are at most 31 bits where indices have as few, but products of them need not be.
+        alone = isinstance(expr, sympy.Symbol)
+        return bool(alone or (reach.is_Integer and reach <= _LARGEST_NARROW))
 
     def simplified(self, expr: Any) -> sympy.Expr:
         """Return an equal expression without the divisions and remainders that the ranges decide."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`KernelArguments`: the parameters of one kernel, named as they are first used: buffers that are read, written or both, sizes, numels.
 
-Order of the signature: `in_out_ptr<i>`, `in_ptr<i>`, `out_ptr<i>`, `ks<i>`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
+Order of the signature: `in_out_ptr<i>`, `in_ptr<i>`, `out_ptr<i>`, `ks<i>`, `load_seed_offset<i>`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
 constexpr.  The body writer asks for names, `module_text` writes signature and metadata, and the wrapper passes what `outer` lists.
 """
 
@@ -28,12 +28,14 @@ class KernelParameter:
         outer: a buffer's name, or a size.
         type: Triton's, as `*fp32` or `i32`.
         aligned: known to be a multiple of 16.
+        fixed: whether a size that is 1 may be a constant of the kernel.
     """
 
     name: str
     outer: str | sympy.Expr
     type: str
     aligned: bool
+    fixed: bool = True
 
 
 class KernelArguments:
@@ -52,6 +54,7 @@ class KernelArguments:
         self._read: dict[str, str] = {}
         self._written: dict[str, str] = {}
         self._sizes: dict[sympy.Symbol, str] = {}
+        self._seeds: dict[int, str] = {}
 
     def read(self, buffer: str) -> str:
         """Return the parameter that a buffer is loaded from."""
@@ -72,6 +75,10 @@ class KernelArguments:
         """Return the parameter of a size."""
         return self._sizes.setdefault(symbol, f"ks{len(self._sizes)}")
 
+    def seed_offset(self, number: int) -> str:
+        """Return the parameter that says where a seed is, so that kernels that differ in their seeds alone are one."""
+        return self._seeds.setdefault(number, f"load_seed_offset{len(self._seeds)}")
+
     def size_text(self, size: sympy.Expr) -> str:
         """Return the text of a size, with parentheses where it needs them."""
         symbols = sorted(size.free_symbols, key=str)
@@ -87,8 +94,13 @@ class KernelArguments:
 
     @property
     def sizes(self) -> tuple[KernelParameter, ...]:
-        """The sizes, in order."""
-        return tuple(KernelParameter(name, symbol, "i64", aligned=False) for symbol, name in self._sizes.items())
+        """The sizes, in order, then the places of seeds."""
+        sizes = (KernelParameter(name, symbol, "i64", aligned=False) for symbol, name in self._sizes.items())
+        seeds = (
+            KernelParameter(name, sympy.Integer(number), "i32", aligned=False, fixed=False)
+            for number, name in self._seeds.items()
+        )
+        return (*sizes, *seeds)
 
     @property
     def changed(self) -> tuple[str, ...]:

@@ -17,17 +17,21 @@ from collections.abc import Mapping
 import sympy
 
 from bundler.codegen import operation_text
-from bundler.codegen.data_types import loaded_text, stored_text
+from bundler.codegen.data_types import elements_per_thread, loaded_text, stored_text
 from bundler.codegen.index_text import index_text
 from bundler.codegen.kernel_arguments import KernelArguments
 from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name, placed_loops
 from bundler.codegen.literals import constant_text
-from bundler.codegen.loop_nodes import Buffer, Loop
+from bundler.codegen.load_policies import LoadPolicies
+from bundler.codegen.loop_nodes import SEEDS, Buffer, Loop
 from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbols_of
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
-from bundler.codegen.reduction_text import ReducedRow, ReductionWriter
+from bundler.codegen.reduction_text import ReductionWriter, row_of
+from bundler.codegen.store_text import store_lines
+from bundler.codegen.value_bounds import is_within
+from bundler.runtime.launch.device_tensors import item_bytes
 
 _NAME = re.compile(r"tmp\d+")
 _INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
@@ -37,8 +41,9 @@ class BodyWriter:
     """Writes the loops of one kernel.
 
     Attributes:
-        num_load, num_store, num_reduction: how often the text does each.
+        num_load, num_store, num_reduction, num_assert: how often the text does each.
         atomic: whether it adds atomically.
+        elements: how many neighbouring elements a thread has to hold, for conversions of 8-bit floats.
     """
 
     def __init__(
@@ -46,18 +51,19 @@ class BodyWriter:
     ) -> None:
         self._shape, self._space, self._pool, self._buffers = shape, shape.space, pool, buffers
         self.arguments = arguments
-        self.num_load = self.num_store = self.num_reduction = 0
-        self.atomic = False
+        self.num_load = self.num_store = self.num_reduction = self.num_assert = 0
+        self.atomic, self.elements = False, 1
         self._outer = Scope()
         self._inner: Scope | None = None
-        self._is_last_pass = True
         self._count = 0
         self._definitions: dict[tuple[str, sympy.Expr], Term] = {}
         self._results: dict[tuple[str, sympy.Expr], Value] = {}
         self._symbols: dict[sympy.Symbol, Value] = {}
         self._dimensions: dict[Term, frozenset[Dimension]] = {}
         self._mask_dimensions: dict[str, frozenset[Dimension]] = {}
-        self._reductions = ReductionWriter(shape.looped, _row_of(shape), self.new_name)
+        self._loaded_again = LoadPolicies()
+        self._stored_along_row = 0
+        self._reductions = ReductionWriter(shape.looped, row_of(shape), self.new_name)
 
     # The whole body -----------------------------------------------------------------------------------------------------
 
@@ -69,13 +75,17 @@ class BodyWriter:
                 if item.level == level and not item.inside:
                     self._one(item)
             inside = [item for item in placed if item.level == level and item.inside]
-            self._is_last_pass = not any(item.inside and item.level > level for item in placed)
             if inside and self._shape.looped:
                 self._pass(inside)
             else:
                 for item in inside:
                     self._one(item)
-        return [*self._outer.lines, *self._outer.stores]
+        return self._loaded_again.decided([*self._outer.lines, *self._outer.stores])
+
+    @property
+    def repeated(self) -> float:
+        """How many times as much memory a kernel that loops over its rows moves as one that held them whole."""
+        return self._loaded_again.repeated(self._stored_along_row)
 
     def _pass(self, items: list[PlacedLoop]) -> None:
         """Write one loop over the row."""
@@ -188,6 +198,8 @@ class BodyWriter:
                 return self._masked(term, masks)
             case "check_bounds":
                 return self._checked(term, masks)
+        if term.operator == "to_dtype":
+            self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
         arguments = [self._argument(argument, term, masks) for argument in term.arguments]
         return self._line(term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term))))
 
@@ -217,7 +229,7 @@ class BodyWriter:
         condition = self._value(mask, masks).text
         self._mask_dimensions[condition] = self._dimensions_of(mask)
         inside = tuple(dict.fromkeys((*masks, condition)))
-        if body.operator == "load" and not self._is_computed(body):
+        if body.operator == "load" and body.details[0] != SEEDS and not self._is_computed(body):
             return self._fetched(body, inside, term.details[0])
         value = self._value(body, inside)
         other = Value(constant_text(term.details[0], term.dtype), term.dtype)
@@ -225,16 +237,23 @@ class BodyWriter:
 
     def _index_value(self, term: Term, masks: Masks) -> Value:
         expr = term.details[0]
-        text = self._index(expr, term, masks)
+        far = not self._shape.wide and not self._space.ranges().fits(expr)  # no address, so of any size
+        text = self._index(expr, term, masks, far=far)
         if term.dtype == "int64":
-            text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else f"({text}).to(tl.int64)"
+            # A size of 1 is a constant for Triton, which has no methods.
+            plain = f"({text}).to(tl.int64)" if self._dimensions_of(term) else f"tl.cast({text}, tl.int64)"
+            text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else plain
         elif expr.is_Integer:
             text = f"tl.full([], {text}, {self._index_type})"  # compared with indices alone
         return self._line(term, masks, Value(text, term.dtype))
 
     def _checked(self, term: Term, masks: Masks) -> Value:
         value = self._value(term.terms[0], masks)
-        size = self._index(dict(term.details)["size"], term, masks)
+        limit = dict(term.details)["size"]
+        if not self._shape.asserted or is_within(term.terms[0], limit, self._space.ranges()):
+            return value
+        size = self._index(limit, term, masks)
+        self.num_assert += 1
         active = [*self._shape.masks(self._dimensions_of(term)), *masks]
         inside = f"((0 <= {value.text}) & ({value.text} < {size}))"
         condition = inside if not active else f"{inside} | ~({' & '.join(sorted(active))})"
@@ -244,8 +263,8 @@ class BodyWriter:
 
     # Addresses ----------------------------------------------------------------------------------------------------------
 
-    def _index(self, expr: sympy.Expr, term: Term, masks: Masks) -> str:
-        """Return the text of an index expression, and write what it needs in front."""
+    def _index(self, expr: sympy.Expr, term: Term, masks: Masks, *, far: bool = False) -> str:
+        """Return the text of an index expression, computed in 64 bits where it goes `far`, and write what it needs in front."""
         names: dict[sympy.Symbol, sympy.Symbol] = {}
         for argument, symbol in zip(term.terms, symbols_of(term), strict=False):
             self._symbols[symbol] = self._value(argument, masks)
@@ -253,12 +272,16 @@ class BodyWriter:
             part = self._space.part_of(symbol)
             if part is not None:
                 self._define(*part)
+                if far:
+                    names[symbol] = sympy.Symbol(f"{symbol}.to(tl.int64)", integer=True, nonnegative=True)
             elif symbol in self._symbols:
                 names[symbol] = sympy.Symbol(self._index_operand(self._symbols[symbol]), integer=True, nonnegative=True)
             else:
-                names[symbol] = sympy.Symbol(self.arguments.size(symbol), integer=True, positive=True)
+                name = self.arguments.size(symbol)
+                names[symbol] = sympy.Symbol(f"tl.cast({name}, tl.int64)" if far else name, integer=True, positive=True)
         ranges = self._space.ranges()
-        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=self._index_type)
+        kind = "tl.int64" if far else self._index_type
+        return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=kind)
 
     def _index_operand(self, value: Value) -> str:
         """Return a value as a part of an address: its product with a stride has the bits of an index."""
@@ -279,6 +302,8 @@ class BodyWriter:
 
     def _loaded(self, term: Term, masks: Masks) -> Value:
         buffer, index, _ = term.details
+        if buffer == SEEDS:
+            return self._seed(term, masks)
         result = self._results.get((buffer, index))
         if result is not None:
             return result
@@ -286,6 +311,11 @@ class BodyWriter:
         if definition is not None:
             return self._value(definition, masks)
         return self._fetched(term, masks, 0)
+
+    def _seed(self, term: Term, masks: Masks) -> Value:
+        """Return a seed, which all lanes share."""
+        place = self.arguments.seed_offset(int(term.details[1]))
+        return self._line(term, masks, Value(f"tl.load({self.arguments.read(SEEDS)} + {place})", "int64"))
 
     def _is_computed(self, load: Term) -> bool:
         """Whether the kernel itself computes what a load reads."""
@@ -316,7 +346,7 @@ class BodyWriter:
         if active and (masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used):
             plain = repr(other) if math.isfinite(other) else f"float('{other}')"
             parts.append(f"other={plain if other else '0.0'}")
-        policy = self._policy(index, used)
+        policy = self._policy(term.details[0], index, used)
         if policy:
             parts.append(f"eviction_policy='{policy}'")
         return ", ".join(parts)
@@ -325,16 +355,16 @@ class BodyWriter:
     def _index_type(self) -> str:
         return "tl.int64" if self._shape.wide else "tl.int32"
 
-    def _policy(self, index: sympy.Expr, used: frozenset[Dimension]) -> str | None:
-        """Return how long a loaded element should stay in the cache: long where other programs or lanes read it again."""
+    def _policy(self, buffer: str, index: sympy.Expr, used: frozenset[Dimension]) -> str | None:
+        """Return how long a loaded element should stay in the cache: long where it is read again, by other programs or lanes or later on."""
+        again = self._loaded_again.load(buffer)
         if any(dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions):
             return "evict_last"
+        self._loaded_again.along_row(buffer, str(index), item_bytes(self._buffers[buffer].layout.dtype))
         symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
         if not any(index.coeff(symbol) == 1 for symbol in symbols):
             return "evict_last"
-        if self._inner is None:
-            return None
-        return "evict_first" if self._is_last_pass else "evict_last"  # a later pass reads the row again
+        return None if self._space.reduced is None else again
 
     def _store(self, item: PlacedLoop, value: Value) -> None:
         loop, buffer = item.loop, self._buffers[item.loop.buffer]
@@ -358,21 +388,13 @@ class BodyWriter:
         )
         pointer = self.arguments.write(loop.buffer)
         self.num_store += 1
+        self._stored_along_row += 0 if kept else item_bytes(buffer.layout.dtype)
         mask = " & ".join(active) or "None"
         scope = self._outer if kept or self._inner is None else self._inner
-        if loop.mode == "atomic_add":
-            self.atomic = True
-            text = f"tl.broadcast_to({text}, {shape})"
-            scope.stores.append(f"tl.atomic_add({pointer} + ({address}), {text}, {mask}, sem='relaxed')")
-        else:
-            scope.stores.append(f"tl.store({pointer} + ({address}), {text}, {mask})")
-
-
-def _row_of(shape: KernelShape) -> ReducedRow | None:
-    """Return what reductions need to know of the row."""
-    reduced = shape.space.reduced
-    if reduced is None:
-        return None
-    active = sorted(shape.masks(set(shape.space.dimensions)))
-    suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in shape.space.dimensions)}]"
-    return ReducedRow(shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix)
+        atomic = loop.mode if loop.mode is not None and loop.mode.startswith("atomic_") else None
+        self.atomic |= atomic is not None
+        spread = any(d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions)
+        scope.stores += store_lines(
+            f"{pointer} + ({address})", text, mask, buffer.layout.dtype,
+            atomic=atomic, shape=shape, shared=spread and pointer.startswith("in_out"),
+        )  # fmt: skip

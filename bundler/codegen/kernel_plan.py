@@ -7,8 +7,9 @@ It decides dimensions and tiling, whether rows are held whole, which masks are c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import sympy
 
@@ -16,20 +17,26 @@ from bundler.codegen.fusion import LoopGroup
 from bundler.codegen.kernel_arguments import KernelArguments, KernelParameter, numel_parameter
 from bundler.codegen.kernel_body import BodyWriter
 from bundler.codegen.kernel_shape import KernelShape, block_name
-from bundler.codegen.loop_nodes import Buffer, Loop, numel
-from bundler.codegen.loop_terms import TermPool, loads_of
+from bundler.codegen.loop_nodes import Buffer, numel
+from bundler.codegen.loop_terms import TermPool
 from bundler.codegen.range_trees import Dimension, IterationSpace
+from bundler.codegen.row_direction import runs_along
 from bundler.codegen.tiling import tiled
 from bundler.runtime.heuristics.block_limits import pow2_up
 
 # A row of this many elements is held whole: where memory runs along it, and where it runs across.
 _WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
-# No heuristic has larger blocks, on any device.
-_LARGEST_BLOCK = {"x": 8192, "y": 1024, "z": 1024}
+# No candidate of a generated kernel has larger blocks, nor larger ones than the power of two at or above a size.
+LARGEST_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}
 _MOST_Y_PROGRAMS = 65535
-_LARGEST_NARROW = 2**31 - 1
+# A row that is held whole by fewer lanes than a warp of any device has keeps its mask: AMD's were seen to read beyond it otherwise.
+_SHORT_ROW = 64
+LARGEST_NARROW = 2**31 - 1
 _UNKNOWN_SIZE = 8192
 _GRID_AXES = {"x": 0, "y": 1, "z": 2}
+# Rows that a block may hold whole though the kernel loops over them, and from how much saved traffic that is tried.
+_HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
+Bounded = Callable[[sympy.Expr], bool]
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,11 @@ class KernelText:
         atomic: whether it adds atomically.
         origins: names of the operators that it computes.
         buffers: what it writes, for comments.
+        bounds: sizes that are at most `LARGEST_NARROW` in every call, since its indices have 32 bits.
+        asserts: whether it asserts that indices which it reads are in range.
+        examples: for each parameter dtype, sizes and strides of a tensor, or a number, as the example's.
+        facts: what else heuristics look at, by the names of the decorator's arguments; none that says nothing.
+        elements: how many neighbouring elements a thread has to hold.
     """
 
     kind: str
@@ -63,6 +75,11 @@ class KernelText:
     atomic: bool
     origins: tuple[str, ...]
     buffers: tuple[str, ...]
+    bounds: tuple[sympy.Expr, ...] = ()
+    asserts: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    examples: tuple[Any, ...] = ()
+    elements: int = 1
 
 
 def write_kernel(
@@ -72,6 +89,9 @@ def write_kernel(
     removed: frozenset[str],
     reused: Mapping[str, str],
     size_hints: Mapping[sympy.Symbol, int],
+    bounded: Bounded | None = None,
+    *,
+    asserted: bool = True,
 ) -> KernelText:
     """Return the kernel of a group of loops.
 
@@ -82,15 +102,21 @@ def write_kernel(
         removed: buffers that nothing outside the group reads.
         reused: buffer that is written -> buffer whose memory it takes.
         size_hints: symbol of a size -> its value in the example.
+        bounded: whether a size, whose example fits in 32 bits, may be counted on to do so in every call; None where none may.
+        asserted: whether indices that are read are asserted to be in range.
     """
     reduces = any(loop.is_reduction for loop in group.loops)
-    dimensions = group.dimensions if reduces else tiled(group)
+    dimensions = group.dimensions if reduces else tiled(group, size_hints)
     space = IterationSpace(dimensions)
-    inner = _runs_along_rows(group, space)
+    direction = _direction(group) if reduces else "DEFAULT"
+    inner = direction == "INNER"
     persistent = reduces and _is_short(space, inner=inner)
-    wide = _needs_wide_indices(group, buffers)
+    bounds = _bounds_of_narrow_indices(group, buffers, size_hints, bounded)
+    wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
-    shape = KernelShape(space, persistent, _constant_masks(space, persistent=persistent, atomic=atomic), wide, removed)
+    shape = KernelShape(
+        space, persistent, _constant_masks(space, persistent=persistent, atomic=atomic), wide, removed, asserted
+    )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
     mutated = {n for n in written if (n in read and buffers[n].source != "node") or _is_added_to(group, n)}
@@ -98,20 +124,27 @@ def write_kernel(
     writer = BodyWriter(shape, pool, buffers, arguments)
     body = writer.write(group.loops)
     head = [line for dimension in space.dimensions for line in _header(dimension, shape)]
+    # Sizes are as wide as the indices that they are multiplied with.
+    sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
     return KernelText(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
         dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
-        parameters=(*arguments.pointers, *arguments.sizes, *numels),
+        parameters=(*arguments.pointers, *sizes, *numels),
         blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
         body=(*head, *body),
         hints={d.prefix: pow2_up(_hint(d.numel, size_hints)) for d in space.dimensions},
-        reduction_hint="INNER" if inner else "OUTER" if _runs_across_rows(group) else "DEFAULT",
+        reduction_hint=direction,
         changed=arguments.changed,
         counts={"num_load": writer.num_load, "num_store": writer.num_store, "num_reduction": writer.num_reduction},
         atomic=writer.atomic,
+        elements=writer.elements,
         origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
         buffers=tuple(loop.buffer for loop in group.loops),
+        bounds=bounds or (),
+        asserts=writer.num_assert > 0,
+        examples=tuple(_example(p, buffers, size_hints) for p in (*arguments.pointers, *sizes, *numels)),
+        facts=_facts(space, writer.repeated, inner=inner and not persistent),
     )
 
 
@@ -125,6 +158,16 @@ def _hint(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
     return int(known) if known.is_Integer else _UNKNOWN_SIZE
 
 
+def _example(
+    parameter: KernelParameter, buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]
+) -> tuple[str, tuple[int, ...], tuple[int, ...]] | int:
+    if not isinstance(parameter.outer, str):
+        return _hint(parameter.outer, hints)
+    layout = buffers[parameter.outer].layout
+    sizes, strides = (tuple(_hint(part, hints) for part in parts) for parts in (layout.sizes, layout.strides))
+    return layout.dtype, sizes, strides
+
+
 # Decisions --------------------------------------------------------------------------------------------------------------
 
 
@@ -135,29 +178,28 @@ def _is_short(space: IterationSpace, *, inner: bool) -> bool:
     return bool(reduced.numel.is_Integer and reduced.numel <= limit)
 
 
-def _runs_along_rows(group: LoopGroup, space: IterationSpace) -> bool:
-    """Whether some reduction reads memory along its rows."""
-    return space.reduced is not None and any(
-        index.coeff(loop.reduced[-1]) == 1 for loop in group.loops if loop.reduced for index in _read_indices(loop)
-    )
+def _direction(group: LoopGroup) -> str:
+    """Return how memory runs beside the rows of the reductions, as heuristics name it: along most of them, across all of them, or neither."""
+    found = [runs_along(loop) for loop in group.loops if loop.is_reduction]
+    if any(found) or not any(loop.variables for loop in group.loops):
+        return "INNER"
+    return "OUTER" if found and all(along is False for along in found) else "DEFAULT"
 
 
-def _runs_across_rows(group: LoopGroup) -> bool:
-    """Whether every reduction reads memory along the kept dimension."""
-    reductions = [loop for loop in group.loops if loop.is_reduction and loop.variables]
-    return bool(reductions) and all(
-        any(index.coeff(loop.variables[-1]) == 1 for index in _read_indices(loop)) for loop in reductions
-    )
-
-
-def _read_indices(loop: Loop) -> list[sympy.Expr]:
-    return [index for root in loop.roots for _, index, _ in loads_of(root)]
-
-
-def _needs_wide_indices(group: LoopGroup, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether some index may leave 32 bits; a size that changes from call to call may, however small the example's is."""
-    sizes = [numel([size for _, size in group.dimensions]), *(buffers[name].layout.storage for name in group.touched)]
-    return not all(size.is_Integer and size <= _LARGEST_NARROW for size in sizes)
+def _bounds_of_narrow_indices(
+    group: LoopGroup,
+    buffers: Mapping[str, Buffer],
+    hints: Mapping[sympy.Symbol, int],
+    bounded: Bounded | None,
+) -> tuple[sympy.Expr, ...] | None:
+    """Return the sizes that have to fit in 32 bits for the indices to have as many, those alone that may change; None where some index has 64."""
+    sizes = {numel([size for _, size in group.dimensions]), *(buffers[name].layout.storage for name in group.touched)}
+    sizes |= frozenset().union(*(size.free_symbols for size in sizes))
+    examples = {size: size.subs(dict(hints)) for size in sizes}
+    if not all(example.is_Integer and example <= LARGEST_NARROW for example in examples.values()):
+        return None
+    changing = tuple(sorted((size for size in sizes if not size.is_Integer), key=str))
+    return changing if not changing or (bounded is not None and all(map(bounded, changing))) else None
 
 
 def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) -> frozenset[str]:
@@ -167,19 +209,31 @@ def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) ->
         size = dimension.numel
         if not size.is_Integer:
             continue
-        if dimension.is_reduced:
-            full = persistent and pow2_up(int(size)) == size
+        if dimension.is_reduced and persistent:
+            full = pow2_up(int(size)) == size and size >= _SHORT_ROW
         elif size == 1:
             full = not atomic  # lanes that repeat a store do no harm, lanes that repeat a sum do
         else:
-            full = size % _LARGEST_BLOCK[dimension.prefix] == 0 and not _overflows(dimension)
+            full = size % min(LARGEST_BLOCK[dimension.prefix], pow2_up(int(size))) == 0 and not _overflows(
+                dimension, space
+            )
         if full:
             found.add(dimension.prefix)
     return frozenset(found)
 
 
-def _overflows(dimension: Dimension) -> bool:
-    return dimension.prefix == "y" and not (dimension.numel.is_Integer and dimension.numel <= _MOST_Y_PROGRAMS)
+def _overflows(dimension: Dimension, space: IterationSpace) -> bool:
+    """Whether y may have more programs than the grid has along it, so that they go on along z."""
+    if dimension.prefix != "y" or any(other.prefix == "z" for other in space.dimensions):
+        return False
+    return not (dimension.numel.is_Integer and dimension.numel <= _MOST_Y_PROGRAMS)
+
+
+def _facts(space: IterationSpace, repeated: float, *, inner: bool) -> dict[str, Any]:
+    """Return what heuristics are told beside counts."""
+    reduced, (low, high) = space.reduced, _HELD_BY_A_BLOCK
+    long = inner and reduced is not None and bool(reduced.numel.is_Integer and low < reduced.numel <= high)
+    return {"add_persistent_rblock": True} if long and repeated >= _WORTH_HOLDING else {}
 
 
 # Lines ------------------------------------------------------------------------------------------------------------------
@@ -207,7 +261,6 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
 def _program(dimension: Dimension, shape: KernelShape) -> str:
     axis = _GRID_AXES[dimension.prefix]
     text = f"tl.program_id({axis})"
-    has_z = any(other.prefix == "z" for other in shape.space.dimensions)
-    if _overflows(dimension) and not has_z:
+    if _overflows(dimension, shape.space):
         text = f"({text} + tl.program_id({axis + 1}) * tl.num_programs({axis}))"
     return f"{text}.to(tl.int64)" if shape.wide else text

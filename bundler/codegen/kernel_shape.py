@@ -51,6 +51,7 @@ class KernelShape:
         constant_masks: prefixes of dimensions that every block fills.
         wide: whether indices have 64 bits.
         removed: buffers that no other kernel reads, so they are not stored.
+        asserted: whether indices that are read are asserted to be in range, where nothing proves it.
     """
 
     space: IterationSpace
@@ -58,6 +59,7 @@ class KernelShape:
     constant_masks: frozenset[str]
     wide: bool
     removed: frozenset[str]
+    asserted: bool = True
 
     @property
     def looped(self) -> bool:

@@ -17,6 +17,7 @@ import sympy
 from bundler.codegen.index_ranges import Ranges
 from bundler.codegen.loop_nodes import (
     POINTWISE,
+    SEEDS,
     Buffer,
     ExternCall,
     Loop,
@@ -33,6 +34,8 @@ At = Callable[[Indices], Term]
 
 # A tensor that several others use is computed once, and kept, from so many loads or operators on.
 _COSTLY_READS, _COSTLY_OPERATORS = 4, 30
+# Philox takes about as long as so many operators.
+_RANDOM = {"rand": 30, "randn": 60, "randint64": 30}
 # A body reads at most so many buffers, whoever uses it.
 _MOST_READS = 8
 
@@ -87,7 +90,7 @@ class GraphBuilder:
         self.pool = TermPool()
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
-        self._count = 0
+        self._count = self._seeds = 0
 
     # Tensors ------------------------------------------------------------------------------------------------------------
 
@@ -114,6 +117,14 @@ class GraphBuilder:
         self._count += 1
         self.buffers[name] = Buffer(name, layout, aligned=not shared, shared=shared)
         return name
+
+    def seed(self) -> Term:
+        """Return a new seed of random numbers, which each call of the program draws anew."""
+        number = self._seeds
+        self._seeds += 1
+        layout = TensorLayout("int64", (sympy.Integer(self._seeds),), (sympy.Integer(1),))
+        self.buffers[SEEDS] = Buffer(SEEDS, layout, "seeds")
+        return self.pool.load(SEEDS, sympy.Integer(number), "int64")
 
     # Buffers ------------------------------------------------------------------------------------------------------------
 
@@ -242,7 +253,7 @@ class GraphBuilder:
             return
         body = tensor.at(variables("i", tensor.sizes))
         reads = len({(load[0], load[1]) for load in loads_of(body)})
-        operators = sum(1 for _ in in_order(body))
+        operators = sum(_RANDOM.get(term.operator, 1) for term in in_order(body))
         if (users > 1 and (reads > _COSTLY_READS or operators > _COSTLY_OPERATORS)) or reads > _MOST_READS:
             self.realize(tensor)
 

@@ -16,6 +16,8 @@ import sympy
 from bundler.codegen.loop_terms import Term, loads_of
 
 POINTWISE = "pointwise"
+#: The buffer that holds the seeds of a call's random numbers.
+SEEDS = "seeds"
 REDUCTIONS = frozenset(
     {
         "sum",
@@ -79,7 +81,7 @@ class Buffer:
     Attributes:
         name: in the program.
         layout: where its elements are.
-        source: `input`, `constant`, or `node` for what a node of the program writes.
+        source: `input`, `constant`, `seeds` for the seeds of random numbers, or `node` for what a node of the program writes.
         aligned: its address is known to be a multiple of 16 bytes.
         shared: its memory may be that of another buffer, since an operator that was called returned a view.
     """
@@ -103,7 +105,7 @@ class Loop:
         kind: `pointwise`, or one of `REDUCTIONS`.
         index: where in the buffer the value goes, over the kept variables and indirect symbols.
         index_terms: (symbol, term) of the indirect symbols of `index`.
-        mode: None for a plain store; `atomic_add`, whose buffer holds a value already.
+        mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or `atomic_min` into a buffer that holds values already.
         origins: names of the operators that the loop came from.
     """
 

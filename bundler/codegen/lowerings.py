@@ -17,10 +17,16 @@ from bundler.codegen.loop_terms import Term, in_order
 from bundler.codegen.operator_calls import OperatorCall
 from bundler.codegen.operator_support import check_term, check_type
 from bundler.codegen.pointwise_lowerings import POINTWISE
+from bundler.codegen.pooling_lowerings import POOLS
+from bundler.codegen.random_lowerings import RANDOM
 from bundler.codegen.reduction_lowerings import REDUCTIONS_BY_NAME
+from bundler.codegen.scatter_lowerings import SCATTERING
+from bundler.codegen.special_lowerings import SPECIAL
 from bundler.codegen.view_lowerings import VIEWS, sliced, without
 from bundler.errors import UnsupportedOperator
 
+#: Namespace of the operators that take more than tensors and numbers; none is called by name.
+HIGHER_ORDER = "higher_order"
 Lowered = tuple[LazyTensor | None, ...]
 _SPLITS = frozenset({"split", "split_with_sizes", "unbind", "chunk"})
 
@@ -49,6 +55,8 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOper
         realized = [node for node in builder.nodes[before[0] :] if isinstance(node, Loop) and node.mode]
         for node in realized:
             builder.nodes.remove(node)
+        if call.namespace == HIGHER_ORDER:
+            raise
         fallbacks.append(RefusedOperator(call.name, error.message))
         return builder.call(
             call.name,
@@ -64,7 +72,7 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOper
 
 def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     name = call.operator
-    if call.namespace not in {"aten", "prims"}:
+    if call.namespace not in {"aten", "prims", HIGHER_ORDER}:
         raise call.refusal("it is no operator of ATen")
     for layout in call.results:
         if layout is not None:
@@ -74,12 +82,13 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     if name in VIEWS or name in _SPLITS:
         seen = (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
         return tuple(_shown(call, tensor) for tensor in seen)
-    for table in (POINTWISE, INDEXING):
+    for table in (POINTWISE, INDEXING, SCATTERING):
         if name in table:
             return (table[name](builder, call),)
-    if name in REDUCTIONS_BY_NAME:
-        found = REDUCTIONS_BY_NAME[name](builder, call)
-        return found if isinstance(found, tuple) else (found,)
+    for several in (SPECIAL, REDUCTIONS_BY_NAME, RANDOM, POOLS):
+        if name in several:
+            found = several[name](builder, call)
+            return found if isinstance(found, tuple) else (found,)
     raise call.refusal("no kernel is generated for this operator")
 
 

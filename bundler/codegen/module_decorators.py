@@ -21,6 +21,8 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 
 Meta = Mapping[str, Any]
+# Masks along x are left out where a size is a multiple of it (`kernel_plan.LARGEST_BLOCK`).
+_LARGEST_X = 4096
 # What Triton's interpreter stands for: its blocks are those of a large device.
 _INTERPRETED = Device("cuda", multiprocessors=132, major=9)
 
@@ -34,6 +36,7 @@ def heuristic(
     tile_hint: str | None = None,
     reduction_hint: str | None = None,
     min_elem_per_thread: int = 0,
+    add_persistent_rblock: bool = False,
 ) -> Callable[[Any], ModuleKernel]:
     """Say what is known of a generated kernel.
 
@@ -43,7 +46,7 @@ def heuristic(
         triton_meta: types, constants and attributes of the parameters.
         inductor_meta: kind of grid, statistics, and parameters that are changed.
         tile_hint, reduction_hint: names of the heuristics' hints.
-        min_elem_per_thread: as `Facts` has it.
+        min_elem_per_thread, add_persistent_rblock: as `Facts` has them.
     """
     facts = Facts(
         num_load=inductor_meta["num_load"],
@@ -52,6 +55,9 @@ def heuristic(
         atomic_add=inductor_meta["atomic_add_found"],
         no_x_dim=inductor_meta["no_x_dim"],
         min_elem_per_thread=min_elem_per_thread,
+        add_persistent_rblock=add_persistent_rblock,
+        num_dynamic=sum(name.startswith("ks") for name in triton_meta["signature"]),
+        max_xblock=_LARGEST_X,
     )
 
     def decorate(fn: Any) -> ModuleKernel:
@@ -85,6 +91,13 @@ class ModuleKernel:
     reduction_hint: str | None = None
     _made: dict[Device, HeuristicKernel] = field(default_factory=dict, repr=False)
 
+    @property
+    def compile_options(self) -> dict[str, Any]:
+        """Options of the compiler beside those of a candidate."""
+        # Triton drops assertions otherwise; it would add its own for integers that overflow.
+        asserts = self.inductor_meta["assert_indirect_indexing"]
+        return {"debug": True, "sanitize_overflow": False} if asserts else {}
+
     def on(self, device: Device, policy: Policy | None = None, options: TunerOptions | None = None) -> HeuristicKernel:
         """Return the kernel with candidates and grid for a device."""
         setting = Setting(device, self.facts, policy or Policy())
@@ -92,6 +105,7 @@ class ModuleKernel:
             "mutated": self.inductor_meta["mutated_arg_names"],
             "constants": self.triton_meta["constants"],
             "options": options,
+            "compile_options": self.compile_options,
             "grid": self.inductor_meta["grid_type"],
         }
         if self.kind == "pointwise":

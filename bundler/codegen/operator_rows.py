@@ -157,15 +157,6 @@ def _sign_bit(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> s
     return f"{texts[0]}.to({bits}, bitcast=True) < 0"
 
 
-def _inline_assembly(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
-    result = data_type(options["dtype"]).computed
-    constraints = options.get("constraints") or ", ".join(["=r", *("r" for _ in texts)])
-    return (
-        f"tl.inline_asm_elementwise({options['asm']!r}, {constraints!r}, [{', '.join(texts)}], "
-        f"dtype={result}, is_pure={options.get('is_pure', True)}, pack={options.get('pack', 1)})"
-    )
-
-
 def _assertion(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
     return f"lib.device_assert_then({texts[0]}, {options['message']!r}, {texts[1]})"
 
@@ -286,7 +277,6 @@ def _data() -> list[Operator]:
         Operator("where", 3, ANYTHING, "same", _call("tl.where"), conditions=1),
         Operator("masked", 3, ANYTHING, "same", _call("tl.where"), conditions=1),
         Operator("device_assert_then", 2, ANYTHING, "same", _assertion, conditions=1),
-        Operator("inline_asm_elementwise", None, ANYTHING, "option", _inline_assembly),
     ]
 
 

@@ -92,11 +92,14 @@ def _in_bool(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> Laz
 
 
 def _scaled(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> LazyTensor:
-    """Write a sum or difference whose second operand is multiplied by `alpha`."""
+    """Write a sum or difference whose second operand is multiplied by `alpha`; of floats the product is not rounded, as in torch's kernels."""
     alpha, dtype = call.arguments.get("alpha", 1), call.dtype
     pool = builder.pool
 
     def compute(left: Term, right: Term) -> Term:
+        if alpha != 1 and dtype in _FLOATS:
+            factor = pool.constant(-alpha if operator == "sub" else alpha, dtype)
+            return pool.operate("fma", right, factor, left, dtype=dtype)
         if alpha != 1:
             right = pool.operate("mul", right, pool.constant(alpha, dtype), dtype=dtype)
         return pool.operate(operator, left, right, dtype=dtype)
@@ -129,8 +132,6 @@ def _power(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         return elementwise(builder, call, values[:1], dtype, lambda term: _known_power(builder, term, float(exponent)))
     if isinstance(exponent, int) and exponent in {1, 2, 3}:
         return elementwise(builder, call, values[:1], dtype, lambda term: _known_power(builder, term, float(exponent)))
-    if dtype not in _FLOATS and not (isinstance(exponent, int) and exponent >= 0):
-        raise call.refusal("an integer to a power that may be negative")
     return elementwise(builder, call, values, dtype, lambda *terms: pool.operate("pow", *terms, dtype=dtype))
 
 
@@ -174,18 +175,9 @@ def _clamped(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def _converted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    """Convert, or copy where the dtype stays."""
-    source = call.arguments.get("self", call.arguments.get("a"))
+    """Convert, or copy where the dtype stays; `copy` takes what it is to be like first, then what is copied."""
+    source = call.arguments.get("src", call.arguments.get("self", call.arguments.get("a")))
     return elementwise(builder, call, [source], call.dtype, lambda term: term)
-
-
-def _bitcast(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    source, dtype = call.arguments["self"], call.dtype
-    if source.dtype == dtype:
-        return elementwise(builder, call, [source], dtype, lambda term: term)
-    return elementwise(
-        builder, call, [source], "", lambda term: builder.pool.operate("to_dtype_bitcast", term, dtype=dtype)
-    )
 
 
 def _filled(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -207,12 +199,30 @@ def _counted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     given, pool, dtype = call.arguments, builder.pool, call.dtype
     start, step = given.get("start", 0), given.get("step", 1)
     if dtype in _FLOATS or any(isinstance(value, float) for value in (start, step)):
-        raise call.refusal("counts in floats")
+        return _counted_in_floats(builder, call, start, step)
 
     def at(indices: Indices) -> Term:
         return pool.cast(pool.index(sympy.expand(indices[0] * step + start)), dtype)
 
     return builder.lazy(call.sizes, dtype, at, call.origins)
+
+
+def _counted_in_floats(builder: GraphBuilder, call: OperatorCall, start: Any, step: Any) -> LazyTensor:
+    """Count in the dtype of the result, halves in float32; integers that count by a fraction are those of float64."""
+    if not all(isinstance(value, (int, float)) for value in (start, step)):
+        raise call.refusal("counts in floats from or by a size")
+    pool = builder.pool
+    wide = call.dtype if call.dtype in {"float32", "float64"} else "float32" if call.dtype in _FLOATS else "float64"
+
+    def at(indices: Indices) -> Term:
+        number = pool.cast(pool.index(indices[0], "int64"), wide)
+        if step != 1:
+            number = pool.operate("mul", number, pool.constant(step, wide), dtype=wide)
+        if start != 0:
+            number = pool.operate("add", number, pool.constant(start, wide), dtype=wide)
+        return pool.cast(number, call.dtype)
+
+    return builder.lazy(call.sizes, call.dtype, at, call.origins)
 
 
 def _finite(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -237,12 +247,6 @@ def _numbers_first(builder: GraphBuilder, call: OperatorCall, *, operator: str) 
     return elementwise(builder, call, operands(call), dtype, compute)
 
 
-def _rounded(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    if call.arguments.get("decimals", 0) != 0:
-        raise call.refusal("rounds to decimals")
-    return _in_result_dtype(builder, call, operator="round")
-
-
 def _masked_fill(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     pool, dtype = builder.pool, call.dtype
     given = call.arguments
@@ -257,11 +261,13 @@ def _masked_fill(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 _PLAIN = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf erfc erfinv lgamma rsqrt "
     "sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc square bitwise_not bitwise_and bitwise_or bitwise_xor maximum minimum "
-    "atan2 hypot copysign nextafter fmod remainder mul"
+    "atan2 hypot copysign fmod remainder mul fma"
 )
-_RENAMED = {"mul": "mul", "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift", "__lshift__": "lshift", "__rshift__": "rshift", "floor_divide": "floordiv", "special_i0": "i0", "special_i1": "i1", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0", "special_bessel_j1": "bessel_j1", "ldexp": "ldexp"}  # fmt: skip
-_SOURCES = "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones new_empty empty_strided new_empty_strided scalar_tensor"  # fmt: skip
-_COPIES = "_to_copy convert_element_type clone alias detach contiguous lift_fresh_copy copy to device_put lift_fresh"
+_RENAMED = {"mul": "mul", "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift", "__lshift__": "lshift", "__rshift__": "rshift", "floor_divide": "floordiv", "special_i0": "i0", "special_i1": "i1", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0", "special_bessel_j1": "bessel_j1", "special_bessel_y0": "bessel_y0", "special_bessel_y1": "bessel_y1", "i0": "i0", "special_modified_bessel_i0": "modified_bessel_i0", "special_modified_bessel_i1": "modified_bessel_i1", "ldexp": "ldexp", "bessel_i0": "i0", "bessel_i1": "i1", "bessel_j0": "bessel_j0", "bessel_j1": "bessel_j1", "erf_inv": "erfinv", "erfcx": "erfcx", "shift_left": "lshift", "shift_right_arithmetic": "rshift"}  # fmt: skip
+_SOURCES = "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones new_empty empty_strided new_empty_strided empty_permuted scalar_tensor"  # fmt: skip
+_COPIES = (
+    "positive _to_copy convert_element_type clone alias detach contiguous lift_fresh_copy copy to device_put lift_fresh"
+)
 
 POINTWISE: dict[str, Lowering] = {
     **{name: partial(_in_result_dtype, operator=name) for name in _PLAIN.split()},
@@ -280,14 +286,12 @@ POINTWISE: dict[str, Lowering] = {
     "clamp": _clamped,
     "clamp_min": _clamped,
     "clamp_max": _clamped,
-    "round": _rounded,
     "isfinite": _finite,
     "fmax": partial(_numbers_first, operator="maximum"),
     "fmin": partial(_numbers_first, operator="minimum"),
     "masked_fill": _masked_fill,
     "iota": _counted,
     "arange": _counted,
-    "view_dtype": _bitcast,
     **dict.fromkeys(_SOURCES.split(), _filled),
     **dict.fromkeys(_COPIES.split(), _converted),
 }

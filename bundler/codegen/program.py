@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from bundler.codegen.module_text import ProgramKernel
 from bundler.codegen.program_build import Buildable, build_bundle
@@ -23,7 +23,8 @@ from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
 from bundler.runtime.launch.program_plan import ProgramPlan
 from bundler.runtime.launch.program_replay import Launcher, ProgramRunner
-from bundler.toolchain.torch_memory import TorchMemory
+from bundler.runtime.launch.seed_stream import SeedSource
+from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,18 @@ class GenerateOptions:
     Attributes:
         name: of the program in a bundle.
         sources: directory for modules that are imported; None takes the user's cache directory.
+        wide_indices: give indices 64 bits wherever sizes may change from call to call; else they have 32, and a call with more elements is refused.
+        assert_indices: let kernels assert that indices which they read from tensors are in range, as torch does, unless that is known.
+        benchmark_harness: end each kernel's module with a benchmark, which runs where the module is run as a program.
+        nan_checks: look after each launch of `Program.run` whether a tensor of floats that the kernel was given has a NaN or an infinity.
     """
 
     name: str = "program"
     sources: str | None = None
+    wide_indices: bool = False
+    assert_indices: bool = True
+    benchmark_harness: bool = False
+    nan_checks: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,32 +81,40 @@ class Program:
         """The text of each kernel's module, by the kernel's name."""
         return {name: kernel.source for name, kernel in self.kernels.items()}
 
-    def build(self, targets: Sequence[str], *, workers: int | None = 1) -> Bundle:
+    def build(self, targets: Sequence[str], *, workers: int | None = 1, candidates: int | Literal["all"] = 1) -> Bundle:
         """Compile the kernels for targets, without a GPU, into a bundle that also holds the plan.
 
         Args:
             targets: such as `cuda:90`.
             workers: processes that compile; None for one a core, 1 compiles in this process.
+            candidates: how many candidates of each kernel, or `all`; a replay takes the one that a tuning record in the bundle names, else the first.
 
         Raises:
             CompileFailed: a kernel does not compile for a target; the first one's message.
             UnsupportedOperator: a kernel has an 8-bit float that a target lacks.
-            ConfigError: a target is none.
+            ConfigError: a target is none, or a number of candidates.
         """
         buildable = Buildable(self.options.name, self.sources, self.modules, self.plan)
-        return build_bundle(buildable, targets, workers)
+        return build_bundle(buildable, targets, workers, candidates)
 
-    def run(self, *inputs: Any) -> tuple[Any, ...]:
+    def run(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
         """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on.
+
+        Args:
+            *inputs: tensors and numbers, as the example's.
+            seed: decides the random numbers of this call; None draws from torch's generator, which `torch.manual_seed` sets.
+
+        Raises:
+            FloatingPointError: a NaN or an infinity, where the program was generated with `nan_checks`.
 
         Returns:
             The tensors that the function returns, in order, whatever tuples and lists it has them in.
         """
-        return self._runner(*inputs)
+        return self._runner(*inputs, seed=seed)
 
-    def runner(self, memory: Any, launch: Launcher) -> ProgramRunner:
-        """Return what runs the plan with other memory or another launcher."""
-        return ProgramRunner(self.plan, launch, memory, self.constants)
+    def runner(self, memory: Any, launch: Launcher, seeds: SeedSource | None = None) -> ProgramRunner:
+        """Return what runs the plan with other memory, another launcher, or seeds from elsewhere."""
+        return ProgramRunner(self.plan, launch, memory, self.constants, seeds)
 
     @cached_property
     def modules(self) -> Mapping[str, Any]:
@@ -111,8 +128,14 @@ class Program:
     def _runner(self) -> ProgramRunner:
         def launch(name: str, arguments: Sequence[Any], _sizes: Mapping[str, int]) -> None:
             self.modules[name].run(*arguments)
+            wrong = unusual_numbers(arguments) if self.options.nan_checks else ""
+            if wrong:
+                raise FloatingPointError(
+                    f"{name}: after its launch {wrong}: expected finite numbers; look at what the function computes there, or leave nan_checks out"
+                )
 
-        return self.runner(TorchMemory(self.device), launch)
+        memory = TorchMemory(self.device)
+        return self.runner(memory, launch, memory.seeds)
 
 
 def generate(
@@ -141,9 +164,22 @@ def generate(
     return program_of_graph(tracing.trace(function, example_inputs, dynamic=dynamic), options)
 
 
-def program_of_graph(module: Any, options: GenerateOptions | None = None) -> Program:
-    """Return the program of an FX graph whose nodes have fake tensors."""
+def program_of_graph(module: Any, options: GenerateOptions | None = None, *, guarded: bool = False) -> Program:
+    """Return the program of an FX graph whose nodes have fake tensors.
+
+    Args:
+        module: the graph.
+        options: see `GenerateOptions`.
+        guarded: have torch see to it that sizes which change fit where they were taken to, so that it compiles anew where they do not.
+    """
+    options = options or GenerateOptions()
     graph = importlib.import_module("bundler.codegen.graph_reading").read_graph(module)
-    built = build_program(graph)
+    bounded = graph.guarded if guarded else lambda _: True
+    built = build_program(
+        graph,
+        None if options.wide_indices else bounded,
+        asserted=options.assert_indices,
+        harness=options.benchmark_harness,
+    )
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
-    return Program(built.kernels, built.plan, fallbacks, graph.constants, graph.device, options or GenerateOptions())
+    return Program(built.kernels, built.plan, fallbacks, graph.constants, graph.device, options)

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import sympy
 
 from bundler.codegen.fusion import LoopGroup, fused, is_extern
-from bundler.codegen.kernel_plan import KernelText, write_kernel
+from bundler.codegen.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
 from bundler.codegen.lazy_tensors import GraphBuilder
-from bundler.codegen.loop_nodes import ExternCall, Loop, Node, Reference, TensorLayout, TorchValue, numel
+from bundler.codegen.loop_nodes import SEEDS, ExternCall, Loop, Node, Reference, TensorLayout, TorchValue, numel
 from bundler.codegen.loop_order import normalized
 from bundler.codegen.memory_reuse import reusable
 from bundler.codegen.module_text import KernelModules, ProgramKernel, inductor_meta
@@ -23,6 +23,7 @@ from bundler.codegen.online_softmax import paired
 from bundler.codegen.size_text import size_text
 from bundler.codegen.split_reductions import split
 from bundler.runtime.launch.program_plan import (
+    BUFFER_MARK,
     Allocate,
     Input,
     KernelEntry,
@@ -31,11 +32,11 @@ from bundler.runtime.launch.program_plan import (
     Output,
     ProgramPlan,
     Release,
+    Seeds,
     Size,
     Step,
     TensorSpec,
 )
-from bundler.runtime.launch.program_replay import BUFFER_MARK
 
 
 class Graph(Protocol):
@@ -56,16 +57,25 @@ class BuiltProgram:
     groups: tuple[LoopGroup, ...] = field(repr=False)
 
 
-def build_program(graph: Graph) -> BuiltProgram:
-    """Return the program of a graph."""
-    return _ProgramBuilder(graph).build()
+def build_program(
+    graph: Graph, bounded: Bounded | None = None, *, asserted: bool = True, harness: bool = False
+) -> BuiltProgram:
+    """Return the program of a graph.
+
+    Args:
+        graph: that was read.
+        bounded, asserted: as `write_kernel` has them.
+        harness: as `KernelModules` has it.
+    """
+    return _ProgramBuilder(graph, bounded, asserted=asserted, harness=harness).build()
 
 
 class _ProgramBuilder:
-    def __init__(self, graph: Graph) -> None:
-        self._graph, self._builder = graph, graph.builder
+    def __init__(self, graph: Graph, bounded: Bounded | None, *, asserted: bool, harness: bool) -> None:
+        self._graph, self._builder, self._bounded, self._asserted = graph, graph.builder, bounded, asserted
+        self._limits: dict[str, int] = {}
         self._buffers = graph.builder.buffers
-        self._modules = KernelModules()
+        self._modules = KernelModules(harness=harness)
         self._outputs = {item.buffer for item in graph.outputs if isinstance(item, Reference)}
         self._steps: list[Step] = []
         # Buffer -> the name under which its memory runs, where it took that of another one.
@@ -79,6 +89,8 @@ class _ProgramBuilder:
         groups = fused(nodes, self._buffers, self._graph.hints)
         last = _last_uses(groups)
         self._allocate_empty(groups)
+        if any(SEEDS in group.touched for group in groups):
+            self._steps.append(Seeds(SEEDS, int(numel(self._buffers[SEEDS].layout.sizes))))
         for number, group in enumerate(groups):
             if is_extern(group):
                 self._call(group.nodes[0])
@@ -95,6 +107,7 @@ class _ProgramBuilder:
             tuple(self._output(item) for item in self._graph.outputs),
             {name: _entry(kernel.text) for name, kernel in kernels.items()},
             tuple(name for name, buffer in self._buffers.items() if buffer.source == "constant"),
+            dict(sorted(self._limits.items())),
         )
         return BuiltProgram(kernels, plan, tuple(groups))
 
@@ -134,7 +147,17 @@ class _ProgramBuilder:
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
         reused = reusable(group, self._buffers, written - removed - added, dying)
-        text = write_kernel(group, self._builder.pool, self._buffers, removed, reused, self._graph.hints)
+        text = write_kernel(
+            group,
+            self._builder.pool,
+            self._buffers,
+            removed,
+            reused,
+            self._graph.hints,
+            self._bounded,
+            asserted=self._asserted,
+        )
+        self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
         kernel = self._modules.add(text)
         for name in sorted(written - removed, key=_order):
             if name in reused:

@@ -112,7 +112,7 @@ def _all(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 def _extremal_index(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTensor:
     source, dim = _source(call), call.arguments.get("dim")
-    _refuse_bools(call, source)
+    source = _without_bools(builder, source)
     if dim is None:
         flat = reshaped(source, (numel(source.sizes),))
         found = reduced(builder, call, kind, flat, [0], "int64")
@@ -125,15 +125,15 @@ def _extremum_with_index(builder: GraphBuilder, call: OperatorCall, *, kind: str
     if len(call.results) == 1:
         return _plain(builder, call, kind=kind)
     source = _source(call)
-    _refuse_bools(call, source)
+    source = _without_bools(builder, source)
     dims = _dims(call, len(source.sizes))
-    value = reduced(builder, call, kind, source, dims, call.dtype)
+    value = cast(builder, reduced(builder, call, kind, source, dims, source.dtype), call.dtype)
     return value, reduced(builder, call, f"arg{kind}", source, dims, "int64")
 
 
-def _refuse_bools(call: OperatorCall, source: LazyTensor) -> None:
-    if source.dtype == "bool":
-        raise call.refusal("the position of an extreme among bools")
+def _without_bools(builder: GraphBuilder, source: LazyTensor) -> LazyTensor:
+    """Return what has an order: of bools the bytes 0 and 1."""
+    return cast(builder, source, "int8" if source.dtype == "bool" else source.dtype)
 
 
 def _moments(builder: GraphBuilder, call: OperatorCall, source: LazyTensor) -> tuple[LazyTensor, LazyTensor]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bundler.codegen.data_types import DATA_TYPES, NumberKind, compute_type
+from bundler.codegen.kernel_shape import KernelShape
 from bundler.codegen.literals import constant_text
 from bundler.codegen.loop_terms import Term
 from bundler.codegen.operation_text import Value
@@ -51,6 +52,16 @@ class ReducedRow:
     suffix: str
     mask: str | None
     prefix: str
+
+
+def row_of(shape: KernelShape) -> ReducedRow | None:
+    """Return what reductions need to know of the row."""
+    reduced = shape.space.reduced
+    if reduced is None:
+        return None
+    active = sorted(shape.masks(set(shape.space.dimensions)))
+    suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in shape.space.dimensions)}]"
+    return ReducedRow(shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix)
 
 
 class ReductionWriter:

@@ -63,7 +63,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Return what runs a graph of ATen operators: a program, or the graph itself where none can be generated."""
     try:
-        program = program_of_graph(module)
+        program = program_of_graph(module, guarded=True)
         if has_float8(program.sources) and program.device != "cpu":
             refuse_missing_types(program.sources, current_target())
     except UnsupportedOperator as error:

@@ -315,7 +315,7 @@ class HelperLibrary(Summarized, Struct, frozen=True, gc=False):
 
 
 class Opaque(Summarized, Struct, frozen=True, gc=False):
-    """A file of Inductor's cache that torch executes or unpickles, by its path relative to that cache."""
+    """A file of Inductor's cache that torch executes or unpickles, by its path relative to that cache; or, by its path, of a tree or a program."""
 
     path: str
     artifact: Artifact

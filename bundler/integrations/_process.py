@@ -150,6 +150,7 @@ def session(
     push: PushMode | None = "merge",
     strict: Strict | None = None,
     replay: bool | None = None,
+    metrics_port: int | str | None = None,
 ) -> Session:
     """Return a session for a whole job, to use in a `with` statement: fetch the tag, look up, record, publish, give it to the tag.
 
@@ -160,8 +161,11 @@ def session(
         strict: as for `install`; None is `off` and, once the tag was replayed, `warn`.
         replay: hand what the tag names to the JIT functions of this process at the start, as `bundler.replay`, so that no first call
             asks the compiler; None does what TRITON_BUNDLER_REPLAY says.
+        metrics_port: show this process's metrics to Prometheus while the session lasts: a port of the loopback address, 0 for one that
+            is free, or `HOST:PORT`, which whoever reaches it may read; `Session.metrics_url` says where.  Needs the extra `metrics`.
 
     Raises:
+        ConfigError: `metrics_port` cannot be listened on, or its library is not installed.
         As `install`.
     """
     from bundler.store.bundle_store import MODES as PUSH_MODES
@@ -171,7 +175,7 @@ def session(
     mode: Mode = "read" if push is None else "readwrite"
     serving: Strict | None = "warn" if strict is None else None
     options = Options(tag=tag, mode=mode, push=push, strict=strict or "off", serving=serving)
-    return _install(store, options, replay=replay)
+    return _install(store, options, replay=replay, metrics_port=metrics_port)
 
 
 def install_from_environment() -> None:
@@ -230,10 +234,13 @@ def _check(value: object, choices: tuple[str, ...], name: str) -> None:
         raise ConfigError(f"{name}={value!r}: expected {', '.join(map(repr, choices))}", got=value)
 
 
-def _install(store: Store | str, options: Options, *, replay: bool | None = None) -> Session:
+def _install(
+    store: Store | str, options: Options, *, replay: bool | None = None, metrics_port: int | str | None = None
+) -> Session:
     from bundler.integrations.launcher_supply import supply_launchers
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.manager_install import activity_of
+    from bundler.integrations.metrics_export import begin_metrics, serve_metrics
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import open_store
     from bundler.store.store_layout import tag_key
@@ -243,6 +250,7 @@ def _install(store: Store | str, options: Options, *, replay: bool | None = None
     if options.tag is not None:
         tag_key(options.tag)  # raises for what is no tag
     chosen = settings()
+    begin_metrics()
     if isinstance(store, str):
         url = with_settings(store, chosen.server)
         opened, owned = open_store(url, trust=chosen.trust, when_down="degrade"), True
@@ -253,7 +261,9 @@ def _install(store: Store | str, options: Options, *, replay: bool | None = None
         replay=chosen.replay if replay is None else replay,
     )  # fmt: skip
     engine = Engine(opened, options, _process.registered)
+    endpoint = None
     try:
+        endpoint = serve_metrics(metrics_port) if metrics_port is not None else None
         _name_unknown(engine)
         engine.start()
         activity = activity_of(opened, options, keeper_source)
@@ -262,10 +272,12 @@ def _install(store: Store | str, options: Options, *, replay: bool | None = None
             end_supply()
             _process.leave(session, activity)
 
-        made = Session(engine, chosen.report, leave, owned=owned)
+        made = Session(engine, chosen.report, leave, owned=owned, endpoint=endpoint)
         _process.enter(made, engine, activity)
         end_supply = supply_launchers(options.launcher, engine.tally)
     except BaseException:
+        if endpoint is not None:
+            endpoint.close()
         if owned:
             opened.close()
         raise
@@ -276,6 +288,7 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     """Return the session that environment variables ask for; a wrong setting is a warning, and in strict mode an error."""
     from bundler.integrations.launcher_supply import supply_launchers
     from bundler.integrations.lookup_engine import Engine
+    from bundler.integrations.metrics_export import begin_metrics
     from bundler.integrations.sessions import Session
     from bundler.toolchain.cache_manager import asked_for
 
@@ -297,6 +310,8 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     for path in registered_bundles():
         registered.add(path)
     engine = Engine(store, options, registered)
+    with engine.troubles.excused("metrics are not written"):
+        begin_metrics()
     if problem is not None:
         engine.troubles.met(problem, "no store is used")
     elif store is None and not registered and asked_for(keeper_source):

@@ -21,6 +21,7 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Opaque, Toolchain, TuningFile
 from bundler.format.manifest import Observation
+from bundler.format.program_paths import is_cache_path
 from bundler.format.summary import plural
 from bundler.integrations.inductor_generated import compile_generated, load_generated
 from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
@@ -234,11 +235,12 @@ def _add_helpers(root: str, builder: Builder) -> None:
 
 
 def _why_not_found(bundle: Bundle, trust: Trust) -> Iterable[str]:
-    if not bundle.opaque:
+    graphs = [entry for entry in bundle.opaque if is_cache_path(entry.path)]
+    if not graphs:
         return
     if trust != "code":
         yield (
-            f"{len(bundle.opaque)} of torch's graph entries {plural(len(bundle.opaque), 'was')} not restored, since torch unpickles and executes what it "
+            f"{len(graphs)} of torch's graph entries {plural(len(graphs), 'was')} not restored, since torch unpickles and executes what it "
             "finds there; pass "
             "trust='code' if you trust who made the bundle"
         )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bundler import observers
 from bundler.errors import AccessDenied, BundlerError
 from bundler.format import names
 from bundler.integrations.failure_policy import Troubles
@@ -100,7 +101,7 @@ class Engine(Keeper):
             self._mention_missing(tag)
         else:
             self._prefetched = frozenset((*report.restored, *report.present, *report.repaired))
-            self.tally.add("bytes_fetched", report.bytes)
+            self.tally.add("bytes_fetched", report.bytes, told=True)
             if self.options.replay:
                 with self.troubles.excused(f"tag {tag} was not replayed"):
                     self._replay(dict.fromkeys((home, root)))
@@ -216,7 +217,7 @@ class Engine(Keeper):
     def _count_hit(self, place: str, seconds: float, size_bytes: int) -> None:
         hits = self.tally.hits
         hits.append((place, seconds, size_bytes))
-        if len(hits) >= MANY_HITS:
+        if len(hits) >= MANY_HITS or observers.listeners:
             self.tally.fold()
 
     def _directory(self, root: str) -> CacheDirectory:
@@ -245,7 +246,7 @@ class Engine(Keeper):
             return
         turn = self._turns.pop(call.key, (0, None))[1]
         self._compiled.append(record)
-        self.tally.compiled(record.name, sum(us for _, us in record.stage_times_us) / 1e6)
+        self.tally.compiled(record.name, sum(us for _, us in record.stage_times_us) / 1e6, call.key)
         if self.used is not None:
             self.used.add(record)
         self.publisher.hand_over(MadeKernel(record, turn))
@@ -330,7 +331,7 @@ class Engine(Keeper):
             new = [kernel for kernel in bundle.kernels if held is None or kernel.key not in held]
             if new or bundle.tuning_files:
                 report = store.push(bundle, tag, push)
-                self.tally.add("bytes_sent", report.bytes_sent)
+                self.tally.add("bytes_sent", report.bytes_sent, told=True)
 
     def end_turns(self) -> None:
         """Let others compile what was begun here and not finished; a session that goes on publishes it, if there is one."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from bundler import observers
 from bundler.config import settings
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 # Threads wait for files more than they compute; more of them only wait for the interpreter.
 _THREADS = 8
 _SUFFIX = ".tbundle"
+#: What can become of a kernel, as the fields of `ReplayReport` are called.
+OUTCOMES = ("replayed", "later", "not_found", "changed", "skipped")
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,6 +116,16 @@ def replay_restored(
     Returns:
         The report, and a sentence about kernels that were left out, empty where there is nothing to say.
     """
+    with observers.step("replay") as step:
+        report, complaint = _replayed(bundle, roots, modules)
+        if step.observed:
+            told = (report.replayed, report.later, report.not_found, report.changed, report.skipped)
+            counts = dict(zip(OUTCOMES, map(len, told), strict=True))
+            step.note(digest=bundle.digest, tuned=len(report.tuned), **counts)
+    return report, complaint
+
+
+def _replayed(bundle: Bundle, roots: Iterable[str], modules: Sequence[str] | None) -> tuple[ReplayReport, str]:
     from concurrent.futures import ThreadPoolExecutor
 
     from bundler.toolchain.device_caches import Offered, device_caches

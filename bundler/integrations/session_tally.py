@@ -8,6 +8,8 @@ import threading
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+from bundler import observers
+
 if TYPE_CHECKING:
     from bundler.integrations.session_counters import Counters
 
@@ -15,6 +17,13 @@ if TYPE_CHECKING:
 SLOWEST = 10
 # Hits that are summed up at once.
 MANY_HITS = 4096
+# What `add` tells observers: the name of a metric and its labels.
+_TOLD: dict[str, tuple[str, dict[str, str]]] = {
+    "misses": ("lookups", {"result": "miss", "tier": "none"}),
+    "published": ("published", {}),
+    "bytes_fetched": ("bytes", {"direction": "fetched", "tier": "store"}),
+    "bytes_sent": ("bytes", {"direction": "sent", "tier": "store"}),
+}
 _NUMBERS = ("misses", "compiles", "published", "bytes_fetched", "bytes_sent", "strict_warnings", "launchers")
 
 
@@ -41,23 +50,29 @@ class Tally:
         self._slowest: list[tuple[str, float]] = []
 
     def fold(self) -> None:
-        """Sum up the hits."""
+        """Sum up the hits, and tell observers of each."""
         with self._lock, contextlib.suppress(IndexError):  # empty; another thread may append at any time
             while True:
                 place, saved_s, fetched_bytes = self.hits.popleft()
+                if observers.listeners:
+                    _tell_hit(place, saved_s, fetched_bytes)
                 self._found[place] += 1
                 self._seconds_saved += saved_s
                 self._numbers["bytes_fetched"] += fetched_bytes
 
-    def compiled(self, name: str, seconds: float) -> None:
+    def compiled(self, name: str, seconds: float, key: str) -> None:
         """Count a kernel that was compiled."""
+        observers.ended("compile", seconds, kernel=name, key=key)
         with self._lock:
             self._numbers["compiles"] += 1
             self._compile_seconds += seconds
             self._slowest = sorted([*self._slowest, (name, seconds)], key=lambda pair: -pair[1])[:SLOWEST]
 
-    def add(self, what: str, number: int = 1) -> None:
-        """Count something that is called as an attribute of `Counters`."""
+    def add(self, what: str, number: int = 1, *, told: bool = False) -> None:
+        """Count something that is called as an attribute of `Counters`; `told` when observers have heard of it already."""
+        if observers.listeners and what in _TOLD and not told:
+            name, labels = _TOLD[what]
+            observers.count(name, number, **labels)
         with self._lock:
             self._numbers[what] += number
 
@@ -91,3 +106,10 @@ class Tally:
                 seconds_saved=self._seconds_saved,
                 **{name: self._numbers[name] for name in _NUMBERS},
             )
+
+
+def _tell_hit(place: str, saved_s: float, fetched_bytes: int) -> None:
+    observers.count("lookups", result="hit", tier=place)
+    observers.count("seconds_saved", saved_s)
+    if fetched_bytes:
+        observers.count("bytes", fetched_bytes, direction="fetched", tier=place)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from bundler.config import Strict
     from bundler.integrations.lookup_engine import Engine
+    from bundler.integrations.prometheus_meters import EndpointServer
     from bundler.integrations.replayed_kernels import ReplayReport
     from bundler.integrations.session_counters import Counters
 
@@ -34,9 +35,16 @@ class Session:
     """
 
     def __init__(
-        self, engine: Engine, report: str | None, leave: Callable[[Session], None], *, owned: bool = False
+        self,
+        engine: Engine,
+        report: str | None,
+        leave: Callable[[Session], None],
+        *,
+        owned: bool = False,
+        endpoint: EndpointServer | None = None,
     ) -> None:
         self._engine, self._report, self._leave, self._owned = engine, report, leave, owned
+        self._endpoint = endpoint
         self._pid, self._closed = os.getpid(), False
 
     @property
@@ -48,6 +56,11 @@ class Session:
     def replayed(self) -> ReplayReport | None:
         """What was replayed at the start; None when nothing was to be, or the tag is not there."""
         return self._engine.replayed
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where its metrics are read; None without `metrics_port`."""
+        return self._endpoint.url if self._endpoint is not None else None
 
     def arm_strict(self, mode: Strict) -> None:
         """Say what a compile is from now on: fine (`off`), a warning (`warn`), or a `StrictModeViolation` (`error`).
@@ -83,6 +96,8 @@ class Session:
         try:
             self._finish()
         finally:
+            if self._endpoint is not None:
+                self._endpoint.close()
             if self._owned and self._engine.store is not None:
                 self._engine.store.close()
 

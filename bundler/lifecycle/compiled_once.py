@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from bundler import observers
 from bundler.backends.port import Lease
 from bundler.errors import AccessDenied, BundlerError, CompileFailed, ConfigError, NotFound, StoreFull, StoreUnavailable
 from bundler.format.bundle import Bundle
@@ -127,6 +128,9 @@ class Turn:
         self._records, self._key, self._lease = records, key, lease
         self.holds, self.waited_s = lease is not None, waited_s
         self._over = threading.Event()
+        observers.count("leases", result="granted" if self.holds else "without")
+        if self.holds:
+            observers.count("leases_held")
 
     def publish(self, bundle: Bundle) -> CompiledOnce:
         """Store the kernel if nobody was faster, and give the lease back.
@@ -164,6 +168,7 @@ class Turn:
         self._over.set()
         lease, self._lease = self._lease, None
         if lease is not None:
+            observers.count("leases_held", -1)
             with contextlib.suppress(BundlerError):  # it expires by itself
                 lease.release()
 
@@ -210,7 +215,8 @@ class Turns:
         with turn:
             turn.keep_renewing(lease_s)
             try:
-                made = _only(compile_kernel(), key)
+                with observers.step("compile_once", key=key):
+                    made = _only(compile_kernel(), key)
             except Exception as error:
                 turn.tell_failure(error)
                 raise
@@ -267,8 +273,9 @@ class _Queue:
     def stand(self, wait_s: float) -> AlreadyThere | Turn:
         pause_s = _PAUSE_S
         while (lease := self._records.lease(self._key, self._lease_s)) is None:
-            if not self._waited and self._hears:
-                self._known = self._records.failure(self._key)
+            if not self._waited:
+                observers.count("leases", result="waited")
+                self._known = self._records.failure(self._key) if self._hears else None
             self._waited = True
             left_s = wait_s - self._seconds
             if left_s <= 0:

@@ -47,6 +47,7 @@ _SOURCES = {
 # How each of them begins, which the patterns look behind for what stands before it.
 _BEGINNINGS = {"ttir": b'loc("', "ttgir": b'loc("', "llir": b"!DIFile(", "ptx": b".file", "amdgcn": b".file"}
 _ASSEMBLY = {"ptx", "amdgcn"}
+_NO_FILE = b"<unknown>"
 
 # What changes when a file is replaced or written: inode, size and modification time.
 Stamp = tuple[int, int, int]
@@ -374,5 +375,5 @@ def _named_sources(kind: str, data: bytes) -> set[bytes]:
 
 
 def _plain(paths: Iterable[bytes]) -> set[bytes]:
-    # LLVM and ptxas escape other characters in different ways, which would look like two files.
-    return {path for path in paths if path.isascii() and b"\\" not in path}
+    # LLVM and ptxas escape other characters in different ways, which would look like two files; what LLVM made itself it says is of no file.
+    return {path for path in paths if path.isascii() and b"\\" not in path and path != _NO_FILE}

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bundler import observers
 from bundler.backends.counters import TierCounters
 from bundler.backends.tiers import WhenDown
 from bundler.config import peers_setting
@@ -177,7 +178,10 @@ class Store(BundleStore):
                     questions.ask_for_ptxas(content.kernels)
 
             try:
-                bundle = self._pull_to_place(tag_or_digest, ask)
+                with observers.step("pull", store=self.name) as step:
+                    bundle = self._pull_to_place(tag_or_digest, ask)
+                    if step.observed:
+                        step.note(digest=bundle.digest)
             except NotFound:
                 if missing_ok:
                     return RestoreReport()

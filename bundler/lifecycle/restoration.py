@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from bundler import observers
 from bundler.errors import BundlerError, DigestMismatch, FormatError, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
@@ -111,7 +112,7 @@ def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOption
 
 
 def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, questions: Questions) -> RestoreReport:
-    with opened(bundle) as source:
+    with observers.step("restore") as step, opened(bundle) as source:
         if not options.allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
         # Before anything is placed, and of the very digests that all that is placed is compared with.
@@ -119,6 +120,9 @@ def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, 
         options = msgspec.structs.replace(options, trust=admission.trust)
         changed = rekeying.derive(source) if options.rekey else rekeying.Rekeyed(source, {}, {})
         report = Restoration(changed.bundle, options, questions).run()
+        if step.observed:
+            placed = len(report.restored) + len(report.repaired)
+            step.note(digest=source.digest, kernels=placed, skipped=len(report.skipped), bytes=report.bytes)
     return replace(changed.told(report), signatures=admission.line)
 
 

@@ -18,7 +18,8 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
-from bundler.format.tree_index import has_trees, is_tree_path
+from bundler.format.program_paths import is_cache_path
+from bundler.format.tree_index import has_trees
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, places_no_code, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
@@ -123,7 +124,7 @@ class RestorePlan:
 
     def _wanted_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; the rest are in `unusable` then, with the reason."""
-        opaque = (entry for entry in self.bundle.opaque if not is_tree_path(entry.path))
+        opaque = (entry for entry in self.bundle.opaque if is_cache_path(entry.path))
         companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *opaque]
         for entry in companions:
             reason = self._why_not(entry)
@@ -217,7 +218,7 @@ def opened(bundle: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
 def is_inductor(bundle: Bundle) -> bool:
     """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
     return (
-        any(not is_tree_path(entry.path) for entry in bundle.opaque)
+        any(is_cache_path(entry.path) for entry in bundle.opaque)
         or any("inductor" in seen.layouts for seen in bundle.observed.kernels.values())
         or any(not entry.in_triton_cache for entry in bundle.tuning_files)
     )

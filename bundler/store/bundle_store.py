@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
+from bundler import observers
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
 from bundler.errors import (
@@ -79,6 +80,7 @@ class BundleStore:
         self._maintenance = Maintenance(backend, name, limits)
         self._references = References(backend, name)
 
+    @observers.observing("push", "digest", "bytes_sent", "blobs_sent")
     def push(
         self,
         bundle: Bundle,
@@ -138,6 +140,7 @@ class BundleStore:
             f"{self.name}: tag {tag} changed {SWAP_ATTEMPTS} times while we pushed; try again", tag=tag
         )
 
+    @observers.observing("pull", "digest")
     def pull(self, tag_or_digest: str, *, read_only: bool = False) -> Bundle:
         """Return a bundle by tag, digest or the beginning of one (8 digits and more, with `sha256:` or without); its content is fetched when it is read.
 

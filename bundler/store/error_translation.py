@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
 from bundler.backends import backend_errors as theirs
-from bundler.errors import AccessDenied, BundlerError, ConfigError, StoreFull, StoreUnavailable
+from bundler.errors import (
+    AccessDenied,
+    BundlerError,
+    ConfigError,
+    DigestMismatch,
+    NotFound,
+    StoreFull,
+    StoreUnavailable,
+)
 from bundler.project import page
 
 # The beginning of a message of a byte store that is a server, and the text between the names of tiers.
@@ -27,6 +35,8 @@ _MEANING: dict[type[theirs.BackendError], type[BundlerError]] = {
     theirs.BadSettings: ConfigError,
     theirs.MissingExtra: ConfigError,
     theirs.BackendUnavailable: StoreUnavailable,
+    theirs.NotThere: NotFound,
+    theirs.WrongBytes: DigestMismatch,
 }
 
 

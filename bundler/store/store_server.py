@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -41,14 +42,21 @@ class StoreServer:
         source: the byte store, which stays open.
         listen: `HOST:PORT`; port 0 for one that is free.
         bounds: how much is done at once.
+        more_metrics: gives what `GET /metrics` shows beside what the server did.
 
     Raises:
         ConfigError: not an address, or it cannot be listened on.
     """
 
-    def __init__(self, source: Backend, listen: str, bounds: ServingBounds | None = None) -> None:
+    def __init__(
+        self,
+        source: Backend,
+        listen: str,
+        bounds: ServingBounds | None = None,
+        more_metrics: Callable[[], str] = str,
+    ) -> None:
         host, port = listen_address(listen)
-        bounds, self._tally = bounds or ServingBounds(), ServingTally()
+        bounds, self._tally = bounds or ServingBounds(), ServingTally(more_metrics)
         objects = ServedObjects(source, _KEYS, self._tally, reads=bounds.reads, memory_bytes=bounds.memory_bytes)
         with store_errors("serve"):
             self._server = PeerServer(objects, host, port, self._tally, bounds)

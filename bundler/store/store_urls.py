@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, unquote_to_bytes, urlsplit, urlunsplit
 
-from bundler.backends import cloud, peers, redis
+from bundler import observers
+from bundler.backends import cloud, oci, peers, redis
 from bundler.backends.breaker import PROBE_S, Deadlines, Guarded, bounded
 from bundler.backends.file_steps import GROUP, PRIVATE
 from bundler.backends.local import LocalBackend
@@ -36,6 +37,8 @@ UNHURRIED, LEAST_UNHURRIED_S = 10, 60.0
 CLOUD_EXCHANGES = 3
 # Each may cost its time-out once.
 MOST_PEERS = 8
+#: What observers are told of a breaker.
+BREAKER_STATES = {"closed": 0, "half open": 1, "open": 2}
 _SERVERS = redis.SCHEMES | cloud.SCHEMES | peers.SCHEMES
 _YES_NO = {"1": True, "0": False}
 _SCHEMES = (
@@ -106,7 +109,7 @@ def _open_peers(how: Opening) -> list[Tier]:
     for settings in [_peer(url) for url in how.peers]:
         backend = PeerBackend(settings, proofs_only=True)
         limits = Deadlines(settings.timeout_s, budget_s=settings.timeout_s, probe_s=how.probe_s)
-        tiers.append(Tier(f"peer {settings.shown}", Guarded(backend, limits), STORE_RULES))
+        tiers.append(Tier(f"peer {settings.shown}", _guarded(backend, limits, f"peer {settings.shown}"), STORE_RULES))
     return tiers
 
 
@@ -162,6 +165,12 @@ def _open_one(url: str, how: Opening, *, alone: bool) -> Backend:
 
 def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
     path = _path(parts)
+    if parts.scheme in oci.SCHEMES:
+        raise ConfigError(
+            f"not a store: {_shown(parts)!r} is a place of images, where a bundle goes by triton-bundler oci push, and commands read it in "
+            "place of a file",
+            url=_shown(parts),
+        )
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
         raise ConfigError(f"not a store: {_shown(parts)!r}; expected {_SCHEMES}", url=_shown(parts))
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -176,9 +185,8 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
         backend = bounded(lambda: LocalBackend(path, _MODES[mode]), timeout_s)
     # Guarded as a server is: a network file system whose server is gone makes every call wait for ever.
     unhurried_s = max(LEAST_UNHURRIED_S, UNHURRIED * timeout_s)
-    return Guarded(
-        backend, Deadlines(timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s)
-    )
+    limits = Deadlines(timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s)
+    return _guarded(backend, limits, _name(url))
 
 
 def _seconds(text: str | None) -> float | None:
@@ -198,7 +206,8 @@ def _open_server(url: str, how: Opening) -> Guarded:
         backend = redis.RedisBackend(settings)
     # Connecting, logging in, the exchange: with the server's own time-outs none of the three takes longer.
     deadline_s = settings.connect_timeout_s + 2 * settings.timeout_s
-    return Guarded(backend, Deadlines(deadline_s=deadline_s, budget_s=max(1.0, deadline_s), probe_s=how.probe_s))
+    limits = Deadlines(deadline_s=deadline_s, budget_s=max(1.0, deadline_s), probe_s=how.probe_s)
+    return _guarded(backend, limits, redis.shown(url))
 
 
 def _open_cloud(url: str, how: Opening) -> Guarded:
@@ -209,15 +218,13 @@ def _open_cloud(url: str, how: Opening) -> Guarded:
         backend = cloud.CloudBackend(bucket, writable=settings.writable, touch_every_s=settings.touch_every_s)
     deadline_s = CLOUD_EXCHANGES * settings.timeout_s
     # A store that never answers costs a process one time-out in all, which has to do for name, credentials, TLS and a second attempt.
-    return Guarded(
-        backend,
-        Deadlines(
-            deadline_s,
-            budget_s=settings.timeout_s,
-            probe_s=how.probe_s,
-            unhurried_s=max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s),
-        ),
+    limits = Deadlines(
+        deadline_s,
+        budget_s=settings.timeout_s,
+        probe_s=how.probe_s,
+        unhurried_s=max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s),
     )
+    return _guarded(backend, limits, shown)
 
 
 def _open_served(url: str, how: Opening) -> Guarded:
@@ -228,7 +235,17 @@ def _open_served(url: str, how: Opening) -> Guarded:
     limits = Deadlines(
         settings.timeout_s, budget_s=settings.timeout_s, probe_s=how.probe_s, unhurried_s=LEAST_UNHURRIED_S
     )
-    return Guarded(PeerBackend(settings, proofs_only=False), limits)
+    return _guarded(PeerBackend(settings, proofs_only=False), limits, settings.shown)
+
+
+def _guarded(backend: Backend, limits: Deadlines, name: str) -> Guarded:
+    """Return a store behind a breaker that tells its state, by the name of the tier."""
+
+    def tell(state: str) -> None:
+        observers.state("breaker", BREAKER_STATES[state], tier=name)
+
+    tell("closed")
+    return Guarded(backend, limits, tell)
 
 
 def _is_fixed(path: str) -> bool:

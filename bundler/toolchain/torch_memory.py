@@ -42,6 +42,15 @@ class TorchMemory:
         """Return a tensor's memory seen in another way; the offset counts from the tensor's first element."""
         return tensor.as_strided(sizes, strides, tensor.storage_offset() + offset)
 
+    def integers(self, numbers: Sequence[int]) -> Any:
+        """Return a new int64 tensor that holds these numbers."""
+        return self._torch.tensor(list(numbers), dtype=self._torch.int64, device=self._device)
+
+    def seeds(self, count: int) -> Any:
+        """Return seeds of random numbers from torch's default generator of the device, which `torch.manual_seed` sets."""
+        limits = self._torch.iinfo(self._torch.int64)
+        return self._torch.randint(limits.min, limits.max, (count,), dtype=self._torch.int64, device=self._device)
+
     def call(self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Call an operator of ATen by its name.
 
@@ -88,3 +97,32 @@ def example_tensor(text: str) -> Any:
     if found is None or not isinstance(dtype, torch.dtype):
         raise ConfigError(f"input {text!r}: expected a dtype of torch and sizes, such as float32[128,512]", got=text)
     return torch.zeros([int(size) for size in found[2].split(",") if size], dtype=dtype)
+
+
+def random_tensor(dtype: str, sizes: Sequence[int], strides: Sequence[int], *, device: str) -> Any:
+    """Return a tensor of random floats, or of zeros where the dtype is of whole numbers, since these may be indices.
+
+    Raises:
+        ConfigError: torch is not installed.
+    """
+    memory = TorchMemory(device)
+    tensor = memory.allocate(dtype, tuple(sizes), tuple(strides))
+    torch: Any = memory._torch  # noqa: SLF001  # of this module
+    # 8-bit floats are not drawn, but converted; elements that a tensor repeats are written once.
+    tensor = tensor.zero_()
+    return (
+        tensor.copy_(torch.randn(tuple(sizes), device=device))
+        if tensor.dtype.is_floating_point and 0 not in strides
+        else tensor
+    )
+
+
+def unusual_numbers(tensors: Sequence[Any]) -> str:
+    """Return what is wrong with the numbers of tensors of torch: the first that has a NaN or an infinity; empty where none has."""
+    for number, tensor in enumerate(tensors):
+        if getattr(tensor, "is_floating_point", bool)():
+            wide = tensor.float() if tensor.element_size() == 1 else tensor
+            for kind in ("isnan", "isinf"):
+                if bool(getattr(wide, kind)().any()):
+                    return f"tensor {number} has {'a NaN' if kind == 'isnan' else 'an infinity'}"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bundler.format import names
 from bundler.format.bundle import Bundle
+from bundler.format.program_paths import is_program_path
 from bundler.format.tree_index import is_tree_path
 from bundler.trust.signature_policy import Subject
 
@@ -28,7 +29,8 @@ def _has_code(bundle: Bundle) -> bool:
     """Whether anything in it may run on the CPU: what `trust="kernels"` leaves out."""
     return bool(
         bundle.helpers
-        or bundle.opaque
+        # The plan of a program is data: a replay validates it, and executes nothing of it.
+        or any(not is_program_path(entry.path) for entry in bundle.opaque)
         or any(not entry.path.endswith(_TUNED) for entry in bundle.tuning_files)
         or any(kernel.layout.has_library for kernel in bundle.kernels)
     )

@@ -24,10 +24,13 @@ def lease_files(root):
 
 
 def test_a_lease_is_one_small_file_that_goes_with_it(root, lease):
-    """A held lease is a file with a token and a time; released it is gone."""
+    """A held lease is a file with a token, which says whose it is, and a time; released it is gone."""
     (path,) = lease_files(root)
     token, expiry = path.read_text().split()
-    assert (len(token), float(expiry) > 0) == (32, True)
+    digits, holder, *key = token.split("@")
+    assert (len(digits), float(expiry) > 0) == (32, True)
+    assert holder.endswith(f":{os.getpid()}")
+    assert len(key) == 1
     assert lease.release()
     assert lease_files(root) == []
 

@@ -13,7 +13,7 @@ from bundler.cli.app import app
 
 COMMANDS = [
     "demo", "run", "build", "generate", "capture", "tune", "pack", "restore", "inspect", "report", "extract", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
-    "sync", "serve", "sign", "key", "explain", "doctor", "config", "completion", "man",
+    "sync", "serve", "top", "oci", "sign", "key", "explain", "doctor", "config", "completion", "man",
 ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten functions whose kernels a reader can follow; their texts lie in `golden/`.
+"""Eleven functions whose kernels a reader can follow; their texts lie in `golden/`.
 
 `python golden_programs.py` writes the texts anew, to be read before they are committed.
 """
@@ -28,6 +28,7 @@ PROGRAMS = {
     "row_sum": (lambda a: a.sum(1), (full(10, 40),)),
     "softmax": (lambda a: torch.softmax(a, -1), (full(128, 512),)),
     "long_layer_norm": (lambda a, w: F.layer_norm(a, (3000,), w), (full(16, 3000), full(3000))),
+    "dropout": (lambda a: torch.ops.aten.native_dropout(a, 0.25, True), (full(1000),)),
     "argmax": (lambda a: a.argmax(1), (full(7, 50),)),
 }
 

@@ -15,6 +15,7 @@ import torch
 from random_graphs import checked, drawn, function, inputs
 
 from bundler.codegen.program import GenerateOptions, generate
+from bundler.runtime.heuristics.block_limits import pow2_up
 from bundler.toolchain.torch_memory import TorchMemory
 
 BORDER = 64
@@ -67,8 +68,12 @@ def launcher(modules, chance):
         sizes = {
             n.removesuffix("numel"): value for n, value in zip(names, arguments, strict=True) if n.endswith("numel")
         }
+        # No candidate has a block that is larger than a power of two can be for the size (`test_program_texts` has the test of that).
         blocks = {
-            n: chance.choice(WIDE_ROWS if n.startswith("R") else BLOCKS)
+            n: min(
+                chance.choice(WIDE_ROWS if n.startswith("R") else BLOCKS),
+                pow2_up(sizes[n.removesuffix("BLOCK").lower()]),
+            )
             for n in fn.arg_names[len(arguments) :]
             if n.endswith("BLOCK")
         }

@@ -33,6 +33,17 @@ def transposed(a, b):
     return (a * 2 + b.t()).relu(), torch.sigmoid(a)
 
 
+@case(lambda: (seeded(16, 17, 18), seeded(17, 18, 16), seeded(18, 16, 17)), kernels=1)
+def turned(a, b, c):
+    return a + b.permute(2, 0, 1) + c.permute(1, 2, 0)
+
+
+@case(lambda: (seeded(20), seeded(20, 70)), kernels=1)
+def running_mean(m, x):
+    m.mul_(0.9).add_(x.mean(1))
+    return x - m[:, None]
+
+
 @case(lambda: (seeded(7, 1, 5), seeded(3, 5)), kernels=1)
 def broadcast(a, b):
     return torch.where(a > b, a, b) * 3 - a
@@ -146,6 +157,11 @@ def long_sums(a):
     return a.sum(1), a.amax(1), a.mean(1), (a > 2).any(1), a.argmax(1), a.argmin(1)
 
 
+@case(lambda: (seeded(3, 1500),), kernels=1)
+def looped_sums(a):
+    return a.sum(1), (a - a.mean(1, keepdim=True)).abs().sum(1)
+
+
 @case(lambda: (seeded(70, 12),), kernels=1)
 def outer_sums(a):
     return a.sum(0), a.amax(0), a.var(0)
@@ -169,6 +185,16 @@ def long_variances(a):
 @case(lambda: (seeded(2, 32768),), kernels=2, tolerance=2e-3)
 def split_sum(a):
     return (a * a).sum(1)
+
+
+@case(lambda: (seeded(300, 5),), kernels=2)
+def split_variances(a):
+    return torch.var_mean(a, 0)
+
+
+@case(lambda: (seeded(257, 6), seeded(257, 6, dtype=torch.int64)), kernels=4)
+def split_unevenly(a, i):
+    return a.amax(0), a.amin(0), a.sum(0), i.amin(0), i.sum(0)
 
 
 @case(lambda: (seeded(9, 20, dtype=torch.int64),), kernels=1)

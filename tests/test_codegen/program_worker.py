@@ -9,11 +9,15 @@ import json
 import sys
 import traceback
 
+import function_cases
 import libdevice_shim
 import torch
 from program_cases import CASES
 
 from bundler.codegen.program import GenerateOptions, generate
+from bundler.runtime.launch.plan_reading import read_plan
+
+assert function_cases, "importing adds its functions"
 
 
 def difference(found, expected, tolerance):
@@ -40,6 +44,7 @@ def flat(value):
 def run(name, sources):
     function, make, fallbacks, kernels, tolerance = CASES[name]
     program = generate(function, make(), options=GenerateOptions(sources=sources))
+    read_plan(program.plan.to_json())  # raises for what no generated program does
     given, reference = make(), copy.deepcopy(make())
     found, expected = program.run(*given), flat(function(*reference))
     problems = [difference(a, b, tolerance) for a, b in zip(found, expected, strict=True)]

@@ -40,17 +40,13 @@ program = load_program(sys.argv[1], memory=memory, driver=driver)
 inputs = [Array(0x7000_0000, (48, 64)), Array(0x7100_0000, (64, 48))]
 outputs = program(*inputs)
 launches = [
-    {
-        "kernel": launch.plan.kernel, "grid": launch.grid,
-        "parameters": [
-            int.from_bytes(launch.parameters[place : place + 8], "little") for place in range(0, len(launch.parameters) - 7, 8)
-        ],
-    }
+    {"kernel": launch.plan.kernel, "grid": launch.grid, "parameters": launch.parameters.hex()}
     for launch in driver.launches
-]  # fmt: skip
+]
 print(json.dumps({
     "launches": launches,
-    "addresses": [*memory.addresses, *(array.address for array in inputs)],
+    "allocated": memory.addresses,
+    "inputs": [array.address for array in inputs],
     "outputs": [output.address for output in outputs],
     "imported": [name for name in BANNED if sys.modules.get(name) is not None],
 }))  # fmt: skip

@@ -274,3 +274,16 @@ def test_expressions_of_torch_are_taken_over():
         expected = (value // 3 % 5 + value % 5) // 2 + -(-value // 4) + max(value, 5)
         assert taken.subs({x: value, size: 5}) == expected
         assert computed(index_text(taken, nonnegative=known_nonnegative), {"x0": value, "ks0": 5}) == expected
+
+
+def test_a_product_of_sums_is_divided_by_one_of_them():
+    """A quotient is exact where the divisor, a sum, divides the whole expression and none of its terms."""
+    from bundler.codegen.index_functions import FloorDiv
+    from bundler.codegen.index_ranges import exact_quotient
+
+    n, m = sympy.symbols("n m", integer=True, positive=True)
+    half, third = FloorDiv(n - 1, sympy.Integer(2)) + 1, FloorDiv(m, sympy.Integer(3)) + 2
+    product = sympy.expand(half * third * n)
+    assert sympy.expand(exact_quotient(product, half) - third * n) == 0
+    assert exact_quotient(product + 1, half) is None
+    assert exact_quotient(sympy.expand(half * n) / 2, half) is None

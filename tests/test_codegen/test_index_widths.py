@@ -19,22 +19,77 @@ def numels(kernel):
     return {parameter.type for parameter in kernel.text.parameters if parameter.name.endswith("numel")}
 
 
-def test_a_size_that_changes_needs_wide_indices():
-    """A program with symbolic sizes is called with larger ones than the example's, so its indices have 64 bits."""
+def test_a_size_that_changes_has_narrow_indices_up_to_a_bound():
+    """A program with symbolic sizes has indices of 32 bits, and refuses calls with more elements; one that was asked for takes them with 64 bits."""
+    import torch
+
+    from bundler.codegen.program import GenerateOptions, generate
+    from bundler.errors import ConfigError
+    from bundler.runtime.launch.plan_reading import read_plan
+
+    def function(a):
+        return a * 2, a + 1
+
+    given = [torch.zeros(24, 40)]
+    still, changing = (generate(function, given, dynamic=dynamic) for dynamic in (False, True))
+    asked = generate(function, given, dynamic=True, options=GenerateOptions(wide_indices=True))
+    for program in (still, changing):
+        assert numels(only_kernel(program)) == {"i32"}
+        assert "tl.int64" not in only_kernel(program).source
+    assert numels(only_kernel(asked)) == {"i64"}
+    assert "tl.program_id(0).to(tl.int64)" in only_kernel(asked).source
+    assert still.plan.limits == asked.plan.limits == {}
+    limits = {"(ks0 * ks1)": 2**31 - 1, "ks0": 2**31 - 1, "ks1": 2**31 - 1}
+    assert read_plan(changing.plan.to_json()).limits == changing.plan.limits == limits
+
+    def refused(*_):
+        raise AssertionError("nothing is launched")
+
+    huge = SimpleNamespace(shape=(1 << 16, 1 << 15))
+    with pytest.raises(
+        ConfigError, match=r"\(ks0 \* ks1\) to be at most 2147483647, got 2147483648; .*wide_indices=True"
+    ):
+        changing.runner(SimpleNamespace(), refused)(huge)
+
+
+def test_torch_compiles_anew_where_indices_would_not_fit(monkeypatch):
+    """The backend has torch guard the bound: a call beyond it gets a graph of its own, one below it does not."""
+    import torch
+
+    from bundler.codegen import graph_reading
+    from bundler.codegen.torch_backend import triton_bundler
+
+    monkeypatch.setattr(graph_reading, "_LARGEST_NARROW", 2000)
+    made = []
+    compiled = torch.compile(lambda a: a * 2 + 1, backend=triton_bundler, options={"programs": made}, dynamic=True)
+    counts = []
+    for rows in (10, 20, 125, 126, 200):
+        compiled(torch.ones(rows, 16))
+        counts.append(len(made))
+    assert counts == [1, 1, 1, 2, 2]
+
+
+def test_a_value_of_an_index_is_as_large_as_it_is():
+    """What is counted may leave the bits that indices have: it is computed in 64 bits, whatever the kernel's addresses need."""
     import torch
 
     from bundler.codegen.program import generate
 
-    def function(a):
-        return a * 2, a.t() + 1
+    far = only_kernel(generate(lambda a: a + torch.arange(0, 5 * 2**30, 2**30), [torch.zeros(5, dtype=torch.int64)]))
+    near = only_kernel(generate(lambda a: a + torch.arange(0, 10, 2), [torch.zeros(5, dtype=torch.int64)]))
+    assert "(1073741824 * x0.to(tl.int64))" in far.source
+    assert "(2 * x0).to(tl.int64)" in near.source
 
-    given = [torch.zeros(24, 40)]
-    still = only_kernel(generate(function, given))
-    changing = only_kernel(generate(function, given, dynamic=True))
-    assert numels(still) == {"i32"}
-    assert "tl.int64" not in still.source
-    assert numels(changing) == {"i64"}
-    assert "tl.program_id(0).to(tl.int64)" in changing.source
+
+def test_a_size_as_a_number_is_an_operand():
+    """A size that changes is a number of the kernel where the function computes with it."""
+    import torch
+
+    from bundler.codegen.program import generate
+
+    program = generate(lambda a: torch.arange(a.shape[0])[:, None] * a.shape[1], [torch.zeros(6, 7)], dynamic=True)
+    assert program.fallbacks == ()
+    assert "tl.cast(ks0, tl.int64)" in only_kernel(program).source
 
 
 def test_an_index_that_is_read_is_as_wide_as_the_address():

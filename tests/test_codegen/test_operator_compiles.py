@@ -28,11 +28,6 @@ def check(compile_for, beside, tmp_path):
     return compile_all
 
 
-def test_operators_of_a_half_compile(check):
-    """Every operator for bfloat16 compiles for one GPU."""
-    check("bfloat16", "cuda:90")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("target", EIGHTS)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from bundler import Bundle
+from bundler.format.program_paths import program_name
+from bundler.runtime.heuristics.facts import Device
+from bundler.runtime.launch.plan_reading import read_plan
+from bundler.runtime.launch.program_plan import Allocate, Launch
+from bundler.runtime.tuning.benchmark import Sample
 
 HERE = Path(__file__).resolve().parent
 pytestmark = [
@@ -56,18 +64,51 @@ def test_every_kernel_is_built_for_every_target(built):
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
 def test_a_bundle_is_launched_without_torch_and_triton(built, backend):
-    """Parameters are the addresses of inputs and outputs, then the sizes; the grid covers the problem."""
+    """Every launch has the addresses and sizes that the plan says, as its kernel's signature has them, and a grid that covers the problem."""
     path, program, _ = built
     report = replay(path, backend)
     assert report["imported"] == []
-    assert [launch["kernel"] for launch in report["launches"]] == list(program.kernels)
-    for launch, kernel in zip(report["launches"], program.kernels.values(), strict=True):
-        pointers = [address for address in launch["parameters"] if address in report["addresses"]]
-        assert len(pointers) == sum(1 for parameter in kernel.text.parameters if parameter.type.startswith("*"))
-        assert min(launch["grid"]) > 0
+    taken = [step.name for step in program.plan.steps if isinstance(step, Allocate)]
+    addresses = dict(zip(taken, report["allocated"], strict=True))
+    addresses |= {given.name: address for given, address in zip(program.plan.inputs, report["inputs"], strict=True)}
+    steps = [step for step in program.plan.steps if isinstance(step, Launch)]
+    assert [launch["kernel"] for launch in report["launches"]] == [step.kernel for step in steps]
+    for launch, step in zip(report["launches"], steps, strict=True):
+        types = [parameter.type for parameter in program.kernels[step.kernel].text.parameters]
+        expected = [addresses[item[1:]] if isinstance(item, str) else item for item in step.arguments]
+        assert decoded(bytes.fromhex(launch["parameters"]), types) == expected
+        assert covered(launch["grid"], bundled_choice(path, step.kernel, backend), step.sizes)
     # Two results, each in memory of its own.
+    assert report["outputs"] == [addresses[output.buffer] for output in program.plan.outputs]
     assert len(set(report["outputs"])) == 2
-    assert set(report["outputs"]) <= set(report["addresses"])
+
+
+def decoded(raw, types):
+    """Return the parameters of a launch: pointers have eight bytes, sizes four, each at a multiple of its size."""
+    found, place = [], 0
+    for kind in types:
+        size = 4 if kind == "i32" else 8
+        place = -(-place // size) * size
+        found.append(int.from_bytes(raw[place : place + size], "little"))
+        place += size
+    return found
+
+
+def bundled_choice(path, kernel, backend):
+    """Return the blocks with which the bundle's plan has a kernel launched."""
+    bundle = Bundle.load(path)
+    (entry,) = [one for one in bundle.opaque if program_name(one.path) is not None]
+    choices = read_plan(bundle.read(entry.artifact)).kernels[kernel].choices
+    return next(listed[0].blocks for target, listed in choices.items() if target.startswith(backend))
+
+
+def covered(grid, blocks, sizes):
+    """Whether as many programs run along each dimension as its blocks need."""
+    return all(
+        grid[place] == -(-int(sizes[f"{prefix}numel"]) // blocks[f"{prefix.upper()}BLOCK"])
+        for place, prefix in enumerate("xyz")
+        if f"{prefix.upper()}BLOCK" in blocks
+    )
 
 
 def test_text_does_not_depend_on_the_hash_seed(built):
@@ -87,3 +128,63 @@ def test_text_does_not_depend_on_the_hash_seed(built):
     }  # fmt: skip
     assert len(found) == 1
     assert re.fullmatch(r"[0-9a-f]{64}\n", found.pop())
+
+
+def test_a_module_ends_with_a_benchmark_where_that_was_asked_for(tmp_path, monkeypatch, capsys):
+    """The text needs torch for nothing else; arguments are as the example's, and each candidate is timed, then the launch as it is."""
+    import torch
+
+    from bundler.codegen import module_benchmarks
+    from bundler.codegen.program import GenerateOptions, generate
+
+    def function(a):
+        return torch.softmax(a, -1)
+
+    given = [torch.randn(48, 64)]
+    plain, asked = (
+        generate(function, given, options=GenerateOptions(sources=str(tmp_path), benchmark_harness=harness))
+        for harness in (False, True)
+    )
+    assert not any("get_args" in source for source in plain.sources.values())
+    name, source = next(iter(asked.sources.items()))
+    head, _, harness = source.partition("from bundler.codegen.module_benchmarks")
+    assert head.rstrip() == plain.sources[name].rstrip()
+    assert "torch" not in harness
+    assert f"if __name__ == '__main__':\n    report(call, get_args(), {2 * 48 * 64 * 4 / 1e9!r})" in harness
+    module = sys.modules[asked.modules[name].fn.__module__]
+    args = module_benchmarks.random_arguments(
+        [("float32", (3, 4), (4, 1)), ("int64", (2,), (1,)), ("float8_e5m2", (8,), (1,)), 7], "cpu"
+    )
+    assert [getattr(item, "dtype", item) for item in args] == [torch.float32, torch.int64, torch.float8_e5m2, 7]
+    assert bool(args[0].std() > 0)
+    assert not bool(args[1].any())
+
+    class Clock:
+        def sample(self, launch, reset):
+            return Sample(2.0, 2.0, 2.0)
+
+    monkeypatch.setattr(module_benchmarks, "current_device", lambda: Device("cuda", 132, major=9))
+    times = module_benchmarks.candidate_times(asked.modules[name], [*given, *given, 48, 64], Clock())
+    assert len(times) == len(asked.modules[name].on(Device("cuda", 132, major=9)).configs)
+    assert set(times.values()) == {2.0}
+    module_benchmarks.report(module.call, args, 0.5, Clock())
+    assert capsys.readouterr().out == "2.000 ms    0.500 GB    250.00 GB/s\n"
+
+
+def test_a_nan_is_told_by_the_kernel_that_made_it(monkeypatch):
+    """With `nan_checks` the first kernel with a NaN or an infinity among its tensors stops the program; without, nobody looks."""
+    import torch
+
+    from bundler.codegen.program import GenerateOptions, Program, generate
+
+    def program(**options):
+        found = generate(lambda a: a.log(), [torch.ones(8)], options=GenerateOptions(**options))
+        kernel = SimpleNamespace(run=lambda a, out, _size: out.copy_(a.log()))
+        monkeypatch.setattr(Program, "modules", dict.fromkeys(found.kernels, kernel))
+        return found
+
+    assert program(nan_checks=True).run(torch.ones(8))[0].tolist() == [0.0] * 8
+    for number, word in ((-1.0, "a NaN"), (0.0, "an infinity")):
+        with pytest.raises(FloatingPointError, match=f"log_0: after its launch tensor 1 has {word}"):
+            program(nan_checks=True).run(torch.full((8,), number))
+        program().run(torch.full((8,), number))

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of generated kernels: ten that a reader can follow, parameters and metadata, masks, names, fallbacks."""
+"""The text of generated kernels: eleven that a reader can follow, parameters and metadata, masks, names, fallbacks."""
 
+import itertools
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from bundler.codegen.program import generate  # noqa: E402
+from bundler.codegen.kernel_plan import LARGEST_BLOCK  # noqa: E402
+from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
+from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting  # noqa: E402
+from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs  # noqa: E402
+from bundler.runtime.heuristics.pointwise_rules import pointwise_configs  # noqa: E402
+from bundler.runtime.heuristics.reduction_rules import reduction_configs  # noqa: E402
 
 
 @pytest.fixture
 def golden(beside):
-    """The module with the ten functions."""
+    """The module with the eleven functions."""
     return beside("golden_programs")
 
 
@@ -41,15 +52,138 @@ def text(function, *inputs, **options):
 
 
 def test_a_mask_that_is_always_true_is_left_out():
-    """No block is larger than 8192, so a multiple of that fills every block; another size does not."""
-    assert "xmask" not in text(lambda a: a + 1, torch.zeros(16384))
-    assert "xmask = xindex < xnumel" in text(lambda a: a + 1, torch.zeros(16000))
+    """No block is larger than 4096, nor than the power of two at or above the size: multiples of 4096 and powers of two fill every block."""
+    for full in (16384, 3 * 4096, 512):
+        assert "xmask" not in text(lambda a: a + 1, torch.zeros(full))
+    for other in (16000, 3 * 512):
+        assert "xmask = xindex < xnumel" in text(lambda a: a + 1, torch.zeros(other))
+
+
+@pytest.mark.parametrize(
+    "device", [Device("cuda", 132, major=9), Device("cuda", 16, major=12), Device("hip", 304, 64), Device("xpu", 64)]
+)
+def test_no_candidate_has_a_larger_block_than_masks_count_on(device):
+    """Whatever is known of a kernel: blocks are at most the size hint, which is the size itself for a power of two, and 4096 along x."""
+    facts = [Facts(num_load=n, num_reduction=n, atomic_add=n > 4, max_xblock=LARGEST_BLOCK["x"]) for n in (1, 12)]
+    seen = set()
+    for fact, policy in itertools.product(
+        facts, (Policy(), Policy(max_autotune=True), Policy(autotune_pointwise=False))
+    ):
+        setting = Setting(device, fact, policy)
+        for x, y in itertools.product((1, 2, 64, 2048, 1 << 26), (1, 8, 512, 1 << 17)):
+            found = [
+                (hints, pointwise_configs(hints, setting))
+                for hints in ({"x": x}, {"x": x, "y": y}, {"x": x, "y": y, "z": 4})
+            ]
+            for hint in ReductionHint:
+                found.append(({"x": x, "r0_": y}, reduction_configs({"x": x, "r0_": y}, setting, hint=hint)))
+                if y <= 1024:
+                    found.append(
+                        ({"x": x, "r0_": y}, persistent_reduction_configs({"x": x, "r0_": y}, setting, hint=hint))
+                    )
+            for hints, configs in found:
+                for config, (axis, hint) in itertools.product(configs, hints.items()):
+                    block = config.kwargs.get(f"{axis.upper()}BLOCK", 1)
+                    assert block <= min(hint, LARGEST_BLOCK[axis]), (hints, config)
+                    seen.add((axis, block))
+    assert ("x", 1024) in seen
 
 
 def test_a_long_softmax_runs_over_its_row_twice():
     """Maximum and sum of exponentials in one pass, the results in another; a short row is held whole."""
     assert text(lambda a: torch.softmax(a, -1), torch.zeros(300, 2000)).count("for r0_offset") == 2
     assert "for " not in text(lambda a: torch.softmax(a, -1), torch.zeros(300, 200))
+
+
+def only(function, *inputs, **options):
+    (kernel,) = generate(function, inputs, **options).kernels.values()
+    return kernel
+
+
+def test_each_direction_of_memory_has_a_block():
+    """A transposition has two blocks, three orders have three; what is smaller or read in one order has one."""
+    a, b, c = (torch.zeros(sizes, device="meta") for sizes in ((32, 48, 64), (48, 64, 32), (64, 32, 48)))
+    three = only(lambda a, b, c: a + b.permute(2, 0, 1) + c.permute(1, 2, 0), a, b, c)
+    two = only(lambda a, b: a + b.permute(2, 0, 1), a, b)
+    assert [(name, int(size)) for name, size in three.text.dimensions] == [("z", 32), ("y", 48), ("x", 64)]
+    assert [(name, int(size)) for name, size in two.text.dimensions] == [("y", 32), ("x", 3072)]
+    assert "'grid_type': 'Grid3D'" in three.source
+    assert [name for name, _ in only(lambda a: a + 1, a.permute(2, 0, 1)).text.dimensions] == ["x"]
+
+
+def test_more_programs_than_a_grid_has_along_y_go_on_along_z():
+    """Beyond 65,535 the kernel counts along z too, and keeps its mask there."""
+    long = only(lambda a, b: a + b.t(), torch.zeros(1 << 17, 4, device="meta"), torch.zeros(4, 1 << 17, device="meta"))
+    short = only(lambda a, b: a + b.t(), torch.zeros(1 << 12, 4, device="meta"), torch.zeros(4, 1 << 12, device="meta"))
+    assert "(tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)) * YBLOCK" in long.source
+    assert "ymask = yindex < ynumel" in long.source
+    assert "yoffset = tl.program_id(1) * YBLOCK" in short.source
+    assert "ymask" not in short.source
+
+
+def test_an_element_that_other_warps_hold_changes_behind_a_barrier():
+    """Where a kernel of rows changes one element for each row in place, every warp has read it before."""
+
+    def function(m, x):
+        m.mul_(0.9).add_(x.mean(1))
+        return x - m[:, None]
+
+    lines = only(function, torch.zeros(20), torch.zeros(20, 70)).text.body
+    place = next(n for n, line in enumerate(lines) if "tl.store(in_out_ptr0" in line)
+    assert lines[place - 1] == "tl.debug_barrier()"
+    assert "debug_barrier" not in only(lambda x: x.mul_(2), torch.zeros(20, 70)).source
+
+
+def test_a_row_that_is_read_again_stays_in_the_cache():
+    """The last load of each buffer goes first, in looped rows and in rows that are held."""
+    lines = only(lambda a, b: torch.softmax(a + b, -1), torch.zeros(300, 2000), torch.zeros(300, 2000)).text.body
+    loads = [line for line in lines if "tl.load(" in line]
+    assert [("evict_last" in line, "evict_first" in line) for line in loads] == [(True, False)] * 2 + [
+        (False, True)
+    ] * 2
+    (held,) = [line for line in only(lambda a: a.sum(1), torch.zeros(300, 200)).text.body if "tl.load(" in line]
+    assert "evict_first" in held
+
+
+def test_an_index_that_is_read_is_asserted_unless_it_is_known():
+    """An index that a tensor holds is asserted by name and size, where nobody asked otherwise; one that is counted is known."""
+    table, rows = torch.zeros(100, 16), torch.zeros(32, dtype=torch.int64)
+    kernel = only(lambda a, i: a[i], table, rows)
+    (line,) = [line for line in kernel.text.body if "device_assert" in line]
+    assert re.search(r'\(0 <= (tmp\d+)\) & \(\1 < 100\).*"index out of bounds: 0 <= \1 < 100"', line)
+    assert "'assert_indirect_indexing': True" in kernel.source
+    unasked = only(lambda a, i: a[i], table, rows, options=GenerateOptions(assert_indices=False))
+    counted = only(lambda a: a[torch.arange(32) * 2] + 1, table)
+    for other in (unasked, counted):
+        assert "device_assert" not in other.source
+        assert "'assert_indirect_indexing': False" in other.source
+
+
+def test_facts_that_heuristics_look_at_are_in_the_text():
+    """A long row, whose second reading a block as long as the row would save, says so."""
+    assert "add_persistent_rblock=True" in only(lambda a: torch.softmax(a, -1), torch.zeros(300, 4096)).source
+    assert "add_persistent_rblock" not in only(lambda a: a.sum(1), torch.zeros(300, 4096)).source
+
+
+def test_memory_across_the_rows_decides_how_they_are_reduced():
+    """What each row has of its own decides, not a number for each element of it, which all rows share: columns are reduced with blocks of columns."""
+
+    def function(a, b, m):
+        return ((a - m[:, None]) * b).sum(0), a * 2 + b.sum(1, keepdim=True)
+
+    a, m = torch.zeros(4096, 1024, device="meta"), torch.zeros(4096, device="meta")
+    columns, step, rows = sorted(
+        generate(function, [a, a, m]).kernels.values(), key=lambda k: k.text.dimensions[0][1] % 32768
+    )
+    assert [(name, int(size)) for name, size in columns.text.dimensions] == [("x", 32768), ("r0_", 128)]
+    assert (columns.text.kind, columns.text.reduction_hint) == ("reduction", "OUTER")
+    # The other result reads the same tensors along their rows, so it is of the kernel that reduces these.
+    assert (rows.text.kind, rows.text.reduction_hint, rows.text.counts["num_store"]) == (
+        "persistent_reduction",
+        "INNER",
+        1,
+    )
+    assert (step.text.reduction_hint, step.text.counts["num_reduction"]) == ("OUTER", 1)
 
 
 def test_equal_kernels_are_one():
@@ -99,3 +233,66 @@ def test_memory_that_nobody_reads_again_is_written_over():
     program = generate(lambda a, b: (a @ b).relu(), [torch.zeros(4, 8), torch.zeros(8, 4)])
     (kernel,) = program.kernels.values()
     assert [parameter.name for parameter in kernel.text.parameters] == ["in_out_ptr0", "xnumel"]
+
+
+def test_a_row_wise_result_does_not_join_a_sum_of_columns():
+    """A sum of columns that is done in pieces has as many elements as the input; what reads the input along its rows is a kernel of its own."""
+
+    def function(a, g):
+        return (a * g).sum(0), a + 1
+
+    program = generate(function, [torch.empty(4096, 1024), torch.empty(4096, 1024)])
+    reducing = [source for source in program.sources.values() if "tl.sum(" in source]
+    assert not any("fused_add" in source for source in reducing)
+    assert len(program.kernels) > len(reducing)
+
+
+HERE = Path(__file__).resolve().parent
+#: Further interpreters to compare, as paths; those of these names on PATH are found.
+PYTHONS = ("python3.11", "python3.12", "python3.13")
+
+
+def text_digest(python, seed):
+    """Return the digest of texts that an interpreter generates; None where it lacks what the generator needs."""
+    path = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        "PYTHONHASHSEED": seed,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PATH": os.environ["PATH"],
+    }
+    asked = subprocess.run(
+        [python, "-c", "import sympy, msgspec"], env=environment, capture_output=True, check=False, timeout=60
+    )
+    if asked.returncode:
+        return None
+    done = subprocess.run(
+        [python, str(HERE / "text_worker.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_text_is_the_same_in_every_interpreter_and_for_every_hash_seed():
+    """Equal graphs have equal texts and plans in processes of Python 3.11, 3.12 and 3.13, those that are here, and whatever the hash seed."""
+    others = [
+        *filter(None, map(shutil.which, PYTHONS)),
+        *filter(None, os.environ.get("BUNDLER_TEST_PYTHONS", "").split(os.pathsep)),
+    ]
+    found = {
+        (python, seed): text_digest(python, seed)
+        for python in dict.fromkeys([sys.executable, *others])
+        for seed in ("1", "4242")
+    }
+    compared = {python for (python, _), digest in found.items() if digest is not None}
+    assert sys.executable in compared
+    assert len({digest for digest in found.values() if digest is not None}) == 1, found
+    if len(compared) == 1:
+        pytest.skip(
+            f"no other interpreter with sympy and msgspec is here: {', '.join(others) or 'none'}; name one in BUNDLER_TEST_PYTHONS"
+        )

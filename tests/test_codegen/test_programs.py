@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 280
 # What fails first when a step of the machine breaks: a tile, a mask, a looped and a held row, an indirect index, a change of an input, a fallback.
-FEW = ("transposed", "joined", "long_sums", "softmax", "put", "changed", "linear")
+FEW = ("transposed", "joined", "looped_sums", "softmax", "put", "changed", "linear")
 pytestmark = [
     pytest.mark.timeout(LIMIT_S + 20),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),

@@ -95,3 +95,33 @@ def test_a_failing_function_is_made_as_small_as_it_gets(graphs):
     assert len(least.outputs) == 1
     assert {size for given in least.inputs for size in given.shape} == {1}
     assert {given.layout for given in least.inputs} == {"contiguous"}
+
+
+def test_the_program_for_a_gpu_draws_the_same_functions_at_other_sizes():
+    """`tools/codegen/random_sides.py` has a copy of the module that draws for each scale; large sizes and the rows of both are drawn."""
+    from tools.codegen import random_sides
+
+    large, small = random_sides._graphs("large"), random_sides._graphs("small")
+    assert (large.SIZES, large.LARGEST) == (random_sides.SIZES, random_sides.LARGEST)
+    assert max(small.SIZES) < 100
+    sizes = {size for seed in range(30) for given in large.drawn(seed).inputs for size in given.shape}
+    assert max(sizes) >= 1024
+    assert sizes <= {*random_sides.SIZES, 0}
+
+
+def test_a_tensor_is_moved_with_its_strides():
+    """What is sliced, turned or expanded has the same strides and offset in the memory that it is copied to."""
+    from tools.codegen import random_sides
+
+    for tensor in (
+        torch.arange(12.0).reshape(3, 4)[:, 1::2],
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.ones(1, 4).expand(3, 4),
+        torch.ones(0, 4),
+    ):
+        moved = random_sides._moved(tensor, "meta")
+        assert (moved.shape, moved.stride(), moved.storage_offset()) == (
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+        )

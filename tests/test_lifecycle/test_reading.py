@@ -210,3 +210,17 @@ def test_reading_a_directory_leaves_no_file_open(planted, key):
         breaking(directory)
         kernel_directory.read_kernel(str(directory))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_line_of_no_file_says_nothing_of_the_compile():
+    """LLVM gives what it made itself the file `<unknown>`, which the text before it does not name."""
+    from bundler.lifecycle import kernel_directory
+
+    files = {
+        "k.ttgir": b'#loc1 = loc("/src/k.py":1:1)\n#loc2 = loc("/src/lib.py":1:1)\n',
+        "k.llir": b'!1 = !DIFile(filename: "k.py", directory: "/src")\n!2 = !DIFile(filename: "<unknown>", directory: "")\n',
+        "k.cubin": b"",
+    }
+    assert kernel_directory._mixed(files, "k.cubin") is None
+    files["k.llir"] = files["k.llir"].replace(b"<unknown>", b"other.py")
+    assert "come from two compiles" in kernel_directory._mixed(files, "k.cubin")

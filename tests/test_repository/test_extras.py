@@ -18,7 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # What is imported, by the name that it is installed by, where that is another.
-DISTRIBUTIONS = {"zstandard": "zstandard", "click_man": "click-man", "sympy": "torch", "numpy": "torch"}
+DISTRIBUTIONS = {
+    "zstandard": "zstandard",
+    "click_man": "click-man",
+    "sympy": "torch",
+    "numpy": "torch",
+    "opentelemetry": "opentelemetry-api",
+}
 # Those of the work on this project are not for who installs a wheel.
 OURS_ALONE = {"test", "dev"}
 

@@ -207,18 +207,19 @@ def test_make_targets_are_documented():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     targets = sorted(re.findall(r"^([a-z-]+):.* ## ", makefile, re.MULTILINE))
-    assert targets == ["bench", "clean", "crash", "demo", "fuzz", "help", "lint", "test", "test-slow"]
+    assert targets == ["bench", "clean", "crash", "demo", "dist", "docs", "fuzz", "help", "lint", "test", "test-slow"]
     assert sorted(re.findall(r"^\| `make ([a-z-]+)` \|", contributing, re.MULTILINE)) == targets
 
 
 def test_the_gate_calls_make():
-    """.ci/run can be executed, and runs the tests and the linters."""
+    """.ci/run can be executed, and runs the tests and the linters, and builds the documentation."""
     gate = ROOT / ".ci" / "run"
     assert os.access(gate, os.X_OK)
     assert re.findall(r"^make ([\w-]+)", gate.read_text(encoding="utf-8"), re.MULTILINE) == [
         "test",
         "test-slow",
         "lint",
+        "docs",
     ]
 
 

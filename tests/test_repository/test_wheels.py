@@ -3,16 +3,26 @@
 
 import base64
 import hashlib
-import importlib.util
+import io
 import json
+import platform
+import re
 import shutil
 import subprocess
+import sys
+import tarfile
+import textwrap
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tools.wheels.bill import bill_of, pinned_versions, text_of
+from tools.wheels.builds import settled
+from tools.wheels.file_checks import EXTENSIONS, problems_of, promised
+from tools.wheels.interpreters import Interpreter, find
+from tools.wheels.trial import fits
 
 ROOT = Path(__file__).resolve().parents[2]
 METADATA = """Metadata-Version: 2.4
@@ -77,23 +87,111 @@ def test_pins_are_read():
     assert "#" not in "".join(pins)
 
 
+def test_names_say_what_a_file_brings():
+    """The limited API is named in pyproject.toml; a wheel for AArch64 does not fit this interpreter, a wheel without machine code fits all."""
+    limited = {"_kernel_reader", "_kernel_writer"}
+    assert {name for name, is_limited in EXTENSIONS.items() if is_limited} == limited
+    assert promised("t-1-cp311-abi3-manylinux_2_17_x86_64.whl") == limited
+    assert promised("t-1-cp312-cp312-manylinux_2_17_x86_64.whl") == set(EXTENSIONS) == promised("t-1.tar.gz")
+    assert promised("t-1-py3-none-any.whl") == set()
+    here, other = platform.machine(), "riscv64"
+    one = Interpreter("3.12", "3.12.1", "python3.12", "include")
+    names = [f"t-1-{tag}-{machine}.whl" for tag in ("cp312-cp312", "cp313-cp313", "cp311-abi3") for machine in (
+        f"manylinux_2_17_{here}", f"manylinux_2_17_{other}")]  # fmt: skip
+    fitting = [name for name in [*names, "t-1-py3-none-any.whl", "t-1.tar.gz"] if fits(name, one)]
+    assert fitting == [names[0], names[4], "t-1-py3-none-any.whl", "t-1.tar.gz"]
+
+
+def test_a_wheel_without_its_extensions_is_no_wheel_for_a_machine(wheel):
+    """Extensions are optional in a build, so one that did not compile must not go out; nor one for another machine, nor one that Python would not load."""
+    empty = wheel.rename(wheel.with_name("triton_bundler-0.1.0-cp312-cp312-linux_x86_64.whl"))
+    (fault,) = problems_of(empty)
+    assert "has the extensions [], expected" in fault
+    with zipfile.ZipFile(empty, "a") as archive:
+        for name in EXTENSIONS:
+            archive.writestr(f"bundler/{name}.abi3.so", b"\x7fELF" + bytes(14) + b"\xb7\x00")
+    found = list(problems_of(empty))
+    assert sum("is not for the machine" in fault for fault in found) == len(EXTENSIONS)
+    assert sum("Python would not load it" in fault for fault in found) == 3
+
+
+def test_an_archive_is_the_same_whoever_packs_it():
+    """Times, owners and order of a source distribution are settled; what its files hold and which can be run stays."""
+    made = []
+    for time, owner, names in ((5, "a", "xy"), (9, "b", "yx")):
+        raw = io.BytesIO()
+        with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+            for name in names:
+                member = tarfile.TarInfo(name)
+                member.mtime, member.uname, member.size = time, owner, 1
+                member.mode = 0o700 if name == "x" else 0o600
+                tar.addfile(member, io.BytesIO(name.encode()))
+        made.append(settled(raw.getvalue(), 1_700_000_000))
+    assert made[0] == made[1]
+    with tarfile.open(fileobj=io.BytesIO(made[0])) as tar:
+        found = [(one.name, one.mode, one.mtime, tar.extractfile(one).read()) for one in tar]
+    assert found == [("x", 0o755, 1_700_000_000, b"x"), ("y", 0o644, 1_700_000_000, b"y")]
+
+
+def test_the_variable_chooses_extensions(tmp_path):
+    """`BUNDLER_BUILD_EXTENSIONS` leaves extensions out; a value that is none of three ends the build with a sentence."""
+    pytest.importorskip("setuptools")
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    lines = "".join(
+        f'[[tool.setuptools.ext-modules]]\nname = "{one["name"]}"\nsources = ["x.c"]\n'
+        f"py-limited-api = {str(one.get('py-limited-api', False)).lower()}\n"
+        for one in listed
+    )
+    (tmp_path / "pyproject.toml").write_text(
+        f'[project]\nname = "x"\nversion = "1"\n[tool.setuptools]\npackages = []\n{lines}'
+    )
+    program = textwrap.dedent("""
+        import os, sys, setuptools
+        real = setuptools.setup
+        setuptools.setup = lambda **words: print([one.name.split(".")[-1] for one in real(**words).ext_modules or []])
+        sys.argv = ["setup.py", "--name"]
+        for choice in ("all", "abi3", "none", "some"):
+            os.environ["BUNDLER_BUILD_EXTENSIONS"] = choice
+            exec(open("setup.py").read())
+    """)
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = [line for line in done.stdout.splitlines() if line != "x"]
+    assert found == [str(list(EXTENSIONS)), "['_kernel_writer', '_kernel_reader']", "[]"]
+    assert done.stderr == "BUNDLER_BUILD_EXTENSIONS is 'some'; expected all, abi3 or none\n"
+
+
 @pytest.mark.slow
-def test_a_wheel_is_built_twice_and_is_the_same(run_tool, tmp_path):
-    """From two copies of the commit at different paths: extensions, times, order and modes too; the digests are of the files."""
+@pytest.mark.timeout(900)
+def test_files_are_built_twice_and_are_the_same(run_tool, tmp_path):
+    """From two copies of the commit at different paths: extensions, times, order and modes too; the digests are of the files, and what was built works."""
     if (
         shutil.which("git") is None
         or subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True).returncode
     ):
         pytest.skip("the checkout has no history of git, which says what to build")
-    for package in ("build", "setuptools"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"the package {package}, which builds wheels, is not installed")
-    done = run_tool("wheels release", tmp_path / "out", timeout=300)
+    version = "{}.{}".format(*sys.version_info[:2])
+    if shutil.which("cc") is None or not find([version]):
+        pytest.skip("there is no C compiler, or this Python has no headers or no venv")
+    out = tmp_path / "out"
+    done = run_tool("wheels release", out, "--python", version, timeout=400)
     assert done.returncode == 0, done.stderr
-    sums = [line.split("  ") for line in (tmp_path / "out" / "SHA256SUMS").read_text().splitlines()]
-    assert [name.rpartition(".")[2] for _, name in sums] == ["whl", "json"]
+    assert [line for line in done.stderr.splitlines() if not line.startswith("release: ")] == []
+    sums = [line.split("  ") for line in (out / "SHA256SUMS").read_text().splitlines()]
+    assert sorted(name for _, name in sums) == sorted({path.name for path in out.iterdir()} - {"SHA256SUMS"})
     for digest, name in sums:
-        assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
-    with zipfile.ZipFile(tmp_path / "out" / sums[0][1]) as archive:
-        assert str(tmp_path).encode() not in b"".join(archive.read(name) for name in archive.namelist())
-        assert str(ROOT).encode() not in b"".join(archive.read(name) for name in archive.namelist())
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    wheels = list(out.glob("*.whl"))
+    assert len(wheels) == 3
+    assert {f"{path.name}.cdx.json" for path in wheels} == {path.name for path in out.glob("*.json")}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            everything = b"".join(archive.read(name) for name in archive.namelist())
+        assert str(tmp_path).encode() not in everything
+        assert str(ROOT).encode() not in everything
+    done = run_tool("wheels trial", out, "--python", version, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    used = re.findall(r" (\S+)  extensions used: (.+)$", done.stdout, re.MULTILINE)
+    assert len(used) == 4
+    assert [names for name, names in used if name.endswith("-none-any.whl")] == ["none"]

@@ -15,7 +15,16 @@ import store_builders as build
 
 import bundler
 from bundler.backends import backend_errors as theirs
-from bundler.errors import AccessDenied, BundlerError, BundlerWarning, ConfigError, StoreFull, StoreUnavailable
+from bundler.errors import (
+    AccessDenied,
+    BundlerError,
+    BundlerWarning,
+    ConfigError,
+    DigestMismatch,
+    NotFound,
+    StoreFull,
+    StoreUnavailable,
+)
 from bundler.store.error_translation import store_errors
 from bundler.store.store_urls import with_settings
 
@@ -191,6 +200,7 @@ def test_a_store_says_its_name_and_closes_twice(url):
 MEANINGS = {
     theirs.BackendFull: StoreFull, theirs.BackendDenied: AccessDenied, theirs.UntrustedRoot: ConfigError,
     theirs.InvalidKey: ConfigError, theirs.BadSettings: ConfigError, theirs.MissingExtra: ConfigError, theirs.BackendUnavailable: StoreUnavailable, theirs.BackendError: StoreUnavailable,
+    theirs.NotThere: NotFound, theirs.WrongBytes: DigestMismatch,
 }  # fmt: skip
 
 

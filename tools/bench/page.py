@@ -18,6 +18,7 @@ from typing import Any
 from tools.bench import cloud_rows, floors, launch_tables, remote_rows, scale
 from tools.bench.step_profiles import profile_table as _profile
 from tools.clients import table
+from tools.codegen import bench_rows, mission, random_graphs
 from tools.shared import measurement
 from tools.shared.measurement import median, shown, target
 from tools.shared.processes import ROOT
@@ -266,6 +267,9 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("gpu-torch-compile", gpu_torch_compile),
     ("gpu-autotune", gpu_autotune),
     ("gpu-generated", gpu_generated),
+    ("codegen-bench", bench_rows.section),
+    ("codegen-mission", mission.section),
+    ("codegen-random", random_graphs.section),
 )
 
 

@@ -7,7 +7,12 @@ import sys
 
 from tools.shared import programs
 
-PROGRAMS = {"counts": "kernels of 40 graphs beside those that Inductor generates for the same graphs, without a GPU"}
+PROGRAMS = {
+    "counts": "kernels of 44 graphs beside those that Inductor generates for the same graphs, without a GPU",
+    "bench": "run time, kernels and generation of the same graphs beside Inductor's, and cold starts, on a GPU",
+    "mission": "the same graphs built without a GPU, and launched on one without torch and Triton",
+    "random-graphs": "random functions at real sizes on a GPU, beside torch",
+}
 
 if __name__ == "__main__":
     sys.exit(programs.run("tools.codegen", PROGRAMS))

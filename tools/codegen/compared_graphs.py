@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`GRAPHS`: 40 functions of tensors, as models have them, with inputs; `counts` generates kernels for each, by us and by Inductor.
 
-An input is a tensor without values, at the size of a model: nothing here is computed.
+An input is a tensor without values, at the size of a model; `filled` gives values to such inputs, for those who compute.
 """
 
 from __future__ import annotations
@@ -40,6 +40,22 @@ def gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> t
 def indices(count: int, below: int) -> torch.Tensor:
     """Return valid indices; what they are does not matter."""
     return torch.arange(count) % below
+
+
+def filled(name: str, device: str, seed: int = 0) -> list[torch.Tensor]:
+    """Return inputs of a graph with numbers in them, on a device: integers are those that are given, or small."""
+    generator = torch.Generator(device).manual_seed(seed)
+    found = []
+    for given in GRAPHS[name][1]():
+        if given.dtype.is_floating_point:
+            numbers = torch.randn(given.shape, generator=generator, device=device, dtype=torch.float32).to(given.dtype)
+            # Second moments are not negative.
+            found.append(numbers.abs() if name == "adamw" else numbers)
+        elif given.dtype is torch.int64:
+            found.append(given.to(device))
+        else:
+            found.append(torch.randint(-100, 100, given.shape, generator=generator, device=device, dtype=given.dtype))
+    return found
 
 
 # Pointwise ----------------------------------------------------------------------------------------------------------
@@ -274,5 +290,5 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Any:
 
 @graph((4, 16, 512, 512), (4, 1, 1, 512))
 def masked_scores(s: Tensor, m: Tensor) -> Any:
-    causal = torch.ones(512, 512, dtype=torch.bool).tril()
+    causal = torch.ones(512, 512, dtype=torch.bool, device=s.device).tril()
     return torch.softmax((s / 8.0 + m).masked_fill(~causal, float("-inf")), -1)

@@ -3,8 +3,8 @@
 
     python -m tools.codegen counts [NAME ...]
 
-A row has, for both, the launches and calls of operators of one run, and of each kernel its size hints, the dimensions without a mask (`full`), how many
-of its parameters are not known to be multiples of 16, and how many are known to be 1.  Where both launch kernels of the same sizes, what differs between these is named.
+A row has, for both, the launches and calls of operators of one run, and of each kernel its size hints, the dimensions without a mask (`full`), the types
+of its parameters, how many of these are not known to be multiples of 16, and how many are known to be 1.  Where both launch kernels of the same sizes, what differs between these is named.
 Exit status 1 when we launch more kernels than Inductor for a graph that `EXPLAINED` does not name, or no longer for one that it does.
 """
 
@@ -24,7 +24,15 @@ RESULT = "codegen-counts"
 Row = dict[str, Any]
 # Graphs for which we launch more kernels, and why.
 EXPLAINED: Mapping[str, str] = {}
-_COMPARED = ("full", "unaligned", "ones")
+# Graphs with a kernel of the same sizes as Inductor's and other parameters, and why.
+OTHER_PARAMETERS: Mapping[str, str] = {
+    "joined": "one kernel reads every part; Inductor writes each part in a kernel of its own",
+    "softmax_looped": "nobody reads the maxima and the sums, so they are not stored",
+    "group_norm_backward": "what belongs to a group is computed again for its elements; Inductor stores some of it before",
+    "rotary": "both halves are read where they are needed; Inductor joins them in memory before",
+    "adamw": "moments and parameters are changed where they are; Inductor reads and writes them as two parameters",
+}
+_COMPARED = ("full", "unaligned", "ones", "types")
 
 
 def main() -> int:
@@ -56,6 +64,8 @@ def row_of(name: str) -> Row:
     row: Row = {"graph": name, "ours": ours, "inductor": theirs, "differs": differences(ours, theirs)}
     for side in (ours, theirs):
         side["launches"] = len(side["kernels"])
+    if name in OTHER_PARAMETERS:
+        row["parameters"] = OTHER_PARAMETERS[name]
     if name in EXPLAINED:
         row["explained"] = EXPLAINED[name]
     return row

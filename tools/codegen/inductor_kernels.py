@@ -73,6 +73,7 @@ def _facts(source: str) -> Found:
         "kind": kind[1],
         "size_hints": sizes,
         "full": sorted(sizes.keys() - masked),
+        "types": sorted(passed),
         "unaligned": len(passed) - (configs[1].count("tt.divisibility") if configs else 0),
         "ones": len(ast.literal_eval(constants[1])) if constants else 0,
     }

@@ -13,6 +13,7 @@ PROGRAMS = {
     "slim": "a process without a C compiler",
     "autotune": "tuned kernels: tuned from cold, then replayed without a measurement",
     "export": "an exported kernel launched from C++, timed by torch's profiler, with its record in a trace",
+    "occupancy": "blocks that fit on a multiprocessor, as reports say it, beside the driver's answer",
     "launcher": "first calls with our launcher for Triton, without a run of gcc",
     "replay": "recorded kernels in Triton's in-memory caches: 100 calls without a compile, a hit, a hook or a benchmark",
     "monitor": "vLLM's own JIT monitor in error mode: silent after a replay of the examples, Liger and FLA, raises without",

@@ -60,9 +60,8 @@ def block_name(axis: str) -> str:
 
 def max_block(axis: str, setting: Setting) -> int:
     """Return the largest block of an axis."""
-    if axis == "x" and setting.device.is_hip:
-        return _MAX_X_HIP
-    return _MAX_BLOCK[axis]
+    most = _MAX_X_HIP if axis == "x" and setting.device.is_hip else _MAX_BLOCK[axis]
+    return min(most, setting.facts.max_xblock or most) if axis == "x" else most
 
 
 def check_hints(hints: SizeHints) -> None:

@@ -86,6 +86,7 @@ class Facts:
         tiling_scores: dimension -> how much memory access gains by a longer block along it, in order of dimensions.
         tma_min_blocks: block parameter -> least size that tensor descriptors need.
         min_xblock, min_rblock: floors of the two blocks of a reduction.
+        max_xblock: no block along x is larger; None for the device's limit.  Masks that a kernel leaves out may count on it.
         rsplit_size: rows of a program in a mix-order reduction; 0 for another kind of kernel.
         allow_multi_stages: whether a mix-order reduction may pipeline.
         min_split_scan_rblock: floor of the R block of a split scan.
@@ -108,6 +109,7 @@ class Facts:
     tma_min_blocks: Mapping[str, int] = field(default_factory=dict)
     min_xblock: int | None = None
     min_rblock: int | None = None
+    max_xblock: int | None = None
     rsplit_size: int = 0
     allow_multi_stages: bool = True
     min_split_scan_rblock: int = DEFAULT_SPLIT_SCAN_RBLOCK

@@ -12,6 +12,7 @@ from typing import Any
 
 from bundler.errors import CannotLaunchStatically
 from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.dlpack_tensors import dlpack_tensor
 
 # What arrays call their elements, by kind and size in bytes, beside what torch calls them.
 _TYPES = {
@@ -80,8 +81,12 @@ class DeviceTensor:
         }
 
 
-def device_tensor(value: Any) -> Any:
-    """Return a value as a launch takes it: torch's tensors as they are, arrays by `__cuda_array_interface__`.
+def device_tensor(value: Any, *, host: bool = False) -> Any:
+    """Return a value as a launch takes it: torch's tensors as they are, others by `__cuda_array_interface__` or DLPack.
+
+    Args:
+        value: of any library.
+        host: take memory of the host too, for kernels that no GPU runs.
 
     Raises:
         CannotLaunchStatically: it is no tensor of a device, or of an element type that no kernel takes.
@@ -89,9 +94,12 @@ def device_tensor(value: Any) -> Any:
     if is_tensor(value):
         return value
     described = getattr(value, "__cuda_array_interface__", None)
+    if described is None and hasattr(value, "__dlpack__"):
+        address, name, sizes, steps, owner = dlpack_tensor(value, host=host)
+        return DeviceTensor(address, name, sizes, contiguous(sizes) if steps is None else steps, owner)
     if described is None:
         raise CannotLaunchStatically(
-            f"an input of the program: expected a tensor of a device, with data_ptr or __cuda_array_interface__, got {type(value).__name__}",
+            f"an input of the program: expected a tensor of a device, with data_ptr, __cuda_array_interface__ or __dlpack__, got {type(value).__name__}",
             got=type(value).__name__,
         )
     code = str(described["typestr"])

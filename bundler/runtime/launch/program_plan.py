@@ -3,10 +3,10 @@
 
 ::
 
-    inputs  ->  steps: Allocate | Launch | OperatorStep | Release, in order  ->  outputs
+    inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release, in order  ->  outputs
 
 Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions` evaluates.  The generator writes a plan, a bundle
-holds it as JSON, and `program_replay` runs it.
+holds it as JSON, which `plan_reading` decodes, and `program_replay` runs it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bundler.errors import FormatError, UnsupportedVersion
-
 VERSION = 1
 MAX_PLAN_BYTES = 64 << 20
+BUFFER_MARK = "@"
+MAX_SEEDS = 1 << 20
 Size = int | str
 
 
@@ -52,6 +52,19 @@ class Allocate:
 
     name: str
     spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """New seeds of random numbers.
+
+    Attributes:
+        name: of a buffer of int64.
+        count: how many.
+    """
+
+    name: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -94,16 +107,17 @@ class OperatorStep:
     single: bool
 
 
-Step = Allocate | Launch | OperatorStep | Release
+Step = Seeds | Allocate | Launch | OperatorStep | Release
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """How a kernel is launched on one target: the blocks and options that it was compiled with."""
+    """How a kernel is launched on one target: the blocks that it was compiled with, and the options that are not the same for every kernel."""
 
     blocks: Mapping[str, Any]
     num_warps: int
     num_stages: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,12 +127,14 @@ class KernelEntry:
     Attributes:
         grid: kind of its grid.
         parameters: names of what a launch passes, in order.
-        choices: target -> how it was compiled.
+        choices: target -> how it was compiled, in the order of its heuristic.
+        source: names its text, as tuning records have it; empty where no record was looked for.
     """
 
     grid: str
     parameters: tuple[str, ...]
-    choices: Mapping[str, KernelChoice] = field(default_factory=dict)
+    choices: Mapping[str, tuple[KernelChoice, ...]] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,7 @@ class ProgramPlan:
         outputs: what it returns.
         kernels: by name.
         constants: names of buffers that the program itself holds.
+        limits: a size, as text -> what it is at most in every call, since kernels count on it.
     """
 
     inputs: tuple[Input, ...]
@@ -149,90 +166,10 @@ class ProgramPlan:
     outputs: tuple[Output, ...]
     kernels: Mapping[str, KernelEntry]
     constants: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the plan as canonical JSON."""
         data = asdict(self) | {"version": VERSION}
         data["steps"] = [[type(step).__name__, asdict(step)] for step in self.steps]
         return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
-
-    @staticmethod
-    def from_json(data: bytes) -> ProgramPlan:
-        """Decode what `to_json` wrote.
-
-        Raises:
-            FormatError: it is anything else.
-            UnsupportedVersion: a newer version wrote it.
-        """
-        if len(data) > MAX_PLAN_BYTES:
-            raise FormatError(
-                f"a program's plan: expected at most {MAX_PLAN_BYTES} bytes, got {len(data)}", got=len(data)
-            )
-        try:
-            found = json.loads(data)
-            version = found.pop("version")
-        except (ValueError, KeyError, AttributeError, RecursionError) as error:
-            raise FormatError(f"a program's plan: not what `to_json` writes: {error}") from error
-        if version != VERSION:
-            raise UnsupportedVersion(
-                f"a program's plan: expected version {VERSION}, got {version!r}; update bundler", got=version
-            )
-        try:
-            return _plan(found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FormatError(f"a program's plan: {type(error).__name__}: {error}") from error
-
-
-_STEPS = {"Allocate", "Launch", "OperatorStep", "Release"}
-
-
-def _plan(data: Mapping[str, Any]) -> ProgramPlan:
-    return ProgramPlan(
-        tuple(Input(str(item["name"]), _spec(item["spec"])) for item in data["inputs"]),
-        {str(name): (int(place[0]), int(place[1])) for name, place in data["sizes"].items()},
-        tuple(_step(kind, item) for kind, item in data["steps"]),
-        tuple(Output(item["buffer"], _spec(item["spec"]), item["size"]) for item in data["outputs"]),
-        {str(name): _kernel(item) for name, item in data["kernels"].items()},
-        tuple(map(str, data["constants"])),
-    )
-
-
-def _spec(data: Any) -> TensorSpec | None:
-    if data is None:
-        return None
-    sizes, strides = ([_size(part) for part in data[name]] for name in ("sizes", "strides"))
-    return TensorSpec(str(data["dtype"]), tuple(sizes), tuple(strides), _size(data["offset"]))
-
-
-def _size(value: Any) -> Size:
-    if type(value) in {int, str}:
-        return value  # type: ignore[no-any-return]
-    raise TypeError(f"a size is a number or a text, got {value!r:.80}")
-
-
-def _step(kind: str, data: Mapping[str, Any]) -> Step:
-    match kind:
-        case "Allocate":
-            spec = _spec(data["spec"])
-            if spec is None:
-                raise TypeError("an allocation has a spec")
-            return Allocate(str(data["name"]), spec)
-        case "Release":
-            return Release(str(data["name"]))
-        case "Launch":
-            sizes = {str(name): _size(value) for name, value in data["sizes"].items()}
-            return Launch(str(data["kernel"]), tuple(map(_size, data["arguments"])), sizes)
-        case "OperatorStep":
-            outputs = tuple(None if name is None else str(name) for name in data["outputs"])
-            return OperatorStep(
-                str(data["operator"]), tuple(data["arguments"]), dict(data["keywords"]), outputs, bool(data["single"])
-            )
-    raise ValueError(f"a step is one of {', '.join(sorted(_STEPS))}, got {kind!r:.80}")
-
-
-def _kernel(data: Mapping[str, Any]) -> KernelEntry:
-    choices = {
-        str(target): KernelChoice(dict(item["blocks"]), int(item["num_warps"]), int(item["num_stages"]))
-        for target, item in data["choices"].items()
-    }
-    return KernelEntry(str(data["grid"]), tuple(map(str, data["parameters"])), choices)

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Registry`: one repository of a registry, by the OCI distribution specification (https://github.com/opencontainers/distribution-spec).
+
+Every operation has a deadline: three times the silence that is allowed, and the time of its bytes at 256 KiB a second.  What fails for a moment
+(429, 503, a connection that breaks) is done again within that time, after what `Retry-After` says.  A redirect is followed for reading
+only, without credentials to another host, and never from TLS to none.
+
+`open_image_place` makes it.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import BinaryIO, TypeVar
+from urllib.parse import urlencode, urljoin
+
+import msgspec
+
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+    NotThere,
+    WrongBytes,
+)
+from bundler.backends.oci.docker_credentials import find_credentials
+from bundler.backends.oci.http_exchange import (
+    SLOWEST_BYTES_A_S,
+    HttpExchange,
+    InsecureAnswer,
+    RefusedRequest,
+    RegistryAnswer,
+    origin_of,
+)
+from bundler.backends.oci.image_port import (
+    INDEX_TYPE,
+    MANIFEST_BYTES,
+    MOST_TAGS,
+    CheckedCopy,
+    Descriptor,
+    ImageManifest,
+    ImagePlace,
+    digest_of,
+)
+from bundler.backends.oci.registry_tokens import RegistryLogin
+from bundler.backends.oci.registry_urls import ImageUrl
+
+ATTEMPTS = 4
+FIRST_PAUSE_S = 0.2
+# An operation may take so many times the silence that is allowed.
+TIMES_SILENCE = 3
+REDIRECTS = 5
+TAGS_A_PAGE = 1000
+ERROR_BYTES = 64 * 1024
+SHOWN_CHARACTERS = 200
+_FINE = range(200, 300)
+_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+_MOVED = frozenset({301, 302, 303, 307, 308})
+_ACCEPTED = (
+    "application/vnd.oci.image.manifest.v1+json", INDEX_TYPE, "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)  # fmt: skip
+_NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
+T = TypeVar("T")
+
+
+class _Again(BackendUnavailable):
+    """It failed for a moment."""
+
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class _Tags(msgspec.Struct):
+    tags: list[str] | None = None
+
+
+class _Index(msgspec.Struct):
+    manifests: list[Descriptor] = []
+
+
+class _Problem(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+class _Problems(msgspec.Struct):
+    errors: list[_Problem] = []
+
+
+class Registry(ImagePlace):
+    """A repository of a registry; for one thread.
+
+    Args:
+        url: which.
+
+    Raises:
+        BadSettings, BackendDenied: the files of credentials cannot be read.
+    """
+
+    def __init__(self, url: ImageUrl) -> None:
+        self.name, self._timeout_s = url.shown, url.timeout_s
+        self._root = f"{'http' if url.plain_http else 'https'}://{url.host}"
+        self._base = f"{self._root}/v2/{url.repository}"
+        self._origin = origin_of(self._root)
+        self._exchange = HttpExchange(url.shown, url.timeout_s, url.ca_file)
+        known = find_credentials(url.host, url.repository)
+        self._login = RegistryLogin(url.shown, url.host, self._exchange, known, secure=not url.plain_http)
+
+    def manifest(self, reference: str) -> ImageManifest:
+        """Return a manifest by tag or digest."""
+
+        def read(until: float) -> ImageManifest:
+            headers = {"Accept": ", ".join(_ACCEPTED)}
+            with self._ask("GET", f"{self._base}/manifests/{reference}", until, headers) as answer:
+                data = answer.read(MANIFEST_BYTES)
+                said = answer.headers.get("Docker-Content-Digest", "")
+            expected = reference if ":" in reference else said
+            # What the header says is of no weight but to find out that the body was cut.
+            if expected.startswith("sha256:") and digest_of(data) != expected:
+                raise WrongBytes(
+                    f"{self.name}: manifest {reference} has the digest {digest_of(data)}, expected {expected}"
+                )
+            return ImageManifest(data, answer.headers.get_content_type())
+
+        return self._repeated(read)
+
+    def put_manifest(self, data: bytes, media_type: str, tag: str = "") -> bool:
+        """Store a manifest; True when the registry lists it by its subject."""
+
+        def write(until: float) -> bool:
+            headers = {"Content-Type": media_type, "Content-Length": str(len(data))}
+            with self._ask("PUT", f"{self._base}/manifests/{tag or digest_of(data)}", until, headers, data) as answer:
+                return bool(answer.headers.get("OCI-Subject"))
+
+        return self._repeated(write, len(data))
+
+    def read_blob(self, digest: str, size: int, out: BinaryIO) -> None:
+        """Write a blob into a file."""
+        start = out.tell()
+
+        def read(until: float) -> None:
+            out.seek(start)
+            out.truncate()
+            copy = CheckedCopy(f"{self.name}: blob {digest}", digest, size)
+            with self._ask("GET", f"{self._base}/blobs/{digest}", until) as answer:
+                for chunk in answer.chunks():
+                    copy.add(chunk)
+                    out.write(chunk)
+            copy.finish()
+
+        self._repeated(read)
+
+    def put_blob(self, digest: str, size: int, source: BinaryIO) -> bool:
+        """Store a blob; False when it was there."""
+
+        def write(until: float) -> bool:
+            try:
+                self._ask("HEAD", f"{self._base}/blobs/{digest}", until).close()
+                return False
+            except NotThere:
+                pass
+            with self._ask("POST", f"{self._base}/blobs/uploads/", until, {"Content-Length": "0"}) as answer:
+                place = urljoin(answer.url, answer.headers.get("Location", ""))
+                answer.read(ERROR_BYTES)
+            self._check_secure(place)
+            place += ("&" if "?" in place else "?") + urlencode({"digest": digest})
+            source.seek(0)
+            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+            with self._ask("PUT", place, until, headers, source):
+                return True
+
+        return self._repeated(write, size)
+
+    def referrers(self, digest: str, artifact_type: str) -> list[Descriptor] | None:
+        """Return the manifests whose subject is that one; None where the registry has no such listing."""
+
+        def read(until: float) -> list[Descriptor] | None:
+            url = f"{self._base}/referrers/{digest}?{urlencode({'artifactType': artifact_type})}"
+            try:
+                with self._ask("GET", url, until) as answer:
+                    data, kind = answer.read(MANIFEST_BYTES), answer.headers.get_content_type()
+            except NotThere:
+                return None
+            found = self._decoded(data, _Index, "a list of referrers") if kind == INDEX_TYPE else _Index()
+            return [one for one in found.manifests if one.artifact_type == artifact_type]
+
+        return self._repeated(read)
+
+    def tags(self) -> list[str]:
+        """Return the tags, sorted."""
+        found: list[str] = []
+        url: str | None = f"{self._base}/tags/list?n={TAGS_A_PAGE}"
+        for _ in range(MOST_TAGS // TAGS_A_PAGE + 1):
+            if url is None or len(found) > MOST_TAGS:
+                break
+            page, url = self._page(url)
+            found += page
+        if url is not None or len(found) > MOST_TAGS:
+            raise BackendUnavailable(f"{self.name}: has more than {MOST_TAGS:,} tags, which are not listed; name one")
+        return sorted(found)
+
+    def _page(self, url: str) -> tuple[list[str], str | None]:
+        def read(until: float) -> tuple[list[str], str | None]:
+            with self._ask("GET", url, until) as answer:
+                page = self._decoded(answer.read(MANIFEST_BYTES), _Tags, "a list of tags").tags or []
+                following = _NEXT.search(answer.headers.get("Link", ""))
+            if following is None:
+                return page, None
+            place = urljoin(url, following[1])
+            if origin_of(place) != self._origin:
+                raise RefusedRequest(f"{self.name}: its list of tags goes on at another host, {place!r:.100}")
+            return page, place
+
+        return self._repeated(read)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._exchange.close()
+
+    def _repeated(self, call: Callable[[float], T], sent_bytes: int = 0) -> T:
+        """Return what a call returns, which is made again while it fails for a moment and there is time."""
+        until = time.monotonic() + TIMES_SILENCE * self._timeout_s + sent_bytes / SLOWEST_BYTES_A_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return call(until)
+            except (BackendTimeout, RefusedRequest):
+                raise
+            except BackendUnavailable as error:
+                after_s = error.after_s if isinstance(error, _Again) else None
+                # With jitter: a thousand processes that were refused together do not come again together.
+                pause_s = FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0) if after_s is None else after_s  # noqa: S311
+                if attempt == ATTEMPTS or time.monotonic() + pause_s > until:
+                    waits = f"; it says to come again in {after_s:,.0f} s" if after_s else ""
+                    raise BackendUnavailable(f"{error}{waits}") from error
+                time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _ask(
+        self,
+        method: str,
+        url: str,
+        until: float,
+        headers: Mapping[str, str] | None = None,
+        body: BinaryIO | bytes | None = None,
+    ) -> RegistryAnswer:
+        """Send a request and return its answer, which is one of success; to be used in a `with` statement, or closed."""
+        answer = self._logged_in(method, url, until, headers or {}, body)
+        for _ in range(REDIRECTS):
+            if answer.status not in _MOVED or method not in {"GET", "HEAD"}:
+                break
+            place = urljoin(answer.url, answer.headers.get("Location", ""))
+            answer.close()
+            self._check_secure(place)
+            answer = self._logged_in(method, place, until, headers or {}, None)
+        if answer.status not in _FINE:
+            raise self._refusal(method, answer)
+        return answer
+
+    def _logged_in(
+        self, method: str, url: str, until: float, headers: Mapping[str, str], body: BinaryIO | bytes | None
+    ) -> RegistryAnswer:
+        ours = origin_of(url) == self._origin
+
+        def send() -> RegistryAnswer:
+            who = {"Authorization": self._login.header} if ours and self._login.header else {}
+            return self._exchange.send(method, url, {"User-Agent": "triton-bundler", **headers, **who}, until, body)
+
+        answer = send()
+        if answer.status == HTTPStatus.UNAUTHORIZED and ours:
+            challenge = answer.headers.get("WWW-Authenticate", "")
+            answer.close()
+            self._login.respond(challenge, until)
+            if body is not None and not isinstance(body, bytes):
+                body.seek(0)
+            answer = send()
+        return answer
+
+    def _check_secure(self, place: str) -> None:
+        if self._origin.scheme == "https" and origin_of(place).scheme != "https":
+            raise InsecureAnswer(
+                f"{self.name}: leads from TLS to an address without it, {place.partition('?')[0]!r:.100}"
+            )
+
+    def _refusal(self, method: str, answer: RegistryAnswer) -> BackendError:
+        """Return the error for an answer that is none of success."""
+        status, headers = answer.status, answer.headers
+        try:
+            words = "" if method == "HEAD" else self._said(answer.read(ERROR_BYTES))
+        except BackendUnavailable:
+            words = ""
+        answer.close()
+        text = f"{self.name}: {method} answered {status}{words}"
+        if status == HTTPStatus.NOT_FOUND:
+            return NotThere(text)
+        if status in {401, 403}:
+            return BackendDenied(f"{text}; {self._login.how_to}")
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            return BackendDenied(f"{text}; the registry is read only")
+        if status in {413, 507}:
+            return BackendFull(f"{text}; remove images there, or raise its quota")
+        if status in _TRANSIENT:
+            return _Again(text, _after_s(headers.get("Retry-After", "")))
+        if status in _MOVED:
+            return RefusedRequest(f"{text}; it leads elsewhere, expected an answer")
+        return RefusedRequest(f"{text}; it does not take this")
+
+    def _said(self, data: bytes) -> str:
+        """Return what a registry says of an error, without what must not be printed."""
+        try:
+            found = msgspec.json.decode(data, type=_Problems).errors
+        except msgspec.DecodeError:
+            return ""
+        text = "; ".join(f"{one.code} {one.message}".strip() for one in found[:3])
+        for secret in self._login.secrets:
+            text = text.replace(secret, "…")
+        text = " ".join("".join(filter(str.isprintable, text)).split())[:SHOWN_CHARACTERS]
+        return f" ({text})" if text else ""
+
+    def _decoded(self, data: bytes, kind: type[T], what: str) -> T:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError:
+            raise RefusedRequest(f"{self.name}: answered something other than {what}") from None
+
+
+def _after_s(text: str) -> float | None:
+    """Return the seconds of a header `Retry-After`, which are a number or a date."""
+    if text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`open_source`: what `top` watches, a store or an endpoint of metrics, each asked now and then for a `Sight`.
+
+What is dear is asked for seldom: no question takes more than about a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
+
+from bundler.backends.lease_holders import HeldLease
+from bundler.cli.metrics_reading import Samples, is_endpoint, read_metrics, total
+from bundler.cli.stores import as_url, with_environment
+from bundler.cli.wording import masked
+from bundler.errors import BundlerError, NotFound
+from bundler.store.bundle_store import BundleStore
+from bundler.store.error_translation import store_errors
+from bundler.store.kernel_records import LEASES
+from bundler.store.store_reports import StoreStats
+from bundler.store.store_urls import Opening, local_directory, open_backend
+
+T = TypeVar("T")
+# A listing that takes a second is made every twenty.
+REST = 20
+STATS_EVERY_S = 30.0
+MOST_LEASES = 100
+_PREFIX = "triton_bundler_"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one look at a source showed.
+
+    Attributes:
+        url: the source, without secrets.
+        kind: `store` or `metrics`.
+        error: why nothing was seen; empty when something was.
+        numbers: of an endpoint: hits, misses and so on; of a store: objects and bytes.
+        leases: of a store: who compiles which kernel.
+        breakers: of an endpoint: stores whose breaker is not closed.
+    """
+
+    url: str
+    kind: str
+    error: str = ""
+    numbers: dict[str, float] = field(default_factory=dict)
+    leases: tuple[HeldLease, ...] = ()
+    breakers: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON knows it."""
+        leases = [lease._asdict() for lease in self.leases]
+        return {**asdict(self), "leases": leases, "breakers": list(self.breakers)}
+
+
+class _Seldom(Generic[T]):
+    """A question whose answer is kept for a while, the longer the longer it took."""
+
+    def __init__(self, ask: Callable[[], T], least_s: float) -> None:
+        self._ask, self._least_s, self._again_s = ask, least_s, 0.0
+        self._answer: list[T] = []
+
+    def __call__(self) -> T:
+        began_s = time.monotonic()
+        if not self._answer or began_s >= self._again_s:
+            self._answer = [self._ask()]
+            ended_s = time.monotonic()
+            self._again_s = ended_s + max(self._least_s, REST * (ended_s - began_s))
+        return self._answer[0]
+
+
+class MetricsSource:
+    """An endpoint of metrics."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._shown = url, masked(url)
+
+    def look(self) -> Sight:
+        """Ask for its numbers."""
+        try:
+            samples = read_metrics(self._url)
+        except BundlerError as error:
+            return _unseen(self._shown, "metrics", error)
+        breakers = (
+            dict(labels).get("tier", "")
+            for (name, labels), value in samples.items()
+            if name == f"{_PREFIX}breaker_state" and value
+        )
+        return Sight(self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(sorted(breakers)))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class StoreSource:
+    """A store: its leases, and how much it holds; opened for reading, and by the URL alone."""
+
+    def __init__(self, url: str) -> None:
+        self._backend, self._name = open_backend([with_environment(as_url(url))], Opening(read_only=True))
+        self._directory = local_directory(as_url(url))
+        self._store = BundleStore(self._backend, self._name)
+        self._stats: _Seldom[StoreStats] = _Seldom(self._store.stats, STATS_EVERY_S)
+        self._leases: _Seldom[list[HeldLease]] = _Seldom(self._held, 0.0)
+
+    def look(self) -> Sight:
+        """Ask for leases and sizes."""
+        try:
+            if self._directory is not None and not os.path.isdir(self._directory):
+                raise NotFound(f"no directory {self._directory} yet; push makes it")
+            leases, stats = self._leases(), self._stats()
+        except BundlerError as error:
+            return _unseen(self._name, "store", error)
+        sizes = (stats.unit_bytes, stats.manifest_bytes, stats.record_bytes, stats.dictionary_bytes)
+        numbers: dict[str, float] = {"bytes": sum(sizes), "units": stats.units, "records": stats.records}
+        numbers |= {"tags": stats.tags, "failures": stats.failures}
+        return Sight(self._name, "store", numbers=numbers, leases=tuple(leases))
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+    def _held(self) -> list[HeldLease]:
+        with store_errors(self._name):
+            held = [lease for lease in self._backend.leases() if lease.key.startswith(f"{LEASES}/") or not lease.key]
+        return sorted(held, key=lambda lease: lease.key)[:MOST_LEASES]
+
+
+def open_source(url: str) -> MetricsSource | StoreSource:
+    """Return what a URL names; raises as opening a store does."""
+    return MetricsSource(url) if is_endpoint(url) else StoreSource(url)
+
+
+def kernel_of(lease: HeldLease) -> str:
+    """Return the key of the kernel that is compiled under a lease."""
+    return lease.key.removeprefix(f"{LEASES}/")
+
+
+def _unseen(url: str, kind: str, error: BundlerError) -> Sight:
+    return Sight(url, kind, masked(error.message).removeprefix(f"{url}: "))
+
+
+def _numbers(samples: Samples) -> dict[str, float]:
+    def of(name: str, **labels: str) -> float:
+        return total(samples, f"{_PREFIX}{name}", **labels)
+
+    return {
+        "hits": of("lookups_total", result="hit"),
+        "misses": of("lookups_total", result="miss"),
+        "compiles": of("compiles_total"),
+        "compile_seconds": of("compile_seconds_total"),
+        "seconds_saved": of("seconds_saved_total"),
+        "bytes_fetched": of("bytes_total", direction="fetched"),
+        "bytes_sent": of("bytes_total", direction="sent"),
+        "restores": of("restore_seconds_count"),
+        "leases_held": of("leases_held"),
+        "requests": of("serve_requests_total"),
+        "served_bytes": of("serve_sent_bytes_total"),
+    }

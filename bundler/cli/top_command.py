@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `top`: a live view of stores and of processes that show metrics.
+
+`app.py` lists it; `live_sources.py` asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bundler.cli import wording
+from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.live_sources import MetricsSource, Sight, StoreSource, kernel_of, open_source
+from bundler.cli.terminal import Screen
+
+MOST_SOURCES = 64
+LEAST_INTERVAL_S, INTERVAL_S = 0.5, 2.0
+_AT_ONCE = 8
+_Source = MetricsSource | StoreSource
+
+
+@click.command(
+    short_help="Watch hits, misses, leases and store sizes.",
+    epilog=example(
+        "top http://127.0.0.1:9464/metrics file:///var/cache/kernels", "top --once redis://kernel-cache:6379"
+    ),
+)
+@click.argument("urls", metavar="URL…", nargs=-1, required=True)
+@click.option("--interval", type=click.FloatRange(LEAST_INTERVAL_S, 3600), default=INTERVAL_S, show_default=True,
+              metavar="SECONDS", help="How often to look; what takes long is looked at less often.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Look once and end, as with --json and where no person watches.")
+@reports
+def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> int:
+    """Watch stores and processes until Ctrl-C: hits and misses, who compiles which kernel under a lease, what a store holds.
+
+    URL is a store, or an endpoint of metrics: http://HOST:PORT, or what ends in /metrics. Nothing is changed anywhere. With --once, exit status
+    1 when a URL did not answer.
+    """
+    if len(urls) > MOST_SOURCES:
+        raise click.UsageError(f"{len(urls)} URLs; {MOST_SOURCES} at most")
+    live = not (once or screen.as_json or screen.quiet) and screen.out.is_terminal
+    with _opened(urls) as look:
+        if live:
+            _watch(screen, look, interval)
+            return FINE
+        sights = look()
+    for sight in sights:
+        for line in _lines(sight):
+            screen.line(line)
+    screen.finish({"sources": [sight.as_json() for sight in sights], "ok": not any(sight.error for sight in sights)})
+    return PROBLEM if any(sight.error for sight in sights) else FINE
+
+
+@contextlib.contextmanager
+def _opened(urls: Sequence[str]) -> Iterator[Callable[[], list[Sight]]]:
+    """Open the sources; yields what looks at all of them, several at a time."""
+    with contextlib.ExitStack() as stack:
+        sources: list[_Source] = []
+        for url in urls:
+            sources.append(open_source(url))
+            stack.callback(sources[-1].close)
+        threads = stack.enter_context(ThreadPoolExecutor(_AT_ONCE))
+        yield lambda: list(threads.map(lambda source: source.look(), sources))
+
+
+def _watch(screen: Screen, look: Callable[[], list[Sight]], interval: float) -> None:
+    """Show what is seen until Ctrl-C, which is how a view ends."""
+    before, before_s = look(), time.monotonic()
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(_view(before, before, 0.0), console=screen.out, auto_refresh=False) as live,
+    ):
+        while True:
+            time.sleep(interval)
+            now, now_s = look(), time.monotonic()
+            live.update(_view(now, before, now_s - before_s), refresh=True)
+            before, before_s = now, now_s
+
+
+def _view(sights: Sequence[Sight], before: Sequence[Sight], seconds: float) -> Group:
+    """Return what a terminal shows: processes, stores, leases, and what does not answer."""
+    processes, stores, leases = Table(title="processes"), Table(title="stores"), Table(title="leases")
+    for table, columns in (
+        (processes, ("endpoint", "hits", "/s", "misses", "/s", "hit %", "compiles", "seconds", "saved", "fetched", "breakers")),
+        (stores, ("store", "size", "units", "records", "tags", "failures", "leases")),
+        (leases, ("kernel", "compiled by", "left", "store")),
+    ):  # fmt: skip
+        for place, column in enumerate(columns):
+            table.add_column(
+                column, justify="left" if place == 0 or table is leases else "right", overflow="ellipsis", no_wrap=True
+            )
+    for sight, last in zip(sights, before, strict=True):
+        if sight.error:
+            continue
+        if sight.kind == "metrics":
+            processes.add_row(*map(Text, _process_row(sight, last, seconds)))
+        else:
+            stores.add_row(*map(Text, _store_row(sight)))
+            for lease in sight.leases:
+                left = wording.duration(lease.left_s) if lease.left_s is not None else ""
+                leases.add_row(*map(Text, map(wording.plain, (kernel_of(lease), lease.holder, left, sight.url))))
+    errors = [Text(wording.plain(f"{sight.url}: {sight.error}"), style="red") for sight in sights if sight.error]
+    return Group(*(table for table in (processes, stores, leases) if table.row_count), *errors)
+
+
+def _process_row(sight: Sight, last: Sight, seconds: float) -> list[str]:
+    numbers, earlier = sight.numbers, last.numbers
+
+    def rate(name: str) -> str:
+        known = seconds > 0 and name in earlier
+        return f"{max(0.0, numbers[name] - earlier[name]) / seconds:.1f}" if known else ""
+
+    asked = numbers["hits"] + numbers["misses"]
+    return [
+        wording.plain(sight.url), f"{numbers['hits']:,.0f}", rate("hits"), f"{numbers['misses']:,.0f}", rate("misses"),
+        f"{100 * numbers['hits'] / asked:.1f}" if asked else "", f"{numbers['compiles']:,.0f}", wording.duration(numbers["compile_seconds"]),
+        wording.duration(numbers["seconds_saved"]), wording.size(int(numbers["bytes_fetched"])), wording.plain(", ".join(sight.breakers)),
+    ]  # fmt: skip
+
+
+def _store_row(sight: Sight) -> list[str]:
+    counts = [f"{sight.numbers[name]:,.0f}" for name in ("units", "records", "tags", "failures")]
+    return [wording.plain(sight.url), wording.size(int(sight.numbers["bytes"])), *counts, str(len(sight.leases))]
+
+
+def _lines(sight: Sight) -> Iterator[str]:
+    """Yield what is printed where nobody watches: one line for a source, one for each lease."""
+    if sight.error:
+        yield f"{sight.url}: error: {sight.error}"
+        return
+    yield f"{sight.url}: " + ", ".join(f"{name} {value:g}" for name, value in sight.numbers.items())
+    for name in sight.breakers:
+        yield f"  breaker of {name} is not closed"
+    for lease in sight.leases:
+        left = f", {lease.left_s:.0f} s left" if lease.left_s is not None else ""
+        yield f"  {kernel_of(lease) or 'a kernel'} is compiled by {lease.holder or 'somebody'}{left}"

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker of `bench` does with one graph: generate and compile on both sides, compare numbers, say what the kernels take, and time them.
+
+Generation is timed in the same process, in turns, as CPU time of the thread: ours from a traced graph to sources and plan (`program_of_graph`),
+Inductor's from the graph that AOTAutograd hands over to the text of its module (`GraphLowering.run` and `GraphLowering.codegen`).  What traces and
+takes operators apart before it is in neither, what compiles after it in neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from bundler.codegen.graph_tracing import trace
+from bundler.codegen.program import GenerateOptions, Program, program_of_graph
+from bundler.lifecycle.binary_resources import read_resources
+from bundler.runtime.launch.device_tensors import item_bytes
+from bundler.runtime.launch.program_plan import Allocate, Launch, OperatorStep, TensorSpec
+from tools.codegen import bench_times
+from tools.codegen.bench_rows import OURS, THEIRS
+from tools.codegen.compared_graphs import GRAPHS, filled
+from tools.gpu.generated_workers import distance
+
+Found = dict[str, Any]
+# Between these two, with the first compile of each side, generation is timed again.
+GENERATIONS = 3
+SEED = 7
+DEVICE = os.environ.get("CODEGEN_BENCH_DEVICE", "cuda")
+# Whose results are random numbers, which differ from eager's.
+RANDOM = frozenset({"dropout"})
+# Place of an input of which few rows are read.
+LOOKED_UP = {"embedding_sum": 1}
+_CALLED = re.compile(r"^ +(?:\w+ = )?(?:extern_kernels\.|torch\.ops\.|aten\.|inductor_ops\.)\S+\(", re.MULTILINE)
+_folders: dict[str, Path] = {}
+_warm: list[bool] = []
+
+
+def prepare(name: str) -> Found:
+    """Compile a graph on both sides, and say what they made of it."""
+    _warm_up()
+    folder = Path(tempfile.mkdtemp(prefix="codegen-bench."))
+    seconds: dict[str, list[float]] = {OURS: [], THEIRS: []}
+    with _cache(folder / THEIRS):
+        theirs, text = _inductor(name, seconds[THEIRS])
+    with _cache(folder / OURS):
+        program = _ours(name, folder, seconds[OURS])
+        results = {OURS: _results(program.run, name)}
+    with _cache(folder / THEIRS):
+        results[THEIRS] = _results(theirs, name)
+        for _ in range(GENERATIONS - 1):
+            _ours(name, folder, seconds[OURS])
+            _inductor(name, seconds[THEIRS])
+    _folders[name] = folder
+    return {
+        "generation_ms": {side: [1e3 * one for one in found] for side, found in seconds.items()},
+        "kernels": {OURS: _launches(program), THEIRS: len(re.findall(r"^ +\w+\.run\(", text, re.MULTILINE))},
+        "calls": {OURS: _calls(program), THEIRS: len(_CALLED.findall(text))},
+        "bytes": _moved(program), "least_bytes": least_bytes(name),
+        "resources": {side: _resources(folder / side) for side in (OURS, THEIRS)},
+        "fallbacks": [f"{one.operator}: {one.reason}" for one in program.fallbacks],
+        "off": {} if name in RANDOM else _distances(name, results),
+    }  # fmt: skip
+
+
+def times(name: str) -> Found:
+    """Time a graph that was prepared: both sides anew, so that they choose among candidates while nothing else runs."""
+    folder, nothing = _folders.pop(name), list[float]()
+    with _cache(folder / THEIRS):
+        theirs, _ = _inductor(name, nothing)
+    seeds = iter(range(10_000))
+    with _cache(folder / OURS), torch.no_grad():
+        program = _ours(name, Path(tempfile.mkdtemp(prefix="codegen-bench.")), nothing)
+        program.run(*filled(name, DEVICE))
+        runs = {OURS: program.run, THEIRS: theirs}
+        found = bench_times.paired_times(runs, lambda: filled(name, DEVICE, next(seeds)))
+    torch.cuda.empty_cache()
+    return found | {"configs": {kernel: _config(module) for kernel, module in program.modules.items()}}
+
+
+def _warm_up() -> None:
+    """Import what both sides import late, so that it is in nobody's time."""
+    if not _warm:
+        torch._logging.set_logs(inductor=40)  # noqa: SLF001  # torch has no other name for it
+        _warm.append(True)
+        nothing: list[float] = []
+        with _cache(Path(tempfile.mkdtemp(prefix="codegen-bench."))) as folder:
+            _inductor("rows_looped", nothing)
+            _ours("rows_looped", folder, nothing)
+
+
+@contextlib.contextmanager
+def _cache(folder: Path) -> Iterator[Path]:
+    """Have Triton keep binaries in a folder of its own, so that they can be told apart."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(folder)):
+        yield folder
+
+
+# The two sides ----------------------------------------------------------------------------------------------------------
+
+
+def _ours(name: str, folder: Path, seconds: list[float]) -> Program:
+    graph = trace(GRAPHS[name][0], filled(name, DEVICE))
+    started = time.thread_time()
+    program = program_of_graph(graph, GenerateOptions(sources=str(folder / "sources")))
+    seconds.append(time.thread_time() - started)
+    return program
+
+
+def _inductor(name: str, seconds: list[float]) -> tuple[Callable[..., Any], str]:
+    """Return the compiled function, and the text of its module."""
+    from torch._inductor.graph import GraphLowering
+
+    texts: list[str] = []
+    spent = [0.0]
+    running: list[str] = []
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+            running.append("")
+            started = time.thread_time()
+            try:
+                found = method(self, *args, **kwargs)
+            finally:
+                running.pop()
+                if not running:
+                    spent[0] += time.thread_time() - started
+            if method.__name__ == "codegen":
+                texts.append(found[0].value)
+            return found
+
+        return called
+
+    torch._dynamo.reset()  # noqa: SLF001
+    compiled = torch.compile(
+        GRAPHS[name][0], dynamic=False, options={"fx_graph_cache": False, "autotune_local_cache": False}
+    )
+    with (
+        mock.patch.object(GraphLowering, "run", timed(GraphLowering.run)),
+        mock.patch.object(GraphLowering, "codegen", timed(GraphLowering.codegen)),
+        torch.no_grad(),
+    ):
+        compiled(*filled(name, DEVICE))
+    seconds.append(spent[0])
+    return compiled, texts[0][texts[0].index("def call(") :]
+
+
+# Numbers ----------------------------------------------------------------------------------------------------------------
+
+
+def _results(run: Callable[..., Any], name: str) -> list[torch.Tensor]:
+    """Return what a side returns, and what it changed."""
+    given = filled(name, DEVICE, SEED)
+    with torch.no_grad():
+        leaves = torch.utils._pytree.tree_leaves(run(*given))  # noqa: SLF001
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + (given if name == "adamw" else [])
+
+
+def _distances(name: str, results: dict[str, list[torch.Tensor]]) -> Found:
+    """Return how far each side is from float64, in tolerances of the dtype, and relative to the largest number."""
+    wide = [one.double() if one.is_floating_point() else one for one in filled(name, DEVICE, SEED)]
+    with torch.no_grad():
+        leaves = torch.utils._pytree.tree_leaves(GRAPHS[name][0](*wide))  # noqa: SLF001
+    exact = [*leaves, *(wide if name == "adamw" else [])]
+    return {
+        side: max(distance(one, other.to(one.dtype)) for one, other in zip(found, exact, strict=True))
+        for side, found in results.items()
+    }
+
+
+# What kernels take ------------------------------------------------------------------------------------------------------
+
+
+def _launches(program: Program) -> int:
+    return sum(isinstance(step, Launch) for step in program.plan.steps)
+
+
+def _calls(program: Program) -> int:
+    return sum(isinstance(step, OperatorStep) for step in program.plan.steps)
+
+
+def _config(module: Any) -> str:
+    made = list(module._made.values())  # noqa: SLF001  # what this process launched
+    return str(made[0].tuned.best_config) if made else ""
+
+
+def _moved(program: Program) -> int:
+    """Return the bytes of the buffers of all launches, each buffer once a launch, and twice where the launch reads and writes it."""
+    specs = {given.name: given.spec for given in program.plan.inputs if given.spec}
+    specs |= {step.name: step.spec for step in program.plan.steps if isinstance(step, Allocate)}
+    total = 0
+    for step in program.plan.steps:
+        if isinstance(step, Launch):
+            names = dict(zip(map(str, step.arguments), program.plan.kernels[step.kernel].parameters, strict=False))
+            for buffer, parameter in names.items():
+                spec = specs.get(buffer[1:]) if buffer.startswith("@") else None
+                total += 0 if spec is None else _bytes(spec) * (2 if parameter.startswith("in_out") else 1)
+    return total
+
+
+def _bytes(spec: TensorSpec) -> int:
+    pairs = zip(spec.sizes, spec.strides, strict=True)
+    last = sum((int(size) - 1) * int(stride) for size, stride in pairs)
+    return int((last + 1) * item_bytes(spec.dtype))
+
+
+def least_bytes(name: str) -> int:
+    """Return the bytes of inputs, of results, and of inputs that are changed, which any program moves; of a table what is looked up."""
+    given = filled(name, DEVICE)
+    with torch.no_grad():
+        leaves = torch.utils._pytree.tree_leaves(GRAPHS[name][0](*given))  # noqa: SLF001
+    memory = [one.untyped_storage() for one in given]
+    inputs = {one.data_ptr() for one in memory}
+    results = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in leaves}
+    written = sum(size for address, size in results.items() if address not in inputs)
+    written += sum(one.untyped_storage().nbytes() for one in given if one._version)  # noqa: SLF001  # how often it was changed
+    table = LOOKED_UP.get(name)
+    sizes = [min(one.nbytes(), written) if place == table else one.nbytes() for place, one in enumerate(memory)]
+    return int(written + sum(sizes))
+
+
+def _resources(folder: Path) -> Found:
+    """Return registers and stack of the binaries in a cache of Triton, which has all candidates."""
+    names = {
+        path: json.loads(path.with_suffix(".json").read_text())["name"] for path in sorted(folder.rglob("*.cubin"))
+    }
+    found = [read_resources(path.read_bytes(), name) for path, name in names.items()]
+    return {
+        "binaries": len(found),
+        "registers": max((one.registers or 0 for one in found), default=0),
+        "stack_bytes": max((one.stack_bytes or 0 for one in found), default=0),
+    }

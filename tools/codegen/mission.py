@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs generated and built without a GPU, carried, and launched on one in a process without torch and Triton: writes docs/results/codegen-mission.json.
+
+    python -m tools.codegen mission --build FOLDER [NAME ...]        here: one bundle for each of 44 graphs, for cuda:90
+    python -m tools.codegen mission --launch FOLDER --results OUT    there: launched, and compared with torch
+    python -m tools.codegen mission --check                          does the result meet its target?
+
+The launching process has strict mode on, and neither torch nor Triton can be imported in it: inputs are arrays of numpy, memory is the CUDA driver's.  It
+leaves results in files, which a second process compares with what torch computes from the same bits on the same GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tools.codegen import bench_rows
+from tools.shared import measurement
+from tools.shared.processes import ROOT, command, python_path
+
+NAME = "codegen-mission"
+TARGETS = ("cuda:90",)
+LEAST_GRAPHS = 40
+# In tolerances of torch.testing, relative to the largest number; and beside what torch's own results are off.
+MOST_OFF, MOST_BESIDE_TORCH = 10.0, 2.0
+Found = dict[str, Any]
+
+
+def main() -> int:
+    """Build, launch or check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="graphs; without one all")
+    parser.add_argument("--build", type=Path, metavar="FOLDER", help="where bundles go")
+    parser.add_argument("--launch", type=Path, metavar="FOLDER", help="where bundles are")
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS)
+    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")
+    options = parser.parse_args()
+    if options.check:
+        return bench_rows.show(json.loads((options.results / f"{NAME}.json").read_text()))
+    if options.build:
+        return build(options.build, options.names)
+    if not options.launch:
+        parser.error("--build, --launch or --check")
+    return launch(options.launch, options.names, options.results)
+
+
+def build(folder: Path, names: list[str]) -> int:
+    """Generate and build; a line for each graph."""
+    from bundler.codegen.program import GenerateOptions, generate
+    from tools.codegen.compared_graphs import GRAPHS
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names or GRAPHS:
+        function, make = GRAPHS[name]
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="mission.") as sources:
+            program = generate(function, make(), options=GenerateOptions(name, sources))
+            program.build(TARGETS).save(folder / f"{name}.tbundle")
+        print(f"{time.monotonic() - started:5.1f} s  {name}: {len(program.kernels)} kernels", flush=True)
+    return 0
+
+
+def launch(folder: Path, names: list[str], results: Path) -> int:
+    """Launch in one process, compare in another, and write the result."""
+    with tempfile.TemporaryDirectory(prefix="mission.", dir=measurement.fast_directory()) as outputs:
+        launched = _process("tools.codegen.mission_launch", str(folder), outputs, *names)
+        compared = _process("tools.codegen.mission_compare", str(folder), outputs, *names)
+    result: Found = {"launched": launched, "compared": compared, "targets": TARGETS}
+    result["rows"] = rows(result)
+    measurement.save(NAME, result, results)
+    return bench_rows.show(result)
+
+
+def rows(result: Found) -> list[Found]:
+    """Return what the page and `--check` show."""
+    launched, compared = result["launched"], result["compared"]
+    if "error" in launched or "error" in compared:
+        return [
+            measurement.row(
+                "mission: errors", 1, "errors", most=0, peer=(launched.get("error") or compared["error"])[-300:]
+            )
+        ]
+    graphs = launched["graphs"]
+    ran = [name for name, one in graphs.items() if "error" not in one]
+    close = [name for name in ran if _close(compared["graphs"].get(name, {"error": ""}))]
+    return [
+        measurement.row("mission: modules of torch, Triton or a compiler in the launching process", len(launched["imported"]), "modules", most=0),
+        measurement.row("mission: built without a GPU, launched without torch and Triton", len(ran), f"of {len(graphs)}",
+                        least=max(LEAST_GRAPHS, len(graphs) - len(launched["skipped"])), peer=f"{launched['kernels']} kernels",
+                        wrong={name: one["error"] for name, one in graphs.items() if "error" in one}),
+        measurement.row("mission: numbers equal to torch's", len(close), f"of {len(ran)}", least=len(ran),
+                        wrong={name: compared["graphs"].get(name) for name in ran if name not in close}),
+    ]  # fmt: skip
+
+
+def _close(one: Found) -> bool:
+    return "error" not in one and one["off"] <= max(MOST_OFF, MOST_BESIDE_TORCH * one["off_torch"])
+
+
+def section(result: Found) -> str:
+    """Return the section of the page."""
+    rows = [
+        [row["work"].removeprefix("mission: "), measurement.shown(row["figure"], row["unit"]), row["peer"], measurement.target(row)]
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ["what", "figure", "beside it", "target"]
+    lines = "\n".join(f"| {' | '.join(one)} |" for one in (head, ["---"] * len(head), *rows))
+    about = (
+        "`python -m tools.codegen mission`. The same graphs, generated and built for cuda:90 on a machine without a GPU, launched on one from their "
+        "bundles in a process in which neither torch nor Triton can be imported, in strict mode; results compared with torch's in float64."
+    )
+    return f"## Generated there, launched here\n\n{about}\n\n{lines}\n"
+
+
+def _process(program: str, *arguments: str) -> Found:
+    """Run a module, which prints JSON in its last line."""
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TRITON_BUNDLER_STRICT": "error"}
+    done = subprocess.run(
+        command(program, *arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return {"error": done.stderr[-3000:]}
+    found: Found = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`find`: the Python interpreters that wheels are built for and tried on; `environment` makes a virtual environment of one.
+
+An interpreter is looked for on PATH, then among those of pyenv and of uv, and counts when it runs, has venv, and has the C headers that an extension
+needs.  `release.py` and `trial.py` use it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SUPPORTED = ("3.11", "3.12", "3.13")
+_ASK = (
+    "import json, os, sys, sysconfig, venv; include = sysconfig.get_paths()['include'];"
+    "print(json.dumps(['%d.%d' % sys.version_info[:2], sys.version.split()[0], include,"
+    " os.path.isfile(os.path.join(include, 'Python.h'))]))"
+)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """One Python: `version` as 3.12, `release` as 3.12.1, and where its program and its headers are."""
+
+    version: str
+    release: str
+    program: str
+    include: str
+
+    @property
+    def tag(self) -> str:
+        """The name of the version in a wheel's name."""
+        return "cp" + self.version.replace(".", "")
+
+
+def find(versions: Iterable[str] = SUPPORTED) -> list[Interpreter]:
+    """Return an interpreter of each version that there is here."""
+    return [found for version in versions if (found := _find(version)) is not None]
+
+
+def environment(interpreter: Interpreter, folder: Path, *packages: str | Path, options: Iterable[str] = ()) -> str:
+    """Make a virtual environment with packages, and return its Python.
+
+    Raises:
+        subprocess.CalledProcessError: a package cannot be installed; what pip wrote was printed.
+    """
+    command = [interpreter.program, "-m", "venv", "--without-pip", "--clear", str(folder)]
+    subprocess.run(command, check=True, env=clean_variables())
+    python = str(folder / "bin" / "python")
+    if packages:
+        pip("--python", python, "install", *options, *map(str, packages))
+    return python
+
+
+def pip(*words: str) -> None:
+    """Run this environment's pip, which prints only what fails.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=clean_variables())
+    if done.returncode:
+        sys.stderr.write(done.stdout + done.stderr)
+        done.check_returncode()
+
+
+def clean_variables() -> dict[str, str]:
+    """Return the environment without what would lead another Python to the packages of this one."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DISTUTILS"))}
+
+
+def _find(version: str) -> Interpreter | None:
+    for program in _candidates(version):
+        done = subprocess.run([program, "-c", _ASK], check=False, capture_output=True, text=True, env=clean_variables())
+        if done.returncode:
+            continue  # pyenv puts a program on PATH for versions that are not selected, and Debian's may lack venv
+        found, release, include, headers = json.loads(done.stdout)
+        if found == version and headers:
+            return Interpreter(version, release, program, include)
+    return None
+
+
+def _candidates(version: str) -> Iterator[str]:
+    if version == "{}.{}".format(*sys.version_info[:2]):
+        yield str(getattr(sys, "_base_executable", sys.executable))
+    on_path = shutil.which(f"python{version}")
+    if on_path is not None:
+        yield on_path
+    if (root := _output("pyenv", "root")) is not None:
+        yield from (str(path) for path in sorted(Path(root, "versions").glob(f"{version}*/bin/python{version}")))
+    if (found := _output("uv", "python", "find", "--no-project", version)) is not None:
+        yield found
+
+
+def _output(*command: str) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None

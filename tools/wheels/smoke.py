@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `trial.py` runs in an environment that has one built file: use the installed package, and print as JSON what came out.
+
+It imports nothing of this repository but the installed `bundler`: load a golden bundle, restore it, pack what was restored.
+`extensions` are those that were called, or, where only a GPU has them called, those that were found where the package looks for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bundler
+from bundler.runtime.launch import compiled_dispatch, jit_modules, launchers
+
+# What Python calls of the two that work without a GPU.
+_CALLED = {"_kernel_writer": "begin_writing", "_kernel_reader": "begin_reading"}
+
+
+def counted() -> dict[str, int]:
+    """Count calls of the extensions from now on; one that was not built is not in what is returned."""
+    counts: dict[str, int] = {}
+    for name, function in _CALLED.items():
+        try:
+            extension = importlib.import_module(f"bundler.lifecycle.{name}")
+        except ImportError:
+            continue
+        counts[name] = 0
+        setattr(extension, function, functools.partial(_call, counts, name, getattr(extension, function)))
+    return counts
+
+
+def _call(counts: dict[str, int], name: str, real: Callable[..., Any], *words: Any) -> Any:
+    counts[name] += 1
+    return real(*words)
+
+
+def launch_extensions() -> set[str]:
+    """Return the extensions for launches that the package would use."""
+    found = {
+        "_launch": launchers.compiled_type(),
+        "_dispatch": compiled_dispatch.dispatcher_type(),
+        "_jit_driver": jit_modules.compiled_driver(),
+    }
+    return {name for name, it in found.items() if it is not None}
+
+
+def tree_digest(root: Path) -> str:
+    """Return a digest of names and bytes of all files; paths of the folder itself, which Triton's metadata has, are left out."""
+    lines = [
+        f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes().replace(str(root).encode(), b'')).hexdigest()}"
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def main() -> None:
+    """Try the installed package on the golden bundle in the command line."""
+    golden = sys.argv[1]
+    counts = counted()
+    with bundler.Bundle.load(golden) as bundle:
+        digest, kernels = bundle.digest, len(bundle.kernels)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve() / "cache"
+        report = bundler.restore(golden, root, keep="all")
+        restored, tree = report.restored, tree_digest(root)
+        packed = bundler.pack(root).digest
+    extensions = {name for name, calls in counts.items() if calls} | launch_extensions()
+    idle = {name for name, calls in counts.items() if not calls}
+    if idle:
+        raise SystemExit(f"built, but not called: {sorted(idle)}")
+    print(json.dumps({
+        "extensions": sorted(extensions), "where": str(Path(bundler.__file__).parent),
+        "versions": [bundler.__version__, importlib.metadata.version("triton-bundler")],
+        "results": [digest, kernels, restored, tree, packed],
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
