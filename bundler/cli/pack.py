@@ -74,9 +74,9 @@ def pack(
     if family is None and (root is not None or facts):
         raise click.UsageError(f"--root and --fact are for families; {directory} is none: {', '.join(FAMILIES)}")
     options = tree_options(facts, family_files)
-    with screen.progress(f"reading {directory}"):
+    with screen.progress(f"reading {directory}", counted=family is None) as bar:
         if family is None:
-            bundle = bundler.pack(directory, keep=keep)
+            bundle = bundler.pack(directory, keep=keep, watch=bar.reach)
         else:
             bundle = bundler.pack_family(family, root, keep=keep, facts=options.facts)
         bundle = bundler.strip_source(bundle) if strip else bundle

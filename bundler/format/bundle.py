@@ -349,7 +349,11 @@ class Bundle:
     def _repr_html_(self) -> str:
         from bundler.format.notebook_tables import bundle_html  # only notebooks ask
 
-        return bundle_html(self)
+        beside = (
+            ("tuning file", self.tuning_files), ("helper library", self.helpers), ("opaque file", self.opaque),
+            ("tuning record", self.tuning_records),
+        )  # fmt: skip
+        return bundle_html(self.digest, self.content, self.observed, [(noun, len(found)) for noun, found in beside])
 
     @cached_property
     def _by_key(self) -> dict[str, Kernel]:

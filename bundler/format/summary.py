@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Things in one short line: numbers with their noun, and reprs that count what they hold.
+"""Things in one short line, or in a notebook as one short table: numbers with their noun, and reprs that count what they hold.
 
 `count`, `plural`, `short` and `printable` make texts for the errors and reports of every room; reports and entries derive from `Summarized`
-for their repr.
+for their repr.  `facts_html` and `html_text` make the tables of notebooks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sized
+import re
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 from msgspec import Struct
@@ -18,6 +19,16 @@ REPR_CHARACTERS = 110
 _TEXT_CHARACTERS = 40
 _DIGEST = "sha256:"
 _DIGEST_CHARACTERS = len(_DIGEST) + 12
+_ITEMS_SHOWN = 3
+_ITEM_CHARACTERS = 100
+# Kernel keys and digests, of which the beginning tells enough in a list.
+_LONG_KEY = re.compile(r"\b(?:[A-Z2-7]{52}|[0-9a-f]{64})\b")
+_KEY_CHARACTERS = 12
+# Properties of reports that answer the question which the report was asked for.
+_VERDICTS = ("sound", "complete", "usable", "sentence")
+# How cells of a notebook's table are set, whatever the notebook does with others.
+HTML_LEFT = "text-align:left;white-space:nowrap"
+HTML_WIDE = "text-align:left;white-space:normal;overflow-wrap:anywhere"
 _PLURALS = {
     "directory": "directories",
     "helper library": "helper libraries",
@@ -71,8 +82,6 @@ class Summarized:
         return f"{text}>"
 
     def _repr_html_(self) -> str:
-        from bundler.format.notebook_tables import fields_html  # only notebooks ask
-
         return fields_html(self)
 
 
@@ -91,3 +100,61 @@ def _brief(value: Any) -> str:
     if isinstance(value, (tuple, list, set, frozenset, bytes, Mapping)):
         return str(len(value))
     return str(value)
+
+
+# Tables for notebooks ---------------------------------------------------------------------------------------------------
+
+
+def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:
+    """Return a table of names and values, below a title."""
+    rows = "".join(
+        f'<tr><th scope="row" style="{HTML_LEFT};vertical-align:top">{html_text(name)}</th><td style="{HTML_WIDE}">{html_text(value)}</td></tr>'
+        for name, value in facts
+    )
+    return f"<table>{_caption(title)}<tbody>{rows}</tbody></table>"
+
+
+def fields_html(thing: Any) -> str:
+    """Return a table of a report's fields; what is empty is left out, and of collections a few items are shown."""
+    verdicts = [(name, getattr(thing, name)) for name in _VERDICTS if hasattr(type(thing), name)]
+    fields = [(name, getattr(thing, name)) for name in shown_fields(thing)]
+    told = [*verdicts, *((name, value) for name, value in fields if not _is_empty(value))]
+    facts = [(name.removesuffix("_s").replace("_", " "), _value(name, value)) for name, value in told]
+    return facts_html(type(thing).__name__, facts or [("", "nothing")])
+
+
+def _caption(title: str) -> str:
+    return f'<caption style="{HTML_LEFT};font-weight:bold">{html_text(title)}</caption>'
+
+
+def html_text(text: str) -> str:
+    """Return text that is no HTML, and that cannot command a terminal either."""
+    import html  # only notebooks ask, and every process of a job imports this module
+
+    return html.escape(printable(text))
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or (not isinstance(value, bool) and hasattr(value, "__len__") and not value)
+
+
+def _value(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        figure = f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+        return f"{figure} s" if name.endswith(("seconds", "_s")) else figure
+    if isinstance(value, bytes):
+        return count(len(value), "byte")
+    if isinstance(value, Mapping):
+        return _listed([f"{key}: {item}" for key, item in value.items()])
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return _listed([": ".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in value])
+    return str(value)
+
+
+def _listed(items: Sequence[str]) -> str:
+    """Return the one that there is, or how many there are, and the first of them."""
+    items = [_LONG_KEY.sub(lambda key: f"{key[0][:_KEY_CHARACTERS]}…", item) for item in items]
+    first = ", ".join(item if len(item) <= _ITEM_CHARACTERS else short(item) for item in items[:_ITEMS_SHOWN])
+    return first if len(items) == 1 else f"{len(items):,}: {first}{', …' if len(items) > _ITEMS_SHOWN else ''}"

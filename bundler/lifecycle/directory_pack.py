@@ -8,7 +8,7 @@ files that belong to no kernel with `single_files` and `tuning_results` (`collec
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from bundler.errors import ConfigError, NotFound
 from bundler.format import names
@@ -22,9 +22,16 @@ from bundler.lifecycle.kernel_directory import Rejected, read_kernels
 from bundler.lifecycle.tuning_directory import FOLDER, TuningFolder, with_tunings
 
 KERNEL_SUBDIRECTORY = "triton"
+Watch = Callable[[int, int], object]
 
 
-def pack(directory: str | os.PathLike[str], *, keep: Keep = "all", strip: Strip | None = None) -> Bundle:
+def pack(
+    directory: str | os.PathLike[str],
+    *,
+    keep: Keep = "all",
+    strip: Strip | None = None,
+    watch: Callable[[int, int], object] | None = None,
+) -> Bundle:
     """Make a bundle from a cache directory.
 
     Args:
@@ -32,6 +39,7 @@ def pack(directory: str | os.PathLike[str], *, keep: Keep = "all", strip: Strip 
             `triton/<device>/` with kernel directories, beside generated code and graph entries).
         keep: `all`, or `launch` for device binaries, metadata and tuning files only.
         strip: `source` takes out what tells of where and from what kernels were compiled, as `strip_source` does.
+        watch: is told how many kernels of how many were read; of an Inductor cache, for each device by itself.
 
     Returns:
         A bundle whose `left_out` names everything that was seen and not taken, with the reason.  Its kernels have no
@@ -44,11 +52,11 @@ def pack(directory: str | os.PathLike[str], *, keep: Keep = "all", strip: Strip 
     if keep not in ("all", "launch"):
         raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
     check_strip(strip)
-    packed = _pack(os.fspath(directory), keep)
+    packed = _pack(os.fspath(directory), keep, watch)
     return packed if strip is None else strip_source(packed)
 
 
-def _pack(root: str, keep: Keep) -> Bundle:
+def _pack(root: str, keep: Keep, watch: Watch | None) -> Bundle:
     with os_errors(root, "read"):
         found = sorted(os.listdir(root))
         devices = _devices(root) if KERNEL_SUBDIRECTORY in found else []
@@ -59,11 +67,11 @@ def _pack(root: str, keep: Keep) -> Bundle:
                 path=root,
             )
         if not devices:
-            kernels = join([pack_kernels(root, keep, Observation(layouts=("triton",)))])
+            kernels = join([pack_kernels(root, keep, Observation(layouts=("triton",)), watch)])
             return with_tunings(kernels, TuningFolder(root).records())
         builders = [
             pack_kernels(os.path.join(root, KERNEL_SUBDIRECTORY, str(device)), keep,
-                          Observation((device,), ("inductor",)))
+                          Observation((device,), ("inductor",)), watch)
             for device in devices
         ]  # fmt: skip
         return join([*builders, _pack_rest(root, keep, devices)])
@@ -74,7 +82,7 @@ def _devices(root: str) -> list[int]:
     return sorted(int(name) for name in os.listdir(folder) if name.isdecimal() and str(int(name)) == name)
 
 
-def pack_kernels(root: str, keep: str, observation: Observation) -> Builder:
+def pack_kernels(root: str, keep: str, observation: Observation, watch: Watch | None = None) -> Builder:
     """Take the kernels of one Triton cache directory, and the files in it that belong to none."""
     builder = Builder(root, keep)
     keys = []
@@ -84,13 +92,15 @@ def pack_kernels(root: str, keep: str, observation: Observation) -> Builder:
         elif name != FOLDER:
             builder.left_out.append((name, "not a kernel directory"))
     paths = [os.path.join(root, key) for key in keys]
-    for key, path, found in zip(keys, paths, read_kernels(paths), strict=True):
+    for done, (key, path, found) in enumerate(zip(keys, paths, read_kernels(paths), strict=True), 1):
         # What is a kernel holds other files, too.
         singles = single_files(path) if isinstance(found, Rejected) else []
         for child in singles:
             builder.add_single(key, child)
         if not singles:
             builder.add_found(key, found, observation)
+        if watch is not None:
+            watch(done, len(keys))
     return builder
 
 

@@ -30,7 +30,6 @@ from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import policy_in_force
 
 if TYPE_CHECKING:
-    from bundler.store.maintenance import Watch
     from bundler.store.store_reports import SyncReport
     from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import SignaturePolicy
@@ -100,7 +99,7 @@ class Store(BundleStore):
         dry_run: bool = False,
         delete_tags: bool = False,
         told: Callable[[str], object] | None = None,
-        watch: Watch | None = None,
+        watch: Callable[[int, int], object] | None = None,
     ) -> SyncReport:
         """Bring another store to what the tags of this one name, moving only what is missing there.
 
@@ -110,7 +109,7 @@ class Store(BundleStore):
             dry_run: change nothing, only say what would be.
             delete_tags: remove tags there that match, and that are not here; what they named stays until `prune`.
             told: is told of each tag before it is looked at.
-            watch: is told how many tags of how many are done.
+            watch: is told how many units were moved, of those that are known so far to be missing.
 
         Returns:
             What was done.  A tag that cannot be mirrored stays there as it was, with the reason in `failed`.

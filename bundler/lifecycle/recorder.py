@@ -18,7 +18,7 @@ from bundler.fork_safety import after_fork
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.candidate_timings import Tuning
 from bundler.format.launch_spec import TuningRecord
-from bundler.format.summary import count
+from bundler.format.summary import count, facts_html
 from bundler.lifecycle.collection import add_spool, collect_sightings, merge_reasons
 from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
@@ -70,8 +70,6 @@ class Recording:
         return f"<Recording {self._state}, {heard}{', with children' if self._spool is not None else ''}>"
 
     def _repr_html_(self) -> str:
-        from bundler.format.notebook_tables import facts_html  # only notebooks ask
-
         hits = sum(event.cache_hit for event in self._events)
         heard = [
             ("compiles", f"{len(self._events) - hits:,}"),

@@ -27,7 +27,7 @@ from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.dictionaries import UnitCompression
 from bundler.store.error_translation import store_errors
-from bundler.store.maintenance import Maintenance, Watch
+from bundler.store.maintenance import Maintenance
 from bundler.store.prune_choice import GRACE_S, PruneRequest
 from bundler.store.pull_marks import Marks
 from bundler.store.references import References
@@ -177,12 +177,10 @@ class BundleStore:
         """Return what the store holds."""
         return self._maintenance.stats()
 
-    def verify(self, repair: bool = False, *, watch: Watch | None = None) -> VerifyReport:
-        """Read and check everything.
+    def verify(self, repair: bool = False, *, watch: Callable[[int, int], object] | None = None) -> VerifyReport:
+        """Read and check everything; with `repair`, damaged objects are removed, so that the next push sends them again.
 
-        Args:
-            repair: remove damaged objects, so that the next push sends them again.
-            watch: is told how many objects of how many were read.
+        `watch` is told how many objects of how many were read.
         """
         return self._maintenance.verify(repair=repair, watch=watch)
 
@@ -193,17 +191,16 @@ class BundleStore:
         dry_run: bool = False,
         *,
         grace_s: float = GRACE_S,
-        watch: Watch | None = None,
+        watch: Callable[[int, int], object] | None = None,
     ) -> PruneReport:
-        """Remove what no tag reaches, oldest first; never what a tag reaches.
+        """Remove what no tag reaches, oldest first; never what a tag reaches.  `watch` is told how many objects of how many are gone.
 
         Args:
             max_bytes: stop when the store holds no more than this; None removes all that may be removed.
             older_than_s: only what was not used for so many seconds.
             dry_run: remove nothing, only say what would be.
-            grace_s: nothing that was used in so many last seconds on the store's own clock: another process may be about to
-                name it.  A push that takes longer may lose units, whose kernels are misses until the next push.
-            watch: is told how many objects of how many were removed.
+            grace_s: nothing that was used in so many last seconds on the store's own clock, since a push may be about to name it;
+                one that takes longer may lose units, whose kernels are misses until the next push.
         """
         return self._maintenance.prune(PruneRequest(max_bytes, older_than_s, grace_s), dry_run=dry_run, watch=watch)
 

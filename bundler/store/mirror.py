@@ -73,6 +73,8 @@ class Mirror:
         self._limits, self._dry_run = limits, dry_run
         self._there: set[str] = set()
         self._units_moved = self._units_present = self._bytes_moved = 0
+        self._units_sent = 0
+        self._watch: Watch | None = None
 
     def run(
         self,
@@ -88,7 +90,7 @@ class Mirror:
             globs: of tags.
             delete_tags: remove tags of the target that match, and that the source does not have.
             told: is told of each tag before it is looked at.
-            watch: is told how many tags of how many are done.
+            watch: is told how many units were moved, of those that are known so far to be missing.
         """
         started = time.monotonic()
         self._check_target()
@@ -106,9 +108,8 @@ class Mirror:
         moved: list[str] = []
         kept: list[str] = []
         failed: list[tuple[str, str]] = []
-        for done, tag in enumerate(tags):
-            if watch is not None:
-                watch(done, len(tags))
+        self._watch = watch
+        for tag in tags:
             told(tag)
             try:
                 (moved if self._mirror(tag) else kept).append(tag)
@@ -192,6 +193,9 @@ class Mirror:
                 unit_payload_of(unit, self._limits, value, self._dictionary)
             self._move_hinted(sorted({*map(_dictionary_key, found.values())} - self._there - {""}))
             self._put(found)
+            self._units_sent += len(batch)
+            if self._watch is not None:
+                self._watch(self._units_sent, self._units_moved)
 
     def _dictionary(self, key: str, most: int) -> bytes | None:
         with store_errors(self._source_name):

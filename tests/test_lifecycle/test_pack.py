@@ -38,6 +38,13 @@ def test_a_packed_triton_cache_has_its_kernels_and_nothing_else(full_cache, comp
             kernel.require_parts()
 
 
+def test_who_watches_a_pack_is_told_how_many_were_read(full_cache, compiled):
+    """Each kernel once, of all that there are."""
+    told, total = [], len(compiled.keys)
+    with bundler.pack(full_cache, watch=lambda *numbers: told.append(numbers)) as packed:
+        assert (told, len(packed.kernels)) == ([(done, total) for done in range(1, total + 1)], total)
+
+
 def test_an_inductor_cache_is_packed_whole_or_reported(inductor):
     """Kernels are stored once for both devices; each other file is an entry of its kind or in left_out with its reason."""
     with bundler.pack(inductor) as packed:

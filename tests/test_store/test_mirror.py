@@ -63,6 +63,16 @@ def bundler_of(*seeds):
     return store
 
 
+def test_who_watches_is_told_of_units_that_moved(memory, target):
+    """All that are missing are known before the first of a tag moves; a dry run moves none."""
+    memory.push(shelf.bundle("A", "B"), "x")
+    told = []
+    memory.sync_to(target, dry_run=True, watch=lambda *numbers: told.append(numbers))
+    assert told == []
+    memory.sync_to(target, watch=lambda *numbers: told.append(numbers))
+    assert told == [(4, 4)]
+
+
 def test_units_come_before_manifests_and_these_before_tags(memory, target):
     """In this order a reader never finds a name for what is not there."""
     memory.push(shelf.bundle("A", "B"), "x")
