@@ -57,7 +57,7 @@ NAME = "*"
 _REFERENCE_BYTES = 1 << 16
 _FILE_LIST_BYTES = 4 << 20
 # Few, since of a hostile manifest each kernel's references may take half a megabyte while they are looked at.
-_CHECKED_TOGETHER = 64
+_CHECKED_TOGETHER = 16
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
