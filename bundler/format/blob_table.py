@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from bundler.format.digest import DIGEST_BYTES
@@ -30,7 +32,7 @@ class BlobTable(Sequence[tuple[bytes, int]]):
 
     def split_digests(self) -> list[bytes]:
         """Return the raw digests, cut apart at once."""
-        return [self.digests[start : start + DIGEST_BYTES] for start in range(0, len(self.digests), DIGEST_BYTES)]
+        return [*chain.from_iterable(struct.iter_unpack(f"{DIGEST_BYTES}s", self.digests))]
 
     def __len__(self) -> int:
         return len(self.sizes)

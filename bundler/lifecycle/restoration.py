@@ -143,16 +143,17 @@ class _Tally:
         self.damaged.append(name)
 
     def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
-        key = kernel.key
+        key, outcomes = kernel.key, self.outcomes
         if isinstance(outcome, BundlerError):
             self.spoiled(key, outcome)
             return
-        self.outcomes[key] = _worst(self.outcomes[key], outcome) if key in self.outcomes else outcome
+        outcomes[key] = _worst(outcomes[key], outcome) if key in outcomes else outcome
         if outcome != "present":
             # One file more than the bundle has: Triton's group file.
             self.files += len(kernel.files) + 1
             self.bytes += kernel.size_bytes
-            self.rewritten.update([f"{key}/{name}" for name in kernel.rewritten])
+            for name in kernel.rewritten:
+                self.rewritten.add(f"{key}/{name}")
 
     def wrote(self, files: int, size: int) -> None:
         self.files += files

@@ -189,6 +189,13 @@ def test_numbers_have_their_shortest_form(build, position):
         Content.decode(data.replace(packed, longer, 1))
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_the_references_of_each_kernel_are_canonical(document, which):
+    """One more field is refused in whichever kernel of a run it stands, though all of them are compared at once."""
+    document[KERNELS][which][REFERENCES].append(0)
+    refused(document, FormatError, "references of a kernel", "the fields of this version and no other")
+
+
 @given(data=st.data())
 def test_another_encoder_writes_the_same(drawn, other_encoder, data):
     """The fuzzer's encoder, written from the page as well, makes the same of schema 1, and schema 1 of that."""
