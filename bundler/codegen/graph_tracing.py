@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from bundler.codegen.list_decompositions import list_decompositions
+from bundler.errors import UnsupportedOperator
 
 aten = torch.ops.aten
 # Of a graph's `meta`: place of a result -> number of the input that it is, which the graph itself does not say once it is functional.
@@ -77,6 +78,9 @@ def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False
         function: a function of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are inputs in front of the user's.
         example_inputs: one tensor or number for each argument.
         dynamic: keep sizes symbolic; else the graph is for the sizes of the example.
+
+    Raises:
+        UnsupportedOperator: with `dynamic`, an operator that cannot be traced so.
     """
     if isinstance(function, torch.export.ExportedProgram):
         return function.run_decompositions(decompositions()).graph_module
@@ -95,10 +99,20 @@ def trace(function: Any, example_inputs: Sequence[Any], *, dynamic: bool = False
 
     functional = torch.func.functionalize(called, remove="mutations")
     mode = "symbolic" if dynamic else "fake"
-    traced = make_fx(functional, decomposition_table=decompositions(), tracing_mode=mode)(*example_inputs)
+    # Tensors that the function has from elsewhere, as a module its parameters, are constants of the graph.
+    take = partial(make_fx, tracing_mode=mode, _allow_non_fake_inputs=True)
+    try:
+        traced = take(functional, decomposition_table=decompositions())(*example_inputs)
+    except RuntimeError as error:
+        if not dynamic or "symbolic sizes" not in str(error):
+            raise
+        raise UnsupportedOperator(
+            "an operator asks in C++ for sizes that are symbols, as dropout does: generate for the sizes of the example, or use "
+            'torch.compile(backend="triton_bundler", dynamic=True)', operator=str(error).partition("\n")[0],
+        ) from error  # fmt: skip
     if _changes_what_it_made(traced):
         functional = torch.func.functionalize(traced, remove="mutations")
-        traced = make_fx(functional, tracing_mode=mode)(*example_inputs)
+        traced = take(functional)(*example_inputs)
     traced.graph.eliminate_dead_code()
     traced.recompile()
     traced.meta[RETURNED_INPUTS] = returned

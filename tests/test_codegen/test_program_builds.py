@@ -15,6 +15,7 @@ import pytest
 from bundler import Bundle
 from bundler.format.program_paths import program_name
 from bundler.runtime.heuristics.facts import Device
+from bundler.runtime.launch.device_tensors import DeviceTensor
 from bundler.runtime.launch.plan_reading import read_plan
 from bundler.runtime.launch.program_plan import Allocate, Launch
 from bundler.runtime.tuning.benchmark import Sample
@@ -188,3 +189,44 @@ def test_a_nan_is_told_by_the_kernel_that_made_it(monkeypatch):
         with pytest.raises(FloatingPointError, match=f"log_0: after its launch tensor 1 has {word}"):
             program(nan_checks=True).run(torch.full((8,), number))
         program().run(torch.full((8,), number))
+
+
+def test_parameters_of_a_module_are_constants_that_a_replay_is_given(tmp_path):
+    """What a function has from elsewhere is no input: the program names it, a bundle does not hold it, and a replay asks for it by name."""
+    import torch
+
+    from bundler.codegen.program import generate
+    from bundler.errors import ConfigError
+    from bundler.runtime.launch.dry_driver import DryDriver
+    from bundler.runtime.launch.program_replay import load_program
+
+    norm, scale = torch.nn.LayerNorm(64).requires_grad_(False), torch.randn(64)
+    program = generate(lambda x: norm(x) * scale, [torch.randn(32, 64)])
+    assert [id(tensor) for tensor in program.constants.values()] == [id(norm.weight), id(norm.bias), id(scale)]
+    program.build(["cuda:90"]).save(tmp_path / "norm.tbundle")
+    addresses = iter(range(0x1000_0000, 0x2000_0000, 0x10000))
+    memory = SimpleNamespace(
+        host=False, allocate=lambda dtype, sizes, strides: DeviceTensor(next(addresses), dtype, sizes, strides)
+    )
+    driver = DryDriver("cuda")
+    with pytest.raises(ConfigError, match="constant0"):
+        load_program(tmp_path / "norm.tbundle", memory=memory, driver=driver)
+    given = {
+        name: DeviceTensor(0x7000_0000 + 0x10000 * n, "fp32", (64,), (1,)) for n, name in enumerate(program.constants)
+    }
+    x = DeviceTensor(0x7800_0000, "fp32", (32, 64), (64, 1))
+    load_program(tmp_path / "norm.tbundle", memory=memory, driver=driver, constants=given)(x)
+    parameters = b"".join(launch.parameters for launch in driver.launches)
+    for tensor in (x, *given.values()):
+        assert tensor.address.to_bytes(8, "little") in parameters
+
+
+def test_what_cannot_be_traced_with_symbols_is_refused_by_name():
+    """Dropout asks for a number of elements where only symbols are: a typed error says what to do instead."""
+    import torch
+
+    from bundler.codegen.program import generate
+    from bundler.errors import UnsupportedOperator
+
+    with pytest.raises(UnsupportedOperator, match=r"generate for the sizes of the example, or use torch\.compile"):
+        generate(lambda x: torch.nn.functional.dropout(x, 0.5), [torch.randn(32, 32)], dynamic=True)
