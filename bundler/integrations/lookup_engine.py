@@ -137,7 +137,7 @@ class Engine(Keeper):
         """Count a kernel that was in Triton's directory."""
         self._note()
         seconds = self._shelves.tag_seconds(call.key)
-        self._count_hit("tag" if call.key in self._prefetched else "triton", seconds or 0.0, 0)
+        self._count_hit(call.key, "tag" if call.key in self._prefetched else "triton", seconds or 0.0, 0)
         if self.used is not None and seconds is None and call.key not in self.used:
             with self.troubles.excused(f"{call.name} was not recorded"):
                 self.used.add(call.record(cache_hit=True))
@@ -205,7 +205,7 @@ class Engine(Keeper):
             self.troubles.noticed("rejected", message)
             self._shelves.reject(found)
             return None
-        self._count_hit(found.place, found.seconds, placed.size_bytes)
+        self._count_hit(call.key, found.place, found.seconds, placed.size_bytes)
         if self.used is not None and found.place != "tag":
             self.used.add(_event_of(found, call))
         if placed.files is not None:
@@ -214,9 +214,9 @@ class Engine(Keeper):
 
         return read_group(os.path.join(directory.path, call.key), call.filename)
 
-    def _count_hit(self, place: str, seconds: float, size_bytes: int) -> None:
+    def _count_hit(self, key: str, place: str, seconds: float, size_bytes: int) -> None:
         hits = self.tally.hits
-        hits.append((place, seconds, size_bytes))
+        hits.append((place, seconds, size_bytes, key))
         if len(hits) >= MANY_HITS or observers.listeners:
             self.tally.fold()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from bundler.integrations.session_counters import Counters
@@ -19,8 +20,8 @@ from bundler.toolchain.tuners import tuners_not_saved
 PID = "{pid}"
 
 
-def report_of(counters: Counters, store: Store | None) -> dict[str, Any]:
-    """Return what the report says, as JSON knows it."""
+def report_of(counters: Counters, store: Store | None, hits_of: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return what the report says, as JSON knows it; `hits_of` is how often each kernel was found, by key."""
     return {
         **dataclasses.asdict(counters),
         "slowest": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in counters.slowest],
@@ -28,6 +29,7 @@ def report_of(counters: Counters, store: Store | None) -> dict[str, Any]:
         "tuning_not_saved": list(tuners_not_saved()),
         "store": store.name if store is not None else None,
         "tiers": [dataclasses.asdict(tier) for tier in store.tiers] if store is not None else [],
+        "hits_of": dict(hits_of or {}),
         "pid": os.getpid(),
     }
 
@@ -40,13 +42,14 @@ def summary(counters: Counters, path: str) -> str:
     )
 
 
-def write_report(path: str, counters: Counters, store: Store | None) -> str:
+def write_report(path: str, counters: Counters, store: Store | None, hits_of: Mapping[str, int] | None = None) -> str:
     """Write the report whole, in place of an older one; returns its path.
 
     Args:
         path: the file; `{pid}` in it stands for the process id.
         counters: what it says.
         store: whose tiers it lists.
+        hits_of: how often each kernel was found, by key.
 
     Raises:
         OSError: it cannot be written.
@@ -55,7 +58,7 @@ def write_report(path: str, counters: Counters, store: Store | None) -> str:
     temporary = f"{target}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         with open(temporary, "x", encoding="utf-8") as file:
-            json.dump(report_of(counters, store), file, indent=2)
+            json.dump(report_of(counters, store, hits_of), file, indent=2)
             file.write("\n")
         os.replace(temporary, target)
     finally:

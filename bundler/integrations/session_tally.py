@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SLOWEST = 10
 # Hits that are summed up at once.
 MANY_HITS = 4096
+# Kernels of which hits are counted one by one; a process that finds more names no others.
+MOST_KERNELS = 100_000
 # What `add` tells observers: the name of a metric and its labels.
 _TOLD: dict[str, tuple[str, dict[str, str]]] = {
     "misses": ("lookups", {"result": "miss", "tier": "none"}),
@@ -31,7 +33,7 @@ class Tally:
     """Counts for one session; safe from any thread.
 
     Attributes:
-        hits: kernels that were found since the last sum: where, the seconds that their compiles took, the bytes fetched.  Whoever
+        hits: kernels that were found since the last sum: where, the seconds that their compiles took, the bytes fetched, the key.  Whoever
             finds one appends it and calls `fold` when there are many: that needs no lock.
     """
 
@@ -41,7 +43,8 @@ class Tally:
     def reset_after_fork(self) -> None:
         """Count from nought, with a lock that no thread of the parent holds."""
         self._lock = threading.Lock()
-        self.hits: deque[tuple[str, float, int]] = deque()
+        self.hits: deque[tuple[str, float, int, str]] = deque()
+        self._hits_of: Counter[str] = Counter()
         self._found: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._launchers_of_triton: Counter[str] = Counter()
@@ -53,10 +56,12 @@ class Tally:
         """Sum up the hits, and tell observers of each."""
         with self._lock, contextlib.suppress(IndexError):  # empty; another thread may append at any time
             while True:
-                place, saved_s, fetched_bytes = self.hits.popleft()
+                place, saved_s, fetched_bytes, key = self.hits.popleft()
                 if observers.listeners:
                     _tell_hit(place, saved_s, fetched_bytes)
                 self._found[place] += 1
+                if key in self._hits_of or len(self._hits_of) < MOST_KERNELS:
+                    self._hits_of[key] += 1
                 self._seconds_saved += saved_s
                 self._numbers["bytes_fetched"] += fetched_bytes
 
@@ -89,6 +94,12 @@ class Tally:
         with self._lock:
             self._errors[cause] += 1
             return self._errors[cause] == 1
+
+    def hits_of(self) -> dict[str, int]:
+        """Return how often each kernel was found, by key."""
+        self.fold()
+        with self._lock:
+            return dict(self._hits_of)
 
     def snapshot(self) -> Counters:
         """Return the numbers as they are now."""

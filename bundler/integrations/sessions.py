@@ -120,7 +120,7 @@ class Session:
 
         counters, engine = self.counters, self._engine
         try:
-            path = write_report(report, counters, engine.store)
+            path = write_report(report, counters, engine.store, engine.tally.hits_of())
         except OSError as error:
             engine.troubles.noted(error, f"the report {report} was not written")
             return

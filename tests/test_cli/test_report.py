@@ -194,3 +194,23 @@ def test_wrong_words_are_told(cli, packed, tmp_path):
     refused = cli("report", packed, "-o", tmp_path / "r.html", "--sources", tmp_path / "no")
     assert refused.exit_code == 1
     assert "there is no such directory" in refused.stderr
+
+
+def test_how_often_kernels_were_found(cli, packed, tmp_path):
+    """Reports of processes say it; several are summed up, and what is none is named."""
+    with bundler.Bundle.load(packed) as bundle:
+        first, second = (kernel.key for kernel in bundle.kernels[:2])
+    (tmp_path / "a.json").write_text(json.dumps({"hits": 3, "hits_of": {first: 2, "X": 1}}))
+    (tmp_path / "b.json").write_text(json.dumps({"hits_of": {first: 1}}))
+    done = cli(
+        "report", packed, "-o", tmp_path / "r.html", "--usage", tmp_path / "a.json", "--usage", tmp_path / "b.json"
+    )
+    assert done.exit_code == 0, done.stderr
+    hits = {
+        one["key"]: one["hits"] for one in json.loads(element((tmp_path / "r.html").read_text(), "facts"))["kernels"]
+    }
+    assert (hits[first], hits[second]) == (3, 0)
+    (tmp_path / "a.json").write_text('{"hits_of": {"X": -1}}')
+    refused = cli("report", packed, "-o", tmp_path / "r.html", "--usage", tmp_path / "a.json")
+    assert refused.exit_code == 1
+    assert "expected the report of a process, as TRITON_BUNDLER_REPORT names it" in refused.stderr

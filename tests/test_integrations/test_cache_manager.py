@@ -48,6 +48,8 @@ def test_a_second_process_compiles_nothing(any_store_url, tmp_path):
     cold, warm = reports
     assert (cold["hits"], cold["compiles"], cold["published"], cold["errors"]) == (0, 11, 11, {})
     assert (warm["found"], warm["misses"], warm["compiles"], warm["errors"]) == ({"store": 11}, 0, 0, {})
+    assert (cold["hits_of"], len(warm["hits_of"]), set(warm["hits_of"].values())) == ({}, 11, {1})
+    assert set(warm["hits_of"]) == {path.name for path in (tmp_path / "cache1").iterdir() if len(path.name) == 52}
     assert warm["seconds_saved"] == pytest.approx(cold["compile_seconds"])
     assert warm["bytes_fetched"] >= cold["bytes_sent"] > 0
 

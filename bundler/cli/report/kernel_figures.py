@@ -36,6 +36,7 @@ class KernelFigures(Struct, frozen=True, kw_only=True):
         occupancy: warps that its target's multiprocessor holds, of those that it holds at most, 0 to 1.
         occupancy_limit: what keeps it from more.
         stages_us: microseconds by stage of the compile; empty when only hits were seen.
+        hits: how often processes found it, of those whose reports were given; None without any.
         files: (kind, bytes) of each file.
         texts: kind -> where its runs begin in the archive, and how many there are.
         problem: why its binary or metadata cannot be read.
@@ -61,6 +62,7 @@ class KernelFigures(Struct, frozen=True, kw_only=True):
     compile_us: int | None
     stages_us: Mapping[str, int]
     devices: tuple[int, ...]
+    hits: int | None
     files: tuple[tuple[str, int], ...]
     texts: Mapping[str, tuple[int, int]]
     problem: str | None = None
@@ -97,13 +99,18 @@ class SourceFolder:
 
 
 def figures_of(
-    bundle: Bundle, kernel: Kernel, archive: TextArchive | None, sources: SourceFolder | None
+    bundle: Bundle,
+    kernel: Kernel,
+    archive: TextArchive | None,
+    sources: SourceFolder | None,
+    hits_of: Mapping[str, int] | None = None,
 ) -> KernelFigures:
     """Gather what is known of a kernel; what of it is damaged is said, not raised.
 
     Args:
         archive: gets its texts; None leaves them out.
         sources: where the files of Python are looked for.
+        hits_of: how often each kernel was found, by key; None where nobody tells.
     """
     known, error = specialization_of(bundle, kernel)
     resources, problem = _resources_of(bundle, kernel)
@@ -131,6 +138,7 @@ def figures_of(
         compile_us=sum(stages_us.values()) if stages_us else None,
         stages_us=stages_us,
         devices=seen.devices if seen is not None else (),
+        hits=hits_of.get(kernel.key, 0) if hits_of is not None else None,
         files=tuple((artifact.kind, artifact.size) for artifact in kernel.artifacts),
         texts={} if archive is None else _texts_of(bundle, kernel, archive, sources),
         problem=problem or (error.message if error is not None else None),

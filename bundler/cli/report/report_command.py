@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
+import msgspec
+from msgspec import Meta, Struct
 
 from bundler.cli import wording
 from bundler.cli.command import FINE, example, reports
@@ -21,9 +24,17 @@ from bundler.cli.quantities import to_bytes
 from bundler.cli.report.kernel_figures import SourceFolder
 from bundler.cli.report.report_page import LIMIT_BYTES, report_page
 from bundler.cli.terminal import Screen
-from bundler.errors import NotFound
+from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle
-from bundler.format.bundle_file import replace_content
+from bundler.format.bundle_file import open_regular, os_errors, replace_content
+
+_MOST_USAGE_BYTES = 32_000_000
+
+
+class _Usage(Struct, frozen=True):
+    """What is read of the report of a process."""
+
+    hits_of: dict[str, Annotated[int, Meta(ge=0)]]
 
 
 @click.command(
@@ -36,6 +47,8 @@ from bundler.format.bundle_file import replace_content
 @click.option(
     "--sources", metavar="DIR", help="Where the Python files of the kernels are; they become part of the page."
 )
+@click.option("--usage", "usage", multiple=True, metavar="FILE",
+              help="What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found. Repeat it.")  # fmt: skip
 @click.option("--misses", "with_misses", is_flag=True, help="Also say what the latest process here compiled, and why.")
 @click.option("--max-bytes", callback=to_bytes, metavar="SIZE", default=str(LIMIT_BYTES), show_default=True,
               help="Leave out texts of kernels where the page would be larger.")  # fmt: skip
@@ -47,6 +60,7 @@ def report(
     output: str,
     sources: str | None,
     max_bytes: int,
+    usage: tuple[str, ...],
     *,
     with_misses: bool,
 ) -> int:
@@ -59,13 +73,19 @@ def report(
         raise NotFound(f"--sources {sources}: there is no such directory", path=sources)
     folder = SourceFolder(Path(sources)) if sources is not None else None
     misses = _misses() if with_misses else []
+    hits_of = _hits_of(usage) if usage else None
     with ExitStack() as stack:
         one = stack.enter_context(Bundle.load(first))
         two = stack.enter_context(Bundle.load(second)) if second is not None else None
         with screen.progress(f"reading {first}"):
             other = (os.path.basename(second), two) if second is not None and two is not None else None
             page = report_page(
-                (os.path.basename(first), one), other, sources=folder, misses=misses, limit_bytes=max_bytes
+                (os.path.basename(first), one),
+                other,
+                sources=folder,
+                misses=misses,
+                hits_of=hits_of,
+                limit_bytes=max_bytes,
             )
     data = page.text.encode()
     replace_content(output, data)
@@ -77,6 +97,21 @@ def report(
     )
     screen.finish({"path": output, "size_bytes": len(data), "kernels": page.kernels, "with_texts": page.with_texts})
     return FINE
+
+
+def _hits_of(paths: tuple[str, ...]) -> dict[str, int]:
+    """Sum up how often kernels were found, by key; raises `NotFound`, `AccessDenied`, `FormatError`."""
+    found: Counter[str] = Counter()
+    for path in paths:
+        with os_errors(path, "read"), open(open_regular(path), "rb") as file:
+            content = file.read(_MOST_USAGE_BYTES)
+        try:
+            found.update(msgspec.json.decode(content, type=_Usage).hits_of)
+        except msgspec.MsgspecError as error:
+            raise FormatError(
+                f"{path}: expected the report of a process, as TRITON_BUNDLER_REPORT names it: {error}", path=path
+            ) from error
+    return dict(found)
 
 
 def _misses() -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import html
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -56,6 +56,7 @@ def report_page(
     *,
     sources: SourceFolder | None = None,
     misses: Sequence[dict[str, Any]] = (),
+    hits_of: Mapping[str, int] | None = None,
     limit_bytes: int = LIMIT_BYTES,
 ) -> ReportPage:
     """Make the page of a bundle.
@@ -65,6 +66,7 @@ def report_page(
         second: another one, which the page compares it with.
         sources: where the Python files of kernels are looked for.
         misses: why kernels were compiled here, as `explain --json` tells it.
+        hits_of: how often each kernel was found, by key; None where nobody tells.
         limit_bytes: texts of kernels are left out where the page would be larger.
     """
     name, bundle = first
@@ -80,7 +82,7 @@ def report_page(
     chosen = {kernel.key for kernel in order}
     while True:
         archive = TextArchive()
-        figures = [figures_of(bundle, k, archive if k.key in chosen else None, sources) for k in order]
+        figures = [figures_of(bundle, k, archive if k.key in chosen else None, sources, hits_of) for k in order]
         page = _page(
             told | {"kernels": figures, "treemap": _treemap(figures)}, archive.pack() if chosen else _NO_TEXTS, name
         )

@@ -171,6 +171,7 @@ const COLUMNS = [
   ["shared", "shared memory", (one) => (one.static_shared_bytes || 0) + one.dynamic_shared_bytes, bytes],
   ["occupancy", "occupancy", (one) => one.occupancy, percent], ["binary", "binary", (one) => one.binary_bytes, bytes],
   ["compile", "compile", (one) => one.compile_us, duration],
+  ["hits", "hits", (one) => one.hits],
 ];
 const view = { sort: "name", down: false, text: "", target: "" };
 
