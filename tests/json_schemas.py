@@ -6,6 +6,7 @@ The fixtures that call the command use it, so that every run with --json in the 
 
 import functools
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -60,7 +61,9 @@ def command_of(words):
 
 def check_printed(words, printed):
     """Raise `AssertionError` where a command line with --json printed what its schema does not allow."""
-    before_program = [str(word) for word in words][: words.index("--") if "--" in words else None]
+    # A program and its words may follow, with or without `--`.
+    ends = [place for place, word in enumerate(words) if str(word) in {"--", sys.executable}]
+    before_program = [str(word) for word in words][: min(ends, default=None)]
     if JSON_OPTION not in before_program or not printed.strip() or {"--help", "-h", "--version"} & {*before_program}:
         return
     value = json.loads(printed)

@@ -35,6 +35,13 @@ NOT_REPLACED = {
     ("runtime/tuning/tuner_reports.py", "open a"): "a log that the user asked for grows at its end",
     ("toolchain/compile_call.py", "write_bytes"): "a worker's own temporary directory",
     ("trust/signing_keys.py", "open wb"): "the descriptor of a new file, which is linked to its name",
+    (
+        "backends/oci/image_directory.py",
+        "open wb",
+    ): "a descriptor of a new temporary file; and the null device, to compare a blob that is there",
+    ("backends/oci/registry.py", "truncate"): "begins again with a file that the caller made for this download",
+    ("images/image_pull.py", "open wb"): "into a temporary folder of this call",
+    ("images/kernel_cache_layers.py", "open wb"): "a descriptor of a file that is created here, in a temporary folder",
 }
 _CREATES = {"O_EXCL"}
 _WRITES = {"O_WRONLY", "O_RDWR", "O_APPEND", "O_TRUNC"}
