@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint docs bench fuzz crash dist clean check-python
+.PHONY: help demo test test-slow test-tritons lint docs bench fuzz crash dist clean check-python
 
 PYTHON ?= python3
 # Besides the release in constraints.txt, the two ends of what we support.
@@ -36,7 +36,9 @@ help: ## say what the targets do
 demo: .venv-demo/.ready ## compile real kernels, bundle them, restore them elsewhere, recompile none; then a report to open
 	.venv-demo/bin/triton-bundler demo --report .build/demo-report.html $(ARGS)
 
-test: test-quick ## build the wheel, install it in a new environment, test it there; then the oldest and newest Triton
+test: test-quick ## build the wheel, install it in a new environment, test it there
+
+test-tritons: ## what a new release of Triton breaks first, on the oldest and newest
 	$(call on-each-triton,release)
 
 test-slow: .venv-test/.ready ## the tests that take long: benchmarks, simulator, crash sample, torch, type checkers, fuzzing

@@ -20,6 +20,8 @@ from bundler.backends.cloud.object_exchange import Bucket
 from bundler.store.store_layout import seal
 from bundler.store.store_urls import open_backend
 
+pytestmark = pytest.mark.slow
+
 ITEMS = {f"u/{number}": seal(b"%d" % number * 1000) for number in range(20)}
 
 

@@ -41,6 +41,7 @@ def test_demo_is_not_disturbed_by_settings(command, tmp_path):
     assert (done.returncode, (tmp_path / "mine").exists()) == (0, False), done.stderr
 
 
+@pytest.mark.slow
 def test_demo_json(command, tmp_path):
     """Demo --json has the counts, the evidence and a row for each kernel; --keep-dir keeps bundle and directory, --report a page."""
     page = tmp_path / "report.html"

@@ -59,6 +59,7 @@ def test_doctor_finds_a_cache_that_is_a_file(found, tmp_path, monkeypatch):
     assert "TRITON_CACHE_DIR" in findings["Triton's cache"]["fix"]
 
 
+@pytest.mark.slow
 def test_doctor_names_the_compiler_in_torchs_keys(found, monkeypatch):
     """Where torch is installed, $CXX is named, since a graph saved under another one is not found."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "torch" or None)
@@ -103,6 +104,7 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "value"), [(object, "compiled extension"), (None, "ctypes, since")])
 def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
     """Doctor says how kernels are launched; without the extension it says how to get it, and that is no problem."""
@@ -113,6 +115,7 @@ def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
     assert ("C compiler" in path["fix"]) == (kind is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extension", "family", "setting", "words"),
     [
@@ -133,6 +136,7 @@ def test_doctor_names_the_launchers_of_triton(found, monkeypatch, extension, fam
     assert (finding["status"], words in finding["value"]) == ("ok", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
@@ -150,6 +154,7 @@ def test_doctor_hides_secrets(cli, monkeypatch, name, value, shown):
     assert "word" not in output.replace("PASSWORD", "")
 
 
+@pytest.mark.slow
 def test_doctor_lists_only_known_settings(cli, monkeypatch):
     """Variables of other programs are not shown."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
@@ -171,12 +176,14 @@ def releases(monkeypatch):
     return install
 
 
+@pytest.mark.slow
 def test_doctor_says_nothing_of_releases_that_were_tried(found, releases):
     """Patch releases and local versions of a minor release that was tried count as tried."""
     releases("3.9.4+git0a1b", "2.15.1+cu132")
     assert "releases" not in found()[1]
 
 
+@pytest.mark.slow
 def test_doctor_warns_once_of_releases_never_tried_and_refuses_nothing(found, releases):
     """Both releases stand in one warning, exit status 0; a torch that has every name we need is told so."""
     releases("4.0.0", "3.1.0")
@@ -188,6 +195,7 @@ def test_doctor_warns_once_of_releases_never_tried_and_refuses_nothing(found, re
     assert "nothing is refused" in told["fix"]
 
 
+@pytest.mark.slow
 def test_doctor_names_what_a_torch_never_tried_lacks(found, releases):
     """What torch.compile's bundles need and the new torch has not is named; Triton, which was tried, is not."""
     releases("3.7.1", "3.1.0", "torch._inductor.codecache:sha256_hash")
@@ -196,6 +204,7 @@ def test_doctor_names_what_a_torch_never_tried_lacks(found, releases):
     assert "torch has no torch._inductor.codecache:sha256_hash, so inductor.save packs" in value
 
 
+@pytest.mark.slow
 def test_doctor_says_when_a_torch_never_tried_cannot_be_imported(found, releases, monkeypatch):
     """A torch that fails at its import is a reason in the warning, not an error."""
     releases("3.7.1", "3.1.0")

@@ -91,6 +91,7 @@ def test_the_shell_is_that_of_the_user_or_must_be_named(cli, monkeypatch):
     assert "bash, zsh, fish" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_commands_options_and_files(command, cli, tmp_path):
     """What bash asks of the program: names of commands and options, and that a bundle is a file."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lib_kernels import arguments_of_extremes, extremes, moments, of_bits, online_softmax
-from libdevice_shim import examples, install
+from libdevice_shim import install
 
 install()
 ROWS, COLUMNS = 4, 16
@@ -31,7 +31,7 @@ def same(got, right):
     return bool(((got == right) | (got.isnan() & right.isnan())).all())
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(blocks(FLOATS, torch.float32))
 def test_extremes_propagate_nan(values):
     """The maximum, minimum and product of floats are torch's, NaN where a value is NaN."""
@@ -55,7 +55,7 @@ def test_extremes_of_integers_are_exact(dtype):
     assert out[2].tolist() == values.prod(1, dtype=torch.int64).to(dtype).tolist()
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(blocks(st.sampled_from(SPECIAL), torch.float32), st.sampled_from([torch.float32, torch.float64, torch.int32]))
 def test_arguments_of_extremes_are_the_lowest_and_nan_wins(values, dtype):
     """Of equal values the first counts, and the first NaN before any number."""
@@ -76,7 +76,7 @@ def test_arguments_of_extremes_are_the_lowest_and_nan_wins(values, dtype):
     assert same(out[1].double(), torch.from_numpy(wide.min(1)))
 
 
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     blocks(st.integers(-(2**31), 2**31 - 1), torch.int32),
     blocks(st.sampled_from([False, False, False, False, True]), torch.bool),
@@ -110,7 +110,7 @@ def test_moments_are_torchs(count, loop, dtype):
     assert out[2].tolist() == [count] * ROWS
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 40), st.randoms(use_true_random=False))
 def test_online_softmax_is_that_of_two_passes(count, random):
     """Maximum and sum of exponentials are those of the whole row, rows and groups of minus infinity included."""

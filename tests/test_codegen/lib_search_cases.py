@@ -9,13 +9,13 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lib_kernels import search, sort_rows
-from libdevice_shim import examples, install
+from libdevice_shim import install
 
 install()
 NUMBERS = st.sampled_from((0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)) | st.floats(-3, 3, width=16)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 17), st.booleans(), st.data())
 def test_sort_is_torchs_stable_sort(count, descending, data):
     """Values come in torch's order, NaN largest, equal ones (zeros of both signs too) in the order they had, and padding after all."""
@@ -44,7 +44,7 @@ def test_other_dtypes_are_sorted_too(dtype, descending):
     assert indices.tolist() == right.indices.tolist()
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(NUMBERS, min_size=1, max_size=16),
     st.lists(NUMBERS, min_size=0, max_size=17),

@@ -5,8 +5,6 @@
 kernel and not the library. A call with arguments that the real library does not take is a TypeError.
 """
 
-import os
-
 import numpy as np
 import torch
 import triton.language as tl
@@ -102,8 +100,3 @@ def install():
     for name, compute in OWN_WIDTH.items():
         setattr(libdevice, name, _function(name, compute, 2, own_width=True))
     libdevice.ldexp = _ldexp
-
-
-def examples(count):
-    """Return how many examples a property is tried on: all where BUNDLER_TEST_EXAMPLES=all, else a few, since interpreted kernels are slow."""
-    return count if os.environ.get("BUNDLER_TEST_EXAMPLES") == "all" else max(3, count // 12)

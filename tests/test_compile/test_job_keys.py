@@ -135,6 +135,7 @@ def test_a_kernel_is_published_under_each_key_that_the_order_of_hashing_gives(bu
     assert built.with_suffix(".notes").read_text() == str(told)
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain
 def test_a_recording_for_one_target_gives_the_keys_of_another(tmp_path):
     """What a JIT on sm_80 compiled, built for sm_90 from the recording and the source, is what a JIT on sm_90 asks for."""

@@ -25,7 +25,7 @@ say([hit for name, hit in heard])
 """
 _COUNTS = "\nfrom bundler.toolchain import line_information\nsay(line_information.path_counts())\n"
 
-pytestmark = pytest.mark.toolchain
+pytestmark = [pytest.mark.toolchain, pytest.mark.slow]
 
 
 @pytest.fixture
