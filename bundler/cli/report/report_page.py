@@ -11,7 +11,7 @@ import base64
 import hashlib
 import html
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -200,11 +200,14 @@ def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, An
         return {"name": entry.name if kernel else entry.path, "target": str(entry.target) if kernel else entry_kind(entry),
                 "key": entry.key if kernel else "", "changes": changes}  # fmt: skip
 
+    def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(rows, key=lambda row: (row["name"], row["target"], row["key"]))
+
     return {
         "name": name,
         "digest": two.digest,
-        "added": [told(theirs[key], []) for key in difference.added],
-        "removed": [told(mine[key], []) for key in difference.removed],
-        "changed": [told(theirs[key], changes_of(mine[key], theirs[key])) for key in difference.changed],
+        "added": ordered(told(theirs[key], []) for key in difference.added),
+        "removed": ordered(told(mine[key], []) for key in difference.removed),
+        "changed": ordered(told(theirs[key], changes_of(mine[key], theirs[key])) for key in difference.changed),
         "same": len(mine) - len(difference.removed) - len(difference.changed),
     }

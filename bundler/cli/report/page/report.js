@@ -311,9 +311,10 @@ function difference() {
   main.append(make("h2", {}, `${facts.name} beside ${diff.name}`), make("p", {}, `${diff.added.length} added, ${diff.removed.length} removed, ${diff.changed.length} changed, ${number(diff.same)} the same`));
   for (const [title, rows] of [["Added", diff.added], ["Removed", diff.removed], ["Changed", diff.changed]]) {
     if (!rows.length) continue;
-    main.append(make("h2", {}, title), make("div", { class: "scroll" }, make("table", { class: "diff" }, make("thead", {}, make("tr", {}, ...["name", "target", "key", "what changed"].map((head) => make("th", { scope: "col" }, head)))),
+    const heads = ["name", "target", "key", ...(title === "Changed" ? ["what changed"] : [])];
+    main.append(make("h2", {}, title), make("div", { class: "scroll" }, make("table", { class: "diff" }, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
       make("tbody", {}, ...rows.map((row) => make("tr", {}, make("td", { class: "wide" }, kernels.has(row.key) ? make("a", { href: `#/kernel/${row.key}` }, row.name) : row.name),
-        make("td", {}, row.target), make("td", {}, row.key.slice(0, 12)), make("td", { class: "wide" }, row.changes.join(", "))))))));
+        make("td", {}, row.target), make("td", {}, row.key.slice(0, 12)), title === "Changed" ? make("td", { class: "wide" }, row.changes.join(", ")) : null))))));
   }
 }
 
