@@ -155,7 +155,7 @@ def test_a_breaker_tells_each_change_and_who_comes_later(heard):
 def test_a_session_tells_what_it_counts_and_nothing_twice(heard):
     """Hits by tier, with the seconds saved and bytes; misses; compiles as steps; what a push or restore told is not told again."""
     tally = Tally()
-    tally.hits.append(("store", 1.5, 100))
+    tally.hits.append(("store", 1.5, 100, "KEY"))
     tally.fold()
     tally.add("misses")
     tally.add("bytes_sent", 7)
