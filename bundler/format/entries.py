@@ -29,6 +29,25 @@ if TYPE_CHECKING:
 Keep = Literal["all", "launch"]
 #: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.
 StoredFile = tuple[str, bytes, int, tuple[Span, ...]]
+# Position of a file, and its path sentinels.
+FileSpans = tuple[int, tuple[Span, ...]]
+
+
+class StoredFiles(NamedTuple):
+    """Files of a kernel in Triton's order, by columns.
+
+    Attributes:
+        names: of each.
+        digests: the raw digest of each.
+        size_bytes: of all as stored.
+        spans: of those that have path sentinels, by their positions here.
+    """
+
+    names: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    size_bytes: int
+    spans: tuple[FileSpans, ...]
+
 
 _TARGET = r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})"
 _KEY_CHARACTERS = 12  # enough to recognise a kernel key
@@ -146,6 +165,14 @@ class Kernel:
         artifacts = self.launch_set if keep == "launch" else self.artifacts
         for a in sorted(artifacts, key=lambda artifact: names.artifact_order(artifact.filename)):
             yield a.filename, digest_raw(a.digest), a.size, a.spans
+
+    def stored_files(self, keep: Keep = "all") -> StoredFiles:
+        """Return what `files` yields, by columns; for who restores thousands of kernels."""
+        files = [*self.files(keep)]
+        spans = tuple((position, file[3]) for position, file in enumerate(files) if file[3])
+        return StoredFiles(
+            tuple(file[0] for file in files), tuple(file[1] for file in files), sum(file[2] for file in files), spans
+        )
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; for who launches thousands of kernels."""

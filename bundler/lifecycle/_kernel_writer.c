@@ -13,7 +13,8 @@
 #include "_kernel_digests.h"
 #include <stdio.h>
 
-/* Answers a kernel of which a file does not have its digest; no error number of a system is that large. */
+/* Answers a kernel of which a file does not have its digest, or not the bytes that are to be changed; no error number of a system is that
+ * large. */
 #define DAMAGED (1 << 16)
 /* Answers a kernel whose device binary is not a whole ELF file. */
 #define NO_BINARY (DAMAGED + 1)
@@ -35,10 +36,12 @@ typedef struct {
 } file_t;
 
 typedef struct {
-  const char *temporary, *key;
+  const char *temporary, *key, *group_name, *group_text;
+  Py_ssize_t group_size;
   file_t *files;
   Py_ssize_t count;
   Py_ssize_t binary; /* which file is the device binary, or ALREADY_CHECKED */
+  int differs;       /* a file does not have the bytes that are to be changed */
   int code;
 } kernel_t;
 
@@ -110,11 +113,42 @@ static int write_edited(int fd, const file_t *file) {
   return error;
 }
 
-static int write_file(int folder, const file_t *file) {
-  int error, fd = open_at(folder, file->name, O_WRONLY | O_CREAT | O_EXCL);
+/* The text of a group file has a zero byte wherever the kernel key stands. */
+static int write_group_text(int fd, const kernel_t *kernel) {
+  const char *text = kernel->group_text, *end = text + kernel->group_size;
+  size_t key_size = strlen(kernel->key), size = (size_t)kernel->group_size, filled = 0;
+  for (const char *at = text; (at = memchr(at, 0, (size_t)(end - at))) != NULL; at++)
+    size += key_size;
+  char *whole = malloc(size + 1);
+  if (whole == NULL)
+    return ENOMEM;
+  for (const char *at = text; at < end;) {
+    const char *next = memchr(at, 0, (size_t)(end - at));
+    size_t part = (size_t)((next == NULL ? end : next) - at);
+    memcpy(whole + filled, at, part);
+    filled += part;
+    if (next != NULL) {
+      memcpy(whole + filled, kernel->key, key_size);
+      filled += key_size;
+    }
+    at += part + 1;
+  }
+  int error = write_bytes(fd, whole, filled);
+  free(whole);
+  return error;
+}
+
+/* Without a file it is the group file that is written. */
+static int write_file(int folder, const kernel_t *kernel, const file_t *file) {
+  int error, fd = open_at(folder, file == NULL ? kernel->group_name : file->name, O_WRONLY | O_CREAT | O_EXCL);
   if (fd < 0)
     return errno;
-  error = file->edit_count > 0 ? write_edited(fd, file) : write_bytes(fd, file->data.buf, (size_t)file->data.len);
+  if (file == NULL)
+    error = write_group_text(fd, kernel);
+  else if (file->edit_count > 0)
+    error = write_edited(fd, file);
+  else
+    error = write_bytes(fd, file->data.buf, (size_t)file->data.len);
   if (close(fd) < 0 && error == 0)
     error = errno;
   return error;
@@ -126,10 +160,14 @@ static int write_files(int root, const kernel_t *kernel) {
   if (folder < 0)
     return errno;
   while (written < kernel->count && error == 0)
-    error = write_file(folder, &kernel->files[written++]);
-  if (error != 0)
+    error = write_file(folder, kernel, &kernel->files[written++]);
+  if (error == 0)
+    error = write_file(folder, kernel, NULL);
+  if (error != 0) {
+    unlinkat(folder, kernel->group_name, 0);
     while (written > 0)
       unlinkat(folder, kernel->files[--written].name, 0);
+  }
   close(folder);
   return error;
 }
@@ -138,7 +176,7 @@ static int write_files(int root, const kernel_t *kernel) {
  * directory is. */
 static int write_kernel(int root, const kernel_t *kernel, void *context) {
   /* Shortly before they are written: they are in the processor's cache then. */
-  int error = compare_files(kernel, context);
+  int error = kernel->differs ? DAMAGED : compare_files(kernel, context);
   if (error != 0)
     return error;
   if (kernel->binary != ALREADY_CHECKED) {
@@ -192,13 +230,29 @@ static const char *component(PyObject *text) {
   return name;
 }
 
+/* Returns an item of a tuple that has so many, NULL with an exception. */
+static PyObject *item(PyObject *tuple, Py_ssize_t count, Py_ssize_t number) {
+  if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+    PyErr_Format(PyExc_TypeError, "expected a tuple of %zd", count);
+    return NULL;
+  }
+  return PyTuple_GetItem(tuple, number);
+}
+
 /* As PyArg_ParseTuple, which takes it for granted that it is given a tuple. */
 #define PARSE(tuple, ...)                                                                                                       \
   (PyTuple_Check(tuple) ? PyArg_ParseTuple(tuple, __VA_ARGS__) : (PyErr_SetString(PyExc_TypeError, "expected a tuple"), 0))
 
-/* The buffer of the file is there, and nothing of it was hashed yet. */
-static int read_edits(PyObject *given, file_t *file) {
+static int wrong(const char *why) {
+  PyErr_SetString(PyExc_ValueError, why);
+  return 0;
+}
+
+/* Reads what is changed in one file, whose buffer is there, and of which nothing was hashed yet. */
+static int read_edits(PyObject *given, kernel_t *kernel, file_t *file) {
   Py_ssize_t count = PyTuple_Size(given), end = 0;
+  if (file->edits != NULL)
+    return wrong("a file is to be changed twice");
   file->edits = calloc((size_t)count + 1, sizeof(edit_t));
   if (file->edits == NULL)
     return PyErr_NoMemory(), 0;
@@ -208,54 +262,82 @@ static int read_edits(PyObject *given, file_t *file) {
                &edit->old_size, &edit->new, &edit->new_size))
       return 0;
     if (edit->offset < end || edit->offset > file->data.len || edit->old_size > file->data.len - edit->offset ||
-        memcmp((const char *)file->data.buf + edit->offset, edit->old, (size_t)edit->old_size) != 0) {
-      PyErr_SetString(PyExc_ValueError, "not the bytes that are to be changed");
-      return 0;
-    }
-    end = edit->offset + edit->old_size;
+        memcmp((const char *)file->data.buf + edit->offset, edit->old, (size_t)edit->old_size) != 0)
+      kernel->differs = 1;
+    else
+      end = edit->offset + edit->old_size;
   }
   return 1;
 }
 
-static int read_file(PyObject *given, file_t *file, int *compares) {
-  PyObject *name, *data, *edits = NULL;
-  Py_ssize_t size = DIGEST_BYTES;
-  if (!PARSE(given, "UO|y#O!;expected (name, data), (name, data, digest) or (name, data, digest, edits)", &name, &data,
-             &file->digest, &size, &PyTuple_Type, &edits))
-    return 0;
-  if (size != DIGEST_BYTES || (file->digest != NULL && crypto.sha256 == NULL)) {
-    PyErr_SetString(PyExc_ValueError, crypto.sha256 == NULL ? "no digest can be compared here" : "not a SHA-256 digest");
-    return 0;
+static int read_changes(PyObject *changes, kernel_t *kernel) {
+  for (Py_ssize_t number = 0; number < PyTuple_Size(changes); number++) {
+    PyObject *edits;
+    Py_ssize_t position;
+    if (!PARSE(PyTuple_GetItem(changes, number), "nO!;expected (position, edits)", &position, &PyTuple_Type, &edits))
+      return 0;
+    if (position < 0 || position >= kernel->count)
+      return wrong("what is to be changed is none of the files");
+    if (!read_edits(edits, kernel, &kernel->files[position]))
+      return 0;
   }
-  *compares |= file->digest != NULL;
-  file->name = component(name);
-  return file->name != NULL && PyObject_GetBuffer(data, &file->data, PyBUF_SIMPLE) == 0 &&
-         (edits == NULL || read_edits(edits, file));
+  return 1;
 }
 
-static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
-  PyObject *temporary, *key, *files;
-  Py_ssize_t number, count;
-  kernel->binary = ALREADY_CHECKED;
-  if (!PARSE(given, "UUO!|n;expected (temporary, key, files) or (temporary, key, files, binary)", &temporary, &key,
-             &PyTuple_Type, &files, &kernel->binary))
-    return 0;
-  kernel->temporary = component(temporary);
-  kernel->key = kernel->temporary == NULL ? NULL : component(key);
-  count = PyTuple_Size(files);
-  kernel->files = kernel->key == NULL ? NULL : calloc((size_t)count + 1, sizeof(file_t));
+static const char *read_digest(PyObject *given) {
+  char *digest;
+  Py_ssize_t size;
+  if (PyBytes_AsStringAndSize(given, &digest, &size) < 0)
+    return NULL;
+  if (size == DIGEST_BYTES && crypto.sha256 != NULL)
+    return digest;
+  wrong(crypto.sha256 == NULL ? "no digest can be compared here" : "not a SHA-256 digest");
+  return NULL;
+}
+
+/* The tuples have a name, bytes and, unless there are none at all, a digest for each file. */
+static int read_files(PyObject *names, PyObject *contents, PyObject *digests, kernel_t *kernel) {
+  Py_ssize_t count = PyTuple_Size(names), compared = PyTuple_Size(digests);
+  if (PyTuple_Size(contents) != count || (compared != 0 && compared != count))
+    return wrong("expected bytes, and a digest or none at all, for each name");
+  kernel->files = calloc((size_t)count + 1, sizeof(file_t));
   if (kernel->files == NULL)
-    return PyErr_Occurred() ? 0 : (PyErr_NoMemory(), 0);
-  for (number = 0; number < count; number++) {
-    kernel->count++; /* what is read of it so far is released */
-    if (!read_file(PyTuple_GetItem(files, number), &kernel->files[number], compares))
+    return PyErr_NoMemory(), 0;
+  for (Py_ssize_t number = 0; number < count; number++) {
+    file_t *file = &kernel->files[number];
+    file->name = component(PyTuple_GetItem(names, number));
+    if (file->name == NULL || (compared && (file->digest = read_digest(PyTuple_GetItem(digests, number))) == NULL) ||
+        PyObject_GetBuffer(PyTuple_GetItem(contents, number), &file->data, PyBUF_SIMPLE) < 0)
       return 0;
-  }
-  if (PyTuple_Size(given) > 3 && (kernel->binary < 0 || kernel->binary >= count)) {
-    PyErr_SetString(PyExc_ValueError, "the binary is none of the files");
-    return 0;
+    kernel->count++; /* what is read of it is released */
   }
   return 1;
+}
+
+/* Reads the attributes of a ReadyKernel (bundler/lifecycle/ready_kernel.py), by position. */
+static int read_ready(PyObject *ready, kernel_t *kernel, int *compares) {
+  PyObject *key, *names, *contents, *stored, *digests, *changes, *growth, *rewritten;
+  if (!PARSE(ready, "UO!O!OO!O!OnO;expected a ReadyKernel", &key, &PyTuple_Type, &names, &PyTuple_Type, &contents, &stored,
+             &PyTuple_Type, &digests, &PyTuple_Type, &changes, &growth, &kernel->binary, &rewritten))
+    return 0;
+  kernel->key = component(key);
+  if (kernel->key == NULL || !read_files(names, contents, digests, kernel) || !read_changes(changes, kernel))
+    return 0;
+  *compares |= PyTuple_Size(digests) > 0;
+  return (kernel->binary >= ALREADY_CHECKED && kernel->binary < kernel->count) || wrong("the binary is none of the files");
+}
+
+/* Reads a NewKernel. */
+static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
+  PyObject *temporary, *group, *ready, *name;
+  char *text;
+  if (!PARSE(given, "UOO;expected (temporary, group, ready)", &temporary, &group, &ready) ||
+      (name = item(group, 2, 0)) == NULL || PyBytes_AsStringAndSize(PyTuple_GetItem(group, 1), &text, &kernel->group_size) < 0)
+    return 0;
+  kernel->group_text = text;
+  kernel->temporary = component(temporary);
+  kernel->group_name = kernel->temporary == NULL ? NULL : component(name);
+  return kernel->group_name != NULL && read_ready(ready, kernel, compares);
 }
 
 static void release(batch_t *batch) {

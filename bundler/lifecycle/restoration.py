@@ -28,9 +28,9 @@ from bundler.lifecycle import rekeyed_kernels as rekeying
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
-from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport
 from bundler.lifecycle.placement_queue import PlacementQueue
+from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import KERNELS_PER_RUN, NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.threaded_call import ThreadedCall, processors
@@ -150,7 +150,7 @@ class _Tally:
         outcomes[key] = _worst(outcomes[key], outcome) if key in outcomes else outcome
         if outcome != "present":
             # One file more than the bundle has: Triton's group file.
-            self.files += len(kernel.files) + 1
+            self.files += len(kernel.names) + 1
             self.bytes += kernel.size_bytes
             for name in kernel.rewritten:
                 self.rewritten.add(f"{key}/{name}")
@@ -225,10 +225,11 @@ class Restoration(RestorePlan):
 
         cleaned_up(place_all, queue.close)
 
-    def _placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
-        if isinstance(outcome, DigestMismatch):
-            self._show_source(kernel.digests.values())
-        self.tally.placed(kernel, outcome)
+    def _placed(self, kernels: Sequence[ReadyKernel], outcome: Outcome | BundlerError) -> None:
+        for kernel in kernels:
+            if isinstance(outcome, DigestMismatch):
+                self._show_source(kernel.digests)
+            self.tally.placed(kernel, outcome)
 
     def _show_source(self, digests: Iterable[bytes]) -> None:
         """Let the source, which left the digests to us, compare them too: a store removes what it finds damaged."""
