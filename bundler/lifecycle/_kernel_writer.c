@@ -19,6 +19,8 @@
 /* Answers a kernel whose device binary is not a whole ELF file. */
 #define NO_BINARY (DAMAGED + 1)
 #define ALREADY_CHECKED (-1)
+/* Two files are hashed at once, and the largest files of two kernels are about as large. */
+#define HASHED_TOGETHER 2
 /* Linux writes no more in one call. */
 #define MOST_BYTES ((size_t)0x7ffff000)
 
@@ -29,7 +31,8 @@ typedef struct {
 } edit_t;
 
 typedef struct {
-  const char *name, *digest; /* no digest: the caller has compared it */
+  const char *name, *expected; /* no digest is expected: the caller has compared it */
+  unsigned char digest[DIGEST_BYTES];
   Py_buffer data;
   edit_t *edits;
   Py_ssize_t edit_count;
@@ -55,19 +58,35 @@ typedef struct {
 
 /* ---------------------------------------------------------------------------------------------- writing, without Python */
 
-/* Returns 0, DAMAGED or an error number. */
-static int compare_files(const kernel_t *kernel, void *context) {
-  unsigned char digest[DIGEST_BYTES];
-  for (Py_ssize_t number = 0; number < kernel->count; number++) {
-    const file_t *file = &kernel->files[number];
-    if (file->digest == NULL)
-      continue;
-    if (!hash(context, file->data.buf, (size_t)file->data.len, digest))
-      return ENOMEM;
-    if (memcmp(digest, file->digest, DIGEST_BYTES) != 0)
-      return DAMAGED;
+/* Kernels whose files are hashed together. */
+typedef struct {
+  kernel_t *kernels;
+  Py_ssize_t count, kernel, file;
+} hashed_t;
+
+static int next_file(void *state, hashing_t *hashing) {
+  hashed_t *hashed = state;
+  for (; hashed->kernel < hashed->count; hashed->kernel++, hashed->file = 0) {
+    kernel_t *kernel = &hashed->kernels[hashed->kernel];
+    while (hashed->file < kernel->count) {
+      file_t *file = &kernel->files[hashed->file++];
+      if (file->expected != NULL) {
+        *hashing = (hashing_t){file->data.buf, (size_t)file->data.len, file->digest};
+        return 1;
+      }
+    }
   }
   return 0;
+}
+
+/* Returns 0 or DAMAGED. */
+static int compare_digests(const kernel_t *kernel) {
+  for (Py_ssize_t number = 0; number < kernel->count; number++) {
+    const file_t *file = &kernel->files[number];
+    if (file->expected != NULL && memcmp(file->digest, file->expected, DIGEST_BYTES) != 0)
+      return DAMAGED;
+  }
+  return kernel->differs ? DAMAGED : 0;
 }
 
 static int open_at(int folder, const char *name, int flags) {
@@ -172,11 +191,10 @@ static int write_files(int root, const kernel_t *kernel) {
   return error;
 }
 
-/* Returns 0, DAMAGED, NO_BINARY or an error, after which nothing is left, or minus the error of the rename, after which the temporary
- * directory is. */
-static int write_kernel(int root, const kernel_t *kernel, void *context) {
-  /* Shortly before they are written: they are in the processor's cache then. */
-  int error = kernel->differs ? DAMAGED : compare_files(kernel, context);
+/* Its files were hashed.  Returns 0, DAMAGED, NO_BINARY or an error, after which nothing is left, or minus the error of the rename, after
+ * which the temporary directory is. */
+static int write_kernel(int root, const kernel_t *kernel) {
+  int error = compare_digests(kernel);
   if (error != 0)
     return error;
   if (kernel->binary != ALREADY_CHECKED) {
@@ -199,16 +217,26 @@ static int is_its_own(int code) {
   return code == DAMAGED || code == NO_BINARY || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR;
 }
 
+/* Hashes a few kernels and writes them: what was just hashed is in the processor's cache.  Returns whether another one is to be begun. */
+static int write_together(batch_t *batch, kernel_t *kernels, Py_ssize_t count, void *context) {
+  hashed_t hashed = {kernels, count, 0, 0};
+  int is_hashed = hash_all(context, next_file, &hashed);
+  for (Py_ssize_t number = 0; number < count && !atomic_load(&batch->stopped); number++) {
+    kernels[number].code = is_hashed ? write_kernel(batch->root, &kernels[number]) : ENOMEM;
+    if (kernels[number].code != 0 && !is_its_own(kernels[number].code))
+      atomic_store(&batch->stopped, 1);
+  }
+  return !atomic_load(&batch->stopped);
+}
+
 static void *write_some(void *argument) {
   batch_t *batch = argument;
   void *context = batch->compares ? new_context() : NULL;
-  while (!atomic_load(&batch->stopped)) {
-    long long number = atomic_fetch_add(&batch->next, 1);
-    if (number >= batch->count)
+  for (int going = !atomic_load(&batch->stopped); going;) {
+    long long number = atomic_fetch_add(&batch->next, HASHED_TOGETHER), left = batch->count - number;
+    if (left <= 0)
       break;
-    batch->kernels[number].code = write_kernel(batch->root, &batch->kernels[number], context);
-    if (batch->kernels[number].code != 0 && !is_its_own(batch->kernels[number].code))
-      atomic_store(&batch->stopped, 1);
+    going = write_together(batch, &batch->kernels[number], left < HASHED_TOGETHER ? left : HASHED_TOGETHER, context);
   }
   forget_context(context);
   return NULL;
@@ -289,9 +317,9 @@ static const char *read_digest(PyObject *given) {
   Py_ssize_t size;
   if (PyBytes_AsStringAndSize(given, &digest, &size) < 0)
     return NULL;
-  if (size == DIGEST_BYTES && crypto.sha256 != NULL)
+  if (size == DIGEST_BYTES && can_hash())
     return digest;
-  wrong(crypto.sha256 == NULL ? "no digest can be compared here" : "not a SHA-256 digest");
+  wrong(can_hash() ? "not a SHA-256 digest" : "no digest can be compared here");
   return NULL;
 }
 
@@ -306,7 +334,7 @@ static int read_files(PyObject *names, PyObject *contents, PyObject *digests, ke
   for (Py_ssize_t number = 0; number < count; number++) {
     file_t *file = &kernel->files[number];
     file->name = component(PyTuple_GetItem(names, number));
-    if (file->name == NULL || (compared && (file->digest = read_digest(PyTuple_GetItem(digests, number))) == NULL) ||
+    if (file->name == NULL || (compared && (file->expected = read_digest(PyTuple_GetItem(digests, number))) == NULL) ||
         PyObject_GetBuffer(PyTuple_GetItem(contents, number), &file->data, PyBUF_SIMPLE) < 0)
       return 0;
     kernel->count++; /* what is read of it is released */
@@ -463,7 +491,7 @@ static PyMethodDef methods[] = {
 static int set_up(PyObject *module) {
   find_sha256();
   int fine = add_type(module, "Threads", &threads_spec) && add_type(module, "Writing", &writing_spec);
-  return !fine ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
+  return !fine ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", can_hash());
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
