@@ -344,9 +344,9 @@ static int read_files(PyObject *names, PyObject *contents, PyObject *digests, ke
 
 /* Reads the attributes of a ReadyKernel (bundler/lifecycle/ready_kernel.py), by position. */
 static int read_ready(PyObject *ready, kernel_t *kernel, int *compares) {
-  PyObject *key, *names, *contents, *stored, *digests, *changes, *growth, *rewritten;
-  if (!PARSE(ready, "UO!O!OO!O!OnO;expected a ReadyKernel", &key, &PyTuple_Type, &names, &PyTuple_Type, &contents, &stored,
-             &PyTuple_Type, &digests, &PyTuple_Type, &changes, &growth, &kernel->binary, &rewritten))
+  PyObject *key, *names, *contents, *stored, *size, *digests, *changes, *rewritten;
+  if (!PARSE(ready, "UO!O!OOO!O!nO;expected a ReadyKernel", &key, &PyTuple_Type, &names, &PyTuple_Type, &contents, &stored, &size,
+             &PyTuple_Type, &digests, &PyTuple_Type, &changes, &kernel->binary, &rewritten))
     return 0;
   kernel->key = component(key);
   if (kernel->key == NULL || !read_files(names, contents, digests, kernel) || !read_changes(changes, kernel))

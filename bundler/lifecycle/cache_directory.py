@@ -26,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from bundler.errors import BundlerError, FormatError
-from bundler.format import names
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.sentinel import json_text

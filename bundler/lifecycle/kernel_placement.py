@@ -126,8 +126,8 @@ class StoredKernel:
         if changes.metadata_growth + len(self.metadata) > METADATA_BYTES:
             check_metadata_size(changes.metadata_growth + len(self.metadata), files.names[layout.metadata])
         ready = ReadyKernel(
-            kernel.key, files.names, self.contents, self.metadata, self._digests, changes.edits, changes.growth,
-            layout.binary if self._written_checked else ALREADY_CHECKED, changes.rewritten,
+            kernel.key, files.names, self.contents, self.metadata, files.size_bytes + changes.growth, self._digests,
+            changes.edits, layout.binary if self._written_checked else ALREADY_CHECKED, changes.rewritten,
         )  # fmt: skip
         # Once for all directories: paths decide nothing that is checked here.
         if not self._checked:
@@ -143,14 +143,16 @@ class StoredKernel:
         if not (self._written_checked and is_readable_head(ready.key, binary, self.metadata)):
             # What is parsed now is verified first.
             contents = ready._replace(binary=ALREADY_CHECKED).verified().contents
-            reason = why_unreadable(ready.key, (binary, contents[layout.binary]), (name, bytes(contents[layout.metadata])))
+            reason = why_unreadable(
+                ready.key, (binary, contents[layout.binary]), (name, bytes(contents[layout.metadata]))
+            )
             if reason is not None:
                 raise FormatError(reason, key=ready.key)
         self._checked = True
 
 
 class _Changes(NamedTuple):
-    """What is changed in the files of a kernel: see `ReadyKernel`; and how many bytes its metadata has more then."""
+    """What is changed in the files of a kernel, and how many bytes all of them and the metadata have more then."""
 
     edits: tuple[FileEdits, ...]
     growth: int

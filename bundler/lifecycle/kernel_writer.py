@@ -40,6 +40,7 @@ _PAUSES_S = (0.05, 0.25, 0.75)
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
+
 def make_directories(path: str) -> None:
     """Make a directory and those above it; one that is there is fine.
 
@@ -131,7 +132,7 @@ def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: Threads
 
 
 def _check_form(kernel: NewKernel) -> None:
-    key, names, contents, _, digests, edits, _, binary, _ = kernel.ready
+    key, names, contents, _, _, digests, edits, binary, _ = kernel.ready
     for name in (kernel.temporary, key, kernel.group.name, *names):
         if name in {"", ".", ".."} or "/" in name or "\0" in name:
             raise ValueError(f"not the name of a file: {name!r}")

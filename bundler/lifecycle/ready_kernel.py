@@ -36,9 +36,9 @@ class ReadyKernel(NamedTuple):
         names: of every file but the group file, in Triton's order.
         contents: the bytes of each.
         stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
+        size_bytes: bytes of all files as they are written.
         digests: the raw digest of each file, for who writes the kernel to compare; none when they were compared.
         edits: what is changed in files when they are written, in the order of their positions.
-        growth: how many bytes the files have more then.
         binary: position of the device binary, if who writes the kernel has to look whether it is whole.
         rewritten: names of the files that hold a path of this machine.
     """
@@ -47,16 +47,11 @@ class ReadyKernel(NamedTuple):
     names: tuple[str, ...]
     contents: tuple[Buffer, ...]
     stored_metadata: Buffer
+    size_bytes: int
     digests: tuple[bytes, ...] = ()
     edits: tuple[FileEdits, ...] = ()
-    growth: int = 0
     binary: int = ALREADY_CHECKED
     rewritten: tuple[str, ...] = ()
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files but the group file, as they are written."""
-        return sum(map(len, self.contents)) + self.growth
 
     @property
     def files(self) -> Iterator[tuple[str, Buffer]]:
@@ -82,7 +77,7 @@ class ReadyKernel(NamedTuple):
         changed = [*self.contents]
         for position, edits in self.edits:
             changed[position] = edited(changed[position], edits)
-        return self._replace(contents=tuple(changed), edits=(), growth=0)
+        return self._replace(contents=tuple(changed), edits=())
 
     def why_refused(self) -> BundlerError:
         """Return what is wrong with a kernel that the writer refused."""
