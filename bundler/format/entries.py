@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 Keep = Literal["all", "launch"]
 #: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.
 StoredFile = tuple[str, bytes, int, tuple[Span, ...]]
-# Position of a file, and its path sentinels.
-FileSpans = tuple[int, tuple[Span, ...]]
 
 
 class StoredFiles(NamedTuple):
@@ -40,13 +38,13 @@ class StoredFiles(NamedTuple):
         names: of each.
         digests: the raw digest of each.
         size_bytes: of all as stored.
-        spans: of those that have path sentinels, by their positions here.
+        spans: path sentinels, four numbers each: the position of the file here, then offset, place and style.
     """
 
     names: tuple[str, ...]
     digests: tuple[bytes, ...]
     size_bytes: int
-    spans: tuple[FileSpans, ...]
+    spans: tuple[int, ...]
 
 
 _TARGET = r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})"
@@ -168,11 +166,14 @@ class Kernel:
 
     def stored_files(self, keep: Keep = "all") -> StoredFiles:
         """Return what `files` yields, by columns; for who restores thousands of kernels."""
-        files = [*self.files(keep)]
-        spans = tuple((position, file[3]) for position, file in enumerate(files) if file[3])
-        return StoredFiles(
-            tuple(file[0] for file in files), tuple(file[1] for file in files), sum(file[2] for file in files), spans
-        )
+        filenames, digests, sizes, spans = zip(*self.files(keep), strict=True)
+        flat = [
+            number
+            for position, some in enumerate(spans)
+            for span in some
+            for number in (position, span.offset, span.place, span.style)
+        ]
+        return StoredFiles(filenames, digests, sum(sizes), tuple(flat))
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; for who launches thousands of kernels."""

@@ -15,7 +15,8 @@ from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import sentinel
 from bundler.format.bundle import BlobSource, Keep
 from bundler.format.digest import check_digest
-from bundler.format.entries import FileLayout, FileSpans, Kernel, StoredFiles, file_layout
+from bundler.format.entries import FileLayout, Kernel, StoredFiles, file_layout
+from bundler.format.lazy_kernel import spans_by_position
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
 from bundler.lifecycle.kernel_directory import Rejected, is_readable_head, why_unreadable
@@ -189,12 +190,10 @@ def _paths(directory: str, triton_dir: str | None) -> dict[int, str]:
 
 
 @lru_cache(_CHANGES_REMEMBERED)
-def _changes(
-    filenames: tuple[str, ...], spans: tuple[FileSpans, ...], directory: str, triton_dir: str | None
-) -> _Changes:
-    """Return what is changed; raises `FormatError` for spans of no file."""
+def _changes(filenames: tuple[str, ...], spans: tuple[int, ...], directory: str, triton_dir: str | None) -> _Changes:
+    """Return what is changed where path sentinels are, four numbers each; raises `FormatError` for spans of no file."""
     paths = _paths(directory, triton_dir)
-    edits = tuple((position, sentinel.edits_of(some, paths)) for position, some in spans)
+    edits = tuple((position, sentinel.edits_of(some, paths)) for position, some in spans_by_position(spans).items())
     growth = {position: sum(len(new) - len(old) for _, old, new in some) for position, some in edits}
     metadata = file_layout(filenames).metadata
     rewritten = tuple(filenames[position] for position, _ in edits)
