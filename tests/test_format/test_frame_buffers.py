@@ -129,7 +129,7 @@ def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order, mo
     monkeypatch.setattr(container, "frames_at_once", lambda: 1)
     data, blobs = wide
     with Bundle.from_bytes(data) as bundle:
-        frames = [section for section in bundle.blobs.sections if section.codec == container.ZSTD and section.blobs]
+        frames = [section for section in bundle.blobs.sections if section.codec == container_layout.ZSTD and section.blobs]
         assert len(frames) > bundle.blobs._buffers._most > container.CACHED_FRAMES
         held = {digest: bundle.blobs.stored_blobs([digest])[0] for digest in [*blobs][::order]}
     assert held == blobs
@@ -176,7 +176,7 @@ def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
             assert number or len(decoded) == 1 + min(3, sum(s.kind == frames[0].kind for s in frames) - 1)
         assert len(source._frames) <= container.CACHED_FRAMES + 6
     assert found == blobs
-    assert sorted(decoded) == sorted(section.offset for section in frames if section.codec == container.ZSTD)
+    assert sorted(decoded) == sorted(section.offset for section in frames if section.codec == container_layout.ZSTD)
 
 
 def test_who_asks_for_a_few_blobs_has_no_other_frame_decoded(wide, decoded):
