@@ -31,22 +31,6 @@ Keep = Literal["all", "launch"]
 StoredFile = tuple[str, bytes, int, tuple[Span, ...]]
 
 
-class StoredFiles(NamedTuple):
-    """Files of a kernel in Triton's order, by columns.
-
-    Attributes:
-        names: of each.
-        digests: the raw digest of each.
-        size_bytes: of all as stored.
-        spans: path sentinels, four numbers each: the position of the file here, then offset, place and style.
-    """
-
-    names: tuple[str, ...]
-    digests: tuple[bytes, ...]
-    size_bytes: int
-    spans: tuple[int, ...]
-
-
 _TARGET = r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})"
 _KEY_CHARACTERS = 12  # enough to recognise a kernel key
 # Every variant of a kernel has files of the same names.
@@ -123,6 +107,24 @@ class FileLayout(NamedTuple):
         return all(position == place for place, position in enumerate(self.order))
 
 
+class StoredFiles(Struct, frozen=True, gc=False):
+    """Files of a kernel in Triton's order, by columns.
+
+    Attributes:
+        names: of each.
+        digests: the raw digest of each.
+        size_bytes: of all as stored.
+        spans: path sentinels, four numbers each: the position of the file here, then offset, place and style.
+        layout: what the names say about the files.
+    """
+
+    names: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    size_bytes: int
+    spans: tuple[int, ...]
+    layout: FileLayout
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Kernel:
     """All artifacts of one kernel key, from one compile.
@@ -173,7 +175,7 @@ class Kernel:
             for span in some
             for number in (position, span.offset, span.place, span.style)
         ]
-        return StoredFiles(filenames, digests, sum(sizes), tuple(flat))
+        return StoredFiles(filenames, digests, sum(sizes), tuple(flat), file_layout(filenames))
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; for who launches thousands of kernels."""

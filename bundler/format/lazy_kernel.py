@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bundler.format.blob_table import BlobTable
 from bundler.format.digest import DIGEST_BYTES, digest_raw, digest_text
-from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain, file_layout
+from bundler.format.entries import (
+    Artifact,
+    FileLayout,
+    Keep,
+    Kernel,
+    StoredFile,
+    StoredFiles,
+    Target,
+    Toolchain,
+    file_layout,
+)
 from bundler.format.entry_rows import NUMBERS_PER_SPAN
 from bundler.format.sentinel import Span
 
@@ -79,15 +89,17 @@ class _Wanted:
 
     Attributes:
         filenames: their names.
+        layout: what these say about them.
         positions: where each stands.
         as_listed: whether these are all files, in the order of the manifest.
         pick: returns what stands at these positions.
     """
 
-    __slots__ = ("as_listed", "filenames", "pick", "positions")
+    __slots__ = ("as_listed", "filenames", "layout", "pick", "positions")
 
     def __init__(self, filenames: tuple[str, ...], positions: tuple[int, ...]) -> None:
         self.filenames = tuple([filenames[position] for position in positions])
+        self.layout = file_layout(self.filenames)
         self.positions, self.as_listed = positions, positions == tuple(range(len(filenames)))
         # There are two at the least, device binary and metadata, so what this returns is a tuple.
         self.pick: Callable[[tuple[int, ...]], tuple[int, ...]] = itemgetter(*positions)
@@ -278,6 +290,19 @@ class LazyKernel(Kernel):
             spans,
         )
 
+    def stored_files(self, keep: Keep = "all") -> StoredFiles:
+        """Return what `files` yields, by columns."""
+        filenames, numbers, spans = self.stored_numbers(keep)
+        table, width = self._source.blob_table, DIGEST_BYTES
+        digests, sizes = table.digests, table.sizes
+        return StoredFiles(
+            filenames,
+            tuple([digests[number * width : number * width + width] for number in numbers]),
+            sum([sizes[number] for number in numbers]),
+            spans,
+            (self._files.launch if keep == "launch" else self._files.all).layout,
+        )
+
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; no other file is looked at."""
         binary = self._files.layout.binary
@@ -321,6 +346,7 @@ class _Refiled(LazyKernel):
     binary_file = Kernel.binary_file
     size = Kernel.size
     files = Kernel.files
+    stored_files = Kernel.stored_files
 
 
 @lru_cache(_SPANS_REMEMBERED)

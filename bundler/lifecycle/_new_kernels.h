@@ -49,15 +49,6 @@ static const char *component(PyObject *text) {
   return name;
 }
 
-/* Returns an item of a tuple that has so many, NULL with an exception. */
-static PyObject *item(PyObject *tuple, Py_ssize_t count, Py_ssize_t number) {
-  if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
-    PyErr_Format(PyExc_TypeError, "expected a tuple of %zd", count);
-    return NULL;
-  }
-  return PyTuple_GetItem(tuple, number);
-}
-
 /* As PyArg_ParseTuple, which takes it for granted that it is given a tuple. */
 #define PARSE(tuple, ...)                                                                                                       \
   (PyTuple_Check(tuple) ? PyArg_ParseTuple(tuple, __VA_ARGS__) : (PyErr_SetString(PyExc_TypeError, "expected a tuple"), 0))
@@ -133,31 +124,22 @@ static int read_files(PyObject *names, PyObject *contents, PyObject *digests, ke
   return 1;
 }
 
-/* Reads the attributes of a ReadyKernel (bundler/lifecycle/ready_kernel.py), by position. */
-static int read_ready(PyObject *ready, kernel_t *kernel, int *compares) {
-  PyObject *key, *names, *contents, *stored, *size, *digests, *changes, *rewritten;
-  if (!PARSE(ready, "UO!O!OOO!O!nO;expected a ReadyKernel", &key, &PyTuple_Type, &names, &PyTuple_Type, &contents, &stored, &size,
-             &PyTuple_Type, &digests, &PyTuple_Type, &changes, &kernel->binary, &rewritten))
+/* Reads a NewKernel. */
+static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
+  PyObject *temporary, *key, *names, *contents, *digests, *changes, *group;
+  if (!PARSE(given, "UUO!O!O!O!nUy#;expected a NewKernel", &temporary, &key, &PyTuple_Type, &names, &PyTuple_Type, &contents,
+             &PyTuple_Type, &digests, &PyTuple_Type, &changes, &kernel->binary, &group,
+             &kernel->group_text, &kernel->group_size))
     return 0;
-  kernel->key = component(key);
-  if (kernel->key == NULL || !read_files(names, contents, digests, kernel) || !read_changes(changes, kernel))
+  kernel->temporary = component(temporary);
+  kernel->key = kernel->temporary == NULL ? NULL : component(key);
+  kernel->group_name = kernel->key == NULL ? NULL : component(group);
+  if (kernel->group_name == NULL || !read_files(names, contents, digests, kernel) || !read_changes(changes, kernel))
     return 0;
   *compares |= PyTuple_Size(digests) > 0;
   return (kernel->binary >= ALREADY_CHECKED && kernel->binary < kernel->count) || wrong("the binary is none of the files");
 }
 
-/* Reads a NewKernel. */
-static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
-  PyObject *temporary, *group, *ready, *name;
-  char *text;
-  if (!PARSE(given, "UOO;expected (temporary, group, ready)", &temporary, &group, &ready) ||
-      (name = item(group, 2, 0)) == NULL || PyBytes_AsStringAndSize(PyTuple_GetItem(group, 1), &text, &kernel->group_size) < 0)
-    return 0;
-  kernel->group_text = text;
-  kernel->temporary = component(temporary);
-  kernel->group_name = kernel->temporary == NULL ? NULL : component(name);
-  return kernel->group_name != NULL && read_ready(ready, kernel, compares);
-}
 /* Lets go of what `read_kernel` took, as far as it came. */
 static void release_kernel(kernel_t *kernel) {
   while (kernel->count > 0) {

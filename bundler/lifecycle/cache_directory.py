@@ -42,7 +42,7 @@ from bundler.lifecycle.kernel_writer import (
     write_file,
     write_kernels,
 )
-from bundler.lifecycle.ready_kernel import NewKernel, ReadyKernel, group_file
+from bundler.lifecycle.ready_kernel import NewKernel, ReadyKernel, new_kernel
 
 Outcome = Literal["restored", "present", "repaired"]
 
@@ -112,7 +112,7 @@ class CacheDirectory:
         """Return what has to be written for a kernel, under a name of its own."""
         # An f-string reads its format anew each time, which takes ten times as long.
         temporary = "%s%d.%016x" % (TEMPORARY_PREFIX, os.getpid(), next(self._numbers))  # noqa: UP031
-        return NewKernel(temporary, group_file(kernel.names, self._json_prefix), kernel)
+        return new_kernel(kernel, temporary, self._json_prefix)
 
     def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
         """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of each."""
@@ -254,7 +254,7 @@ class KernelBatch:
             return
         failure: BundlerError | OSError | None = None
         failed = ""
-        for (temporary, _, kernel), code in zip(self._new, self._codes, strict=True):
+        for kernel, (temporary, *_), code in zip(self._kernels, self._new, self._codes, strict=True):
             if code == errno.ECANCELED:
                 continue
             try:

@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import sentinel
 from bundler.format.bundle import BlobSource, Keep
 from bundler.format.digest import check_digest
-from bundler.format.entries import FileLayout, Kernel, StoredFiles, file_layout
+from bundler.format.entries import Kernel, StoredFiles, file_layout
 from bundler.format.lazy_kernel import spans_by_position
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
@@ -28,34 +31,26 @@ _CHANGES_REMEMBERED = 1024
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 
 
-class WantedKernel(NamedTuple):
+class WantedKernel(Struct, frozen=True, gc=False):
     """What is read of a kernel; the digests can be fetched beforehand.
 
     Attributes:
         kernel: which.
-        files: names, raw digests, size and path sentinels of those that are wanted, in Triton's order.
-        layout: which of them is what.
+        files: those that are wanted.
     """
 
     kernel: Kernel
     files: StoredFiles
-    layout: FileLayout
 
     @classmethod
     def of(cls, kernel: Kernel, keep: Keep) -> WantedKernel:
         """Return what `keep` asks for."""
-        files = kernel.stored_files(keep)
-        return cls(kernel, files, file_layout(files.names))
+        return cls(kernel, kernel.stored_files(keep))
 
     @property
     def digests(self) -> tuple[bytes, ...]:
         """The raw digest of each file."""
         return self.files.digests
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of these files as stored."""
-        return self.files.size_bytes
 
 
 class StoredKernel:
@@ -72,7 +67,7 @@ class StoredKernel:
 
     def __init__(self, wanted: WantedKernel, contents: Sequence[Buffer], *, verified: bool) -> None:
         self.wanted, self.contents = wanted, tuple(contents)
-        self.metadata = bytes(contents[wanted.layout.metadata])
+        self.metadata = bytes(contents[wanted.files.layout.metadata])
         self._digests: tuple[bytes, ...] = () if verified else wanted.files.digests
         self._checked = self._written_checked = False
 
@@ -88,10 +83,10 @@ class StoredKernel:
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
-        contents = source.view_blobs(wanted.digests)
+        contents = source.view_blobs(wanted.files.digests)
         # Some sources, a bundle file for one, compare the digests while they read; nothing is hashed twice.
         if not source.verified:
-            for name, digest, data in zip(wanted.files.names, wanted.digests, contents, strict=True):
+            for name, digest, data in zip(wanted.files.names, wanted.files.digests, contents, strict=True):
                 check_digest(data, digest, name)
         kernel = cls(wanted, contents, verified=True)
         kernel._checked = checked
@@ -106,7 +101,7 @@ class StoredKernel:
         """
         # Files and stores leave the comparing to who writes; nothing is hashed twice.
         verified = source.verified and source.verifies_stored
-        kernel = cls(wanted, source.stored_blobs(wanted.digests), verified=verified)
+        kernel = cls(wanted, source.stored_blobs(wanted.files.digests), verified=verified)
         kernel._written_checked = True
         return kernel
 
@@ -121,13 +116,14 @@ class StoredKernel:
             FormatError: Triton could not read it there.
             DigestMismatch: it is damaged.
         """
-        kernel, files, layout = self.wanted
+        files = self.wanted.files
+        layout = files.layout
         changes = _changes(files.names, files.spans, directory, triton_dir) if files.spans else _NO_CHANGES
         # With other paths it has another size.
         if changes.metadata_growth + len(self.metadata) > METADATA_BYTES:
             check_metadata_size(changes.metadata_growth + len(self.metadata), files.names[layout.metadata])
         ready = ReadyKernel(
-            kernel.key, files.names, self.contents, self.metadata, files.size_bytes + changes.growth, self._digests,
+            self.wanted.kernel.key, files.names, self.contents, self.metadata, files.size_bytes + changes.growth, self._digests,
             changes.edits, layout.binary if self._written_checked else ALREADY_CHECKED, changes.rewritten,
         )  # fmt: skip
         # Once for all directories: paths decide nothing that is checked here.
@@ -138,12 +134,12 @@ class StoredKernel:
 
     def _check(self, ready: ReadyKernel) -> None:
         """Raise `FormatError` when Triton could not read these files."""
-        files, layout = self.wanted.files, self.wanted.layout
-        binary, name = files.names[layout.binary], files.names[layout.metadata]
+        names, layout = self.wanted.files.names, self.wanted.files.layout
+        binary, name = names[layout.binary], names[layout.metadata]
         # The metadata is looked at with its sentinels, before its digest is compared: nobody sees it unless that is right.
         if not (self._written_checked and is_readable_head(ready.key, binary, self.metadata)):
             # What is parsed now is verified first.
-            contents = ready._replace(binary=ALREADY_CHECKED).verified().contents
+            contents = replace(ready, binary=ALREADY_CHECKED).verified().contents
             reason = why_unreadable(
                 ready.key, (binary, contents[layout.binary]), (name, bytes(contents[layout.metadata]))
             )
@@ -152,7 +148,7 @@ class StoredKernel:
         self._checked = True
 
 
-class _Changes(NamedTuple):
+class _Changes(Struct, frozen=True):
     """What is changed in the files of a kernel, and how many bytes all of them and the metadata have more then."""
 
     edits: tuple[FileEdits, ...]

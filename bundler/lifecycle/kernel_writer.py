@@ -18,9 +18,9 @@ from typing import Any
 
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.digest import DIGEST_BYTES, sha256
-from bundler.format.sentinel import holds
+from bundler.format.sentinel import edited, holds
 from bundler.lifecycle.elf import why_unusable
-from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, Buffer, NewKernel, ReadyKernel
+from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, KEY, Buffer, NewKernel
 
 # Waits, and returns the codes; calling it again returns them again.  Not for two threads at once.
 Finish = Callable[[], list[int]]
@@ -125,15 +125,15 @@ def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: Threads
         _check_form(kernel)
     codes = [errno.ECANCELED] * len(kernels)
     for number, kernel in enumerate(kernels):
-        codes[number] = _why_unsound(kernel.ready) or _write_kernel(root, kernel)
+        codes[number] = _why_unsound(kernel) or _write_kernel(root, kernel)
         if codes[number] not in {0, DAMAGED, NO_BINARY} and -codes[number] not in OCCUPIED:
             break
     return codes
 
 
 def _check_form(kernel: NewKernel) -> None:
-    key, names, contents, _, _, digests, edits, binary, _ = kernel.ready
-    for name in (kernel.temporary, key, kernel.group.name, *names):
+    temporary, key, names, contents, digests, edits, binary, group, _ = kernel
+    for name in (temporary, key, group, *names):
         if name in {"", ".", ".."} or "/" in name or "\0" in name:
             raise ValueError(f"not the name of a file: {name!r}")
     if len(contents) != len(names) or len(digests) not in {0, len(names)}:
@@ -150,8 +150,8 @@ def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...
     """Do what `begin_writing` says with a writer that compares no digests."""
     for kernel in kernels:
         _check_form(kernel)
-    unsound = [_why_unsound(kernel.ready) for kernel in kernels]
-    plain = [kernel._replace(ready=kernel.ready._replace(digests=(), binary=ALREADY_CHECKED)) for kernel in kernels]
+    unsound = [_why_unsound(kernel) for kernel in kernels]
+    plain = [(*kernel[:4], (), kernel[5], ALREADY_CHECKED, *kernel[7:]) for kernel in kernels]
     finish = begin(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads)
 
     def codes() -> list[int]:
@@ -161,19 +161,19 @@ def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...
     return codes
 
 
-def _why_unsound(kernel: ReadyKernel) -> int:
+def _why_unsound(kernel: NewKernel) -> int:
     """Return `DAMAGED`, `NO_BINARY` or 0."""
-    compared = zip(kernel.contents, kernel.digests, strict=False)  # there may be none
+    _, _, _, contents, digests, edits, binary, _, _ = kernel
+    compared = zip(contents, digests, strict=False)  # there may be no digests
     if any(sha256(data) != digest for data, digest in compared):
         return DAMAGED
-    if not all(holds(kernel.contents[position], edits) for position, edits in kernel.edits):
+    if not all(holds(contents[position], some) for position, some in edits):
         return DAMAGED
-    unchecked = kernel.binary != ALREADY_CHECKED
-    return NO_BINARY if unchecked and why_unusable(kernel.contents[kernel.binary]) is not None else 0
+    return NO_BINARY if binary != ALREADY_CHECKED and why_unusable(contents[binary]) is not None else 0
 
 
 def _write_kernel(root: str, kernel: NewKernel) -> int:
-    ours, temporary = True, os.path.join(root, kernel.temporary)
+    ours, temporary, target = True, os.path.join(root, kernel[0]), os.path.join(root, kernel[1])
 
     def write_and_rename() -> int:
         nonlocal ours
@@ -188,7 +188,7 @@ def _write_kernel(root: str, kernel: NewKernel) -> int:
             return error.errno or errno.EIO
         ours = False  # the caller's now
         try:
-            os.rename(temporary, os.path.join(root, kernel.ready.key))
+            os.rename(temporary, target)
         except OSError as error:
             return -(error.errno or errno.EIO)
         return 0
@@ -201,11 +201,13 @@ def _write_kernel(root: str, kernel: NewKernel) -> int:
 
 
 def _write_files(temporary: str, kernel: NewKernel) -> None:
+    _, key, names, contents, _, edits, _, group, text = kernel
+    changes = dict(edits)
     folder = os.open(temporary, _READ_DIRECTORY)
     try:
-        for name, data in kernel.ready.edited().files:
-            write_file(name, data, folder)
-        write_file(kernel.group.name, kernel.group.text_of(kernel.ready.key), folder)
+        for position, (name, data) in enumerate(zip(names, contents, strict=True)):
+            write_file(name, edited(data, changes[position]) if position in changes else data, folder)
+        write_file(group, text.replace(KEY, key.encode()), folder)
     finally:
         os.close(folder)
 

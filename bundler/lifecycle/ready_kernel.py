@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ReadyKernel`: a kernel that only has to be written below a cache directory, and `NewKernel`, as a writer takes it.
+"""`ReadyKernel`: a kernel that only has to be written below a cache directory.
 
-`StoredKernel` makes a `ReadyKernel` for each directory, `PlacementQueue` passes it on, and `CacheDirectory` adds what is of that directory.
-The extension `_kernel_writer` reads both as the tuples that they are, by position.
+`StoredKernel` makes one for each directory, `PlacementQueue` passes it on, and `CacheDirectory` has `new_kernel` make of it what a writer takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.digest import check_digest
@@ -20,15 +21,21 @@ from bundler.lifecycle.elf import why_unusable
 Buffer = bytes | memoryview
 # The position of a file, and what is changed in it after its digest was compared.
 FileEdits = tuple[int, tuple[Edit, ...]]
+# What writers take, in C too: the names of the temporary directory and of the kernel's; name, bytes and digest of each file, or no digests
+# when they were compared; what is changed in files; which file is the device binary, if it is to be looked at; and name and text of the
+# group file, with a zero byte where the kernel key stands in it.
+NewKernel = tuple[
+    str, str, tuple[str, ...], tuple[Buffer, ...], tuple[bytes, ...], tuple[FileEdits, ...], int, str, bytes
+]
 # In place of the position of a device binary that was found whole before.
 ALREADY_CHECKED = -1
 # Stands in the text of a group file for the kernel key; no path holds it.
-_KEY = b"\0"
+KEY = b"\0"
 # Kernels of one name have files of the same names.
 _GROUP_FILES_REMEMBERED = 1024
 
 
-class ReadyKernel(NamedTuple):
+class ReadyKernel(Struct, frozen=True, gc=False):
     """A kernel that only has to be written.
 
     Attributes:
@@ -68,7 +75,7 @@ class ReadyKernel(NamedTuple):
                 raise FormatError(f"{self.names[self.binary]} is {reason}", key=self.key)
         for position, edits in self.edits:
             check_edits(self.contents[position], edits)
-        return self.edited()._replace(digests=(), binary=ALREADY_CHECKED)
+        return replace(self.edited(), digests=(), binary=ALREADY_CHECKED)
 
     def edited(self) -> ReadyKernel:
         """Return the same kernel with its files as they are written."""
@@ -77,7 +84,7 @@ class ReadyKernel(NamedTuple):
         changed = [*self.contents]
         for position, edits in self.edits:
             changed[position] = edited(changed[position], edits)
-        return self._replace(contents=tuple(changed), edits=())
+        return replace(self, contents=tuple(changed), edits=())
 
     def why_refused(self) -> BundlerError:
         """Return what is wrong with a kernel that the writer refused."""
@@ -91,40 +98,24 @@ class ReadyKernel(NamedTuple):
         )
 
 
-class GroupFile(NamedTuple):
-    """The group file of kernels that have files of the same names below one directory.
+def new_kernel(kernel: ReadyKernel, temporary: str, directory: str) -> NewKernel:
+    """Return what a writer takes.
 
-    Attributes:
-        name: its name.
-        text: what is in it, with a zero byte where the kernel key stands.
+    Args:
+        kernel: what is to be written.
+        temporary: the name of its temporary directory.
+        directory: the path of the cache directory with a slash behind it, as it stands in JSON.
     """
-
-    name: str
-    text: bytes
-
-    def text_of(self, key: str) -> bytes:
-        """Return what is in that of one kernel."""
-        return self.text.replace(_KEY, key.encode())
-
-
-class NewKernel(NamedTuple):
-    """A kernel as a writer takes it: under which name it is written at first, its group file, and all else."""
-
-    temporary: str
-    group: GroupFile
-    ready: ReadyKernel
+    group, text = _group_file(kernel.names, directory)
+    return (
+        temporary, kernel.key, kernel.names, kernel.contents, kernel.digests, kernel.edits, kernel.binary, group, text
+    )  # fmt: skip
 
 
 @lru_cache(_GROUP_FILES_REMEMBERED)
-def group_file(names: tuple[str, ...], directory: str) -> GroupFile:
-    """Return the group file of these files, as json.dumps writes it.
-
-    Args:
-        names: of the files of a kernel.
-        directory: the path of the cache directory with a slash behind it, as it stands in JSON.
-    """
-    metadata = next(name for name in names if name.endswith(".json"))
-    key = _KEY.decode()
+def _group_file(names: tuple[str, ...], directory: str) -> tuple[str, bytes]:
+    """Return name and text of the group file of these files, as json.dumps writes it."""
+    metadata, key = next(name for name in names if name.endswith(".json")), KEY.decode()
     # Key and names are of characters that JSON leaves alone.
     members = ", ".join([f'"{name}": "{directory}{key}/{name}"' for name in names])
-    return GroupFile(GROUP_PREFIX + metadata, f'{{"child_paths": {{{members}}}}}'.encode())
+    return GROUP_PREFIX + metadata, f'{{"child_paths": {{{members}}}}}'.encode()

@@ -161,7 +161,7 @@ class _Tally:
 
 
 def _size_of(wanted: WantedKernel) -> int:
-    return wanted.size_bytes
+    return wanted.files.size_bytes
 
 
 def _worst(one: Outcome, two: Outcome) -> Outcome:

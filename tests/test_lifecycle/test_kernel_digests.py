@@ -15,10 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.lifecycle import kernel_reader, kernel_writer
-from bundler.lifecycle.ready_kernel import GroupFile, NewKernel, ReadyKernel
 
 SOURCES = Path(kernel_writer.__file__).parent
-GROUP = GroupFile("__grp__k.json", b"{}")
 # What lies around the ends of a block of 64 bytes, where the length of a file begins another one.
 EDGES = [0, 1, 54, 55, 56, 57, 63, 64, 65, 119, 120, 127, 128, 129, 1000]
 
@@ -54,7 +52,7 @@ def begin_writing(request):
 
 def kernel_of(number, contents, digests):
     names = tuple(f"f{place}" for place in range(len(contents)))
-    return NewKernel(f"t{number}", GROUP, ReadyKernel(f"K{number}", names, tuple(contents), b"{}", 0, tuple(digests)))
+    return (f"t{number}", f"K{number}", names, tuple(contents), tuple(digests), (), -1, "__grp__k.json", b"{}")
 
 
 def damaged_of(begin_writing, root, kernels):

@@ -17,14 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.lifecycle import elf, kernel_writer
-from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, GroupFile, NewKernel, ReadyKernel
+from bundler.lifecycle.ready_kernel import ALREADY_CHECKED
 
 WHOLE = (
     ("k.source", b""),
     ("k.cubin", b"\x7fELF" * 5000),
     ("k.json", memoryview(b"x{}x")[1:3]),
 )
-GROUP = GroupFile("__grp__k.json", b'{"\0": "/\0/k.json"}')
+GROUP = ("__grp__k.json", b'{"\0": "/\0/k.json"}')
+FIELDS = ("temporary", "key", "names", "contents", "digests", "edits", "binary", "group_name", "group_text")
 
 
 def writer_of(kind):
@@ -51,8 +52,12 @@ def write(request):
 def new(temporary, key, files=WHOLE, *, digests=(), edits=(), binary=ALREADY_CHECKED):
     """A kernel for a writer, of names and bytes."""
     names, contents = tuple(name for name, _ in files), tuple(data for _, data in files)
-    ready = ReadyKernel(key, names, contents, b"{}", 0, digests, edits, binary)
-    return NewKernel(temporary, GROUP, ready)
+    return (temporary, key, names, contents, digests, edits, binary, *GROUP)
+
+
+def changed(kernel, **changes):
+    """The same kernel with other fields."""
+    return tuple(changes.get(name, value) for name, value in zip(FIELDS, kernel, strict=True))
 
 
 def batch(count, files=WHOLE):
@@ -61,7 +66,7 @@ def batch(count, files=WHOLE):
 
 def written(key, files=WHOLE):
     """What is in the directory of a kernel."""
-    return {**{name: bytes(data) for name, data in files}, GROUP.name: f'{{"{key}": "/{key}/k.json"}}'.encode()}
+    return {**{name: bytes(data) for name, data in files}, GROUP[0]: f'{{"{key}": "/{key}/k.json"}}'.encode()}
 
 
 def content(directory):
@@ -171,9 +176,9 @@ def test_a_really_full_disk(write, tmp_path):
 def test_a_name_is_one_component_of_a_path(write, tmp_path, name, place):
     """Whatever a caller took for a name cannot lead elsewhere, and nothing is written."""
     names = {"temporary": "tmp.0", "key": "KEY", "file": "k.json", "group": "__grp__k.json", place: name}
-    kernel = new(names["temporary"], names["key"], ((names["file"], b"x"),))
+    kernel = changed(new(names["temporary"], names["key"], ((names["file"], b"x"),)), group_name=names["group"])
     with pytest.raises(ValueError, match="not the name of a file"):
-        write(str(tmp_path), (kernel._replace(group=GroupFile(names["group"], b"{}")),), 1)
+        write(str(tmp_path), (kernel,), 1)
     assert os.listdir(tmp_path) == []
 
 
@@ -188,12 +193,12 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
     write = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="it was not built here").begin_writing
     root = str(tmp_path)
     sound = new("t", "k", (("n", b""),))
-    odd = [[], (), (1,), ("t", GROUP), ("t", GROUP, []), ("t", GROUP, ()), (b"t", *sound[1:]), sound._replace(group=[]),
-           sound._replace(group=("g",)), sound._replace(group=(1, b"")), sound._replace(group=("g", "text"))]  # fmt: skip
-    odd += [sound._replace(ready=sound.ready._replace(**change)) for change in (
-        {"key": b"k"}, {"names": ["n"]}, {"names": (b"n",)}, {"contents": [b""]}, {"contents": ("text",)}, {"digests": [bytes(32)]},
-        {"digests": ("d",)}, {"edits": []}, {"edits": (1,)}, {"edits": ((0, []),)}, {"edits": ((0, (1,)),)},
-        {"edits": ((0, ((0, "", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"},
+    odd = [[], (), (1,), sound[:-1], (*sound, 1), [*sound]]
+    odd += [changed(sound, **change) for change in (
+        {"temporary": b"t"}, {"key": b"k"}, {"names": ["n"]}, {"names": (b"n",)}, {"contents": [b""]}, {"contents": ("text",)},
+        {"digests": [bytes(32)]}, {"digests": ("d",)}, {"edits": []}, {"edits": (1,)}, {"edits": ((0, []),)}, {"edits": ((0, (1,)),)},
+        {"edits": ((0, ((0, "", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"}, {"group_name": 1}, {"group_text": "text"},
+        {"group_text": bytearray(b"")},
     )]  # fmt: skip
     wrong = [(root, [], 1), (None, (), 1), (root, (), "1"), (root, ()), *((root, (kernel,), 1) for kernel in odd)]
     for arguments in wrong:
@@ -227,7 +232,7 @@ def test_what_nobody_waits_for_is_written_to_the_end(tmp_path, threads):
     """A batch whose answer is dropped holds its bytes until it is written."""
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
     extension.begin_writing(str(tmp_path), batch(32, (("big", bytes(1 << 20)), ("k.json", b"{}"))), threads)
-    assert sorted(os.listdir(tmp_path)) == sorted(kernel.ready.key for kernel in batch(32))
+    assert sorted(os.listdir(tmp_path)) == sorted(kernel[1] for kernel in batch(32))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
@@ -290,12 +295,8 @@ def test_without_another_thread_the_caller_writes(tmp_path):
     program = f"""
 import resource
 from bundler.lifecycle.kernel_writer import begin_writing
-from bundler.lifecycle.ready_kernel import GroupFile, NewKernel, ReadyKernel
 begin_writing({os.fspath(tmp_path)!r}, (), 1)()
-group = GroupFile("g", b"{{}}")
-kernels = tuple(
-    NewKernel(f"t{{n}}", group, ReadyKernel(f"k{{n}}", ("k.json",), (b"{{}}",), b"{{}}", 2)) for n in range(40)
-)
+kernels = tuple((f"t{{n}}", f"k{{n}}", ("k.json",), (b"{{}}",), (), (), -1, "g", b"{{}}") for n in range(40))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used, used))  # no room for a stack
 finish = begin_writing({os.fspath(tmp_path)!r}, kernels, 4)
@@ -349,7 +350,7 @@ def test_a_digest_has_32_bytes(write, tmp_path, digest):
 def test_each_name_has_its_bytes_and_all_have_digests_or_none(write, tmp_path, change):
     kernel = new("t", "k")
     with pytest.raises(ValueError, match="for each name"):
-        write(str(tmp_path), (kernel._replace(ready=kernel.ready._replace(**change)),), 1)
+        write(str(tmp_path), (changed(kernel, **change),), 1)
     assert os.listdir(tmp_path) == []
 
 
@@ -396,7 +397,7 @@ def test_anything_is_changed_as_python_changes_it(kind, data, cuts, put, tmp_pat
 def test_the_key_is_filled_in_wherever_it_stands(kind, key, parts, tmp_path_factory):
     """At the beginning, at the end, twice in a row, or nowhere."""
     root = tmp_path_factory.mktemp("there")
-    kernel = new("t", key)._replace(group=GroupFile("g", b"\0".join(parts)))
+    kernel = changed(new("t", key), group_name="g", group_text=b"\0".join(parts))
     assert writer_of(kind)(str(root), (kernel,), 1) == [0]
     assert (root / key / "g").read_bytes() == key.encode().join(parts)
 
@@ -494,9 +495,7 @@ def test_the_extension_reads_binaries_as_python_does(header, tables, size, cut, 
 
 
 def _renamed(kernels):
-    return tuple(
-        NewKernel(f"p{temporary}", group, ready._replace(key=f"p{ready.key}")) for temporary, group, ready in kernels
-    )
+    return tuple((f"p{temporary}", f"p{key}", *more) for temporary, key, *more in kernels)
 
 
 def test_the_extension_finds_the_sha256_of_python(tmp_path):

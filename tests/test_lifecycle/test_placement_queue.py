@@ -110,7 +110,7 @@ def test_an_error_stops_the_queue_and_tells_what_was_placed(way, queue, heard, d
     real = cache_directory.begin_writing
 
     def begin(root, kernels, threads):
-        if any(int(kernel.ready.key, 16) == 70 for kernel in kernels):
+        if any(int(key, 16) == 70 for _, key, *_ in kernels):
             finish = real(root, kernels[:3], threads)
             return lambda: [*finish(), errno.ENOSPC, *[errno.ECANCELED] * 60][:64]
         return real(root, kernels, threads)

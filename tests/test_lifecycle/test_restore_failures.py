@@ -70,8 +70,8 @@ def test_the_report_of_a_failure_has_what_was_published_with_it(bundle, tmp_path
     real = cache_directory.begin_writing
 
     def begin(root, kernels, threads):
-        codes = real(root, tuple(kernel for kernel in kernels if kernel.ready.key != first), threads)()
-        return lambda: [errno.ENOSPC if kernel.ready.key == first else codes.pop(0) for kernel in kernels]
+        codes = real(root, tuple(kernel for kernel in kernels if kernel[1] != first), threads)()
+        return lambda: [errno.ENOSPC if key == first else codes.pop(0) for _, key, *_ in kernels]
 
     monkeypatch.setattr(cache_directory, "begin_writing", begin)
     with pytest.raises(StoreFull, match=f"{first}: No space left on device") as caught:

@@ -125,7 +125,12 @@ def _place(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
     from bundler.format.metadata import MetadataHead
 
     head = msgspec.json.Decoder(MetadataHead)
-    metadata = [bytes(kernel.ready.stored_metadata) for kernel in kernels]
+    metadata = [
+        bytes(data)
+        for _, _, names, contents, *_ in kernels
+        for name, data in zip(names, contents, strict=True)
+        if name.endswith(".json")
+    ]
     _timed(seconds, f"{READER}: decode five members of each metadata file", head.decode, metadata)
     _write(seconds, into, kernels)
     seconds |= _in_threads(into, kernels)
@@ -159,20 +164,20 @@ def _sha256(data: Any) -> bytes:
 def _write(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
     """Hash and write each kernel by system calls, and add up the time of each of these."""
     calls = _Calls()
-    for temporary, group, ready in kernels:
-        for data in ready.contents:
+    for temporary, key, names, contents, _, _, _, *group in kernels:
+        for data in contents:
             _sha256(data)
         calls.lap("sha256 of the files")
         os.mkdir(f"{into}/{temporary}")
         calls.lap("mkdir")
-        for name, data in (*ready.files, (group.name, group.text)):
+        for name, data in (*zip(names, contents, strict=True), group):
             fd = os.open(f"{into}/{temporary}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             calls.lap("open")
             os.write(fd, data)
             calls.lap("write")
             os.close(fd)
             calls.lap("close")
-        os.rename(f"{into}/{temporary}", f"{into}/bare.{ready.key}")
+        os.rename(f"{into}/{temporary}", f"{into}/bare.{key}")
         calls.lap("rename")
     seconds |= {f"{WRITER}: {name}": spent for name, spent in calls.seconds.items()}
 
