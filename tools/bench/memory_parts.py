@@ -18,7 +18,7 @@ from tools.shared.measurement import median, shown
 FRAMES = "buffers that frames are decoded into"
 STACKS_AND_HEAP = "everything else in memory of the process's own: C's heap, objects of Python, stacks of threads"
 LIBRARIES = "code and data of libraries, as far as they were touched first by the restore"
-OBJECTS = "of that, lists of keys: in the report, by outcome, in the directory"
+OBJECTS = "of that, lists of keys: in the report, by what was written, in the directory"
 # Keys of kernels are those of the loaded bundle, and take nothing here.
 MEMORY = """What the memory of a restore consists of while its report is made, above the loaded bundle: what the system says of each mapping of the
 process. Of a restore of few kernels nearly all is what any number of them takes once.
@@ -55,7 +55,7 @@ def parts_of(restore: Callable[[], Any], reporting: type[Any]) -> Parts:
         found.update({name: now[name] - before[name] for name in now})
         tally = restoration.tally
         listed = [place._present for place in restoration.places.values()]  # noqa: SLF001
-        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, tally.outcomes, *listed)))
+        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, *tally.written.values(), *listed)))
         return made
 
     gc.collect()
