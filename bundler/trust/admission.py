@@ -45,9 +45,9 @@ def policy_in_force() -> SignaturePolicy | None:
     chosen = signature_settings()
     if chosen.kernels == chosen.code == "off":
         return None
-    from bundler.trust.signature_policy import SignaturePolicy
+    from bundler.trust.signature_policy import policy_of
 
-    return SignaturePolicy.load(chosen.keys, kernels=chosen.kernels, code=chosen.code)
+    return policy_of(chosen, chosen.keys, kernels=chosen.kernels, code=chosen.code)
 
 
 def admit(bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy | None = None) -> Admission:
