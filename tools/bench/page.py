@@ -269,4 +269,5 @@ def _provenance(result: dict[str, Any], path: Path) -> str:
     load = f"; load {machine['load'][0]}" if "load" in machine else ""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(result["versions"].items()))
     commit = (result["commit"] or "unknown")[:12]
-    return f"{where}{load}; {versions}; commit {commit}; raw: [{path.name}](results/{path.name})."
+    pure = measurement.without_extensions(machine)
+    return f"{where}{load}{pure and f'; **{pure}**'}; {versions}; commit {commit}; raw: [{path.name}](results/{path.name})."
