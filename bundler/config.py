@@ -153,13 +153,19 @@ def settings() -> Settings:
     )
 
 
+def signature_demands() -> tuple[Demand, Demand]:
+    """Return what is asked for of kernels, and of code, which each hit of a session asks for; raises `ConfigError`."""
+    kernels = cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require"))
+    return kernels, cast(Demand, _one_of("CODE_SIGNATURES", kernels, *DEMANDS))
+
+
 def signature_settings() -> SignatureSettings:
     """Read what the user set about signatures; raises `ConfigError`."""
     local = _read("LOCAL") or os.path.join("~", ".cache", "triton-bundler")
-    kernels = cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require"))
+    kernels, code = signature_demands()
     return SignatureSettings(
         kernels=kernels,
-        code=cast(Demand, _one_of("CODE_SIGNATURES", kernels, *DEMANDS)),
+        code=code,
         keys=os.path.expanduser(_read("KEYS") or os.path.join("~", ".config", "triton-bundler", "keys")),
         epochs=os.path.join(os.path.expanduser(local), "epochs"),
         signing_key=_read("SIGNING_KEY"),
