@@ -40,8 +40,8 @@ from bundler.format.entry_rows import (
     SpecRow,
     TargetRow,
     ToolchainRow,
+    check_value,
     tuning_records,
-    value_of,
 )
 from bundler.format.lazy_kernel import NUMBERS_PER_FILE_SPAN, LazyKernel, spans_by_position, spans_of
 from bundler.format.limits import Limits
@@ -192,7 +192,7 @@ class _Tables:
         content = self._content
         self._check_blob_table()
         for spec in self._specs:
-            value_of(bytes(spec.tensor_descriptors), self._limits, _ARRAYS_AROUND_VALUE)
+            check_value(bytes(spec.tensor_descriptors), self._limits, _ARRAYS_AROUND_VALUE)
         rows = self._table("kernels", _KERNELS, "kernels")
         kernels = self._kernels(rows)
         tuning_files = self._table("tuning_files", _PLACED, "kernels")

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import sentinel
 from bundler.format.bundle import BlobSource, Keep
@@ -202,7 +204,7 @@ def _edits_for(
     return edits, sum([len(new) - len(old) for _, old, new in edits])
 
 
-class Placed(NamedTuple):
+class Placed(Struct, frozen=True):
     """A kernel that is in place.
 
     Attributes:

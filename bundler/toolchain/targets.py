@@ -14,7 +14,6 @@ from typing import Any
 
 from bundler.format.entries import Target
 from bundler.toolchain import probes
-from bundler.toolchain.declared_target import active_driver
 
 _LOG = logging.getLogger("bundler.toolchain")
 
@@ -53,6 +52,8 @@ def current_device() -> int | None:
     if cuda is not None:
         device: int = cuda.current_device()
         return device
+    from bundler.toolchain.declared_target import active_driver  # a restore compiles nothing
+
     ask = getattr(active_driver(), "get_current_device", None)
     if ask is None or str(getattr(ask, "__module__", "")).startswith("torch"):
         # The stock drivers ask torch, which would initialize CUDA here.
