@@ -118,7 +118,7 @@ class CacheDirectory:
 
     def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
         """Return what has to be written for a kernel, under a name of its own."""
-        key, contents, _, _, digests, binary, edits, _ = kernel
+        key, contents, digests, binary, edits = kernel.key, kernel.files, kernel.digests, kernel.binary, kernel.edits
         filenames = tuple(contents)
         group, text = _group_file(filenames)
         files: list[NewFile] = []

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import sentinel
@@ -29,7 +29,7 @@ _EDITS_REMEMBERED = 1024
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 
 
-class WantedKernel(NamedTuple):
+class WantedKernel(Struct, frozen=True):
     """What is read of a kernel; the digests can be fetched beforehand.
 
     Attributes:
@@ -164,7 +164,7 @@ class StoredKernel:
         # The metadata is looked at with its sentinels, before its digest is compared: nobody sees it unless that is right.
         if not (self._written_checked and is_readable_head(key, binary, self.metadata)):
             # What is parsed now is verified first.
-            files = ready._replace(binary=None).verified().files
+            files = replace(ready, binary=None).verified().files
             reason = why_unreadable(key, (binary, files[binary]), (name, bytes(files[name])))
             if reason is not None:
                 raise FormatError(reason, key=key)

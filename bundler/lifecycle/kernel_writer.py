@@ -15,7 +15,10 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up
@@ -52,7 +55,7 @@ _ALL_COMPARED: Mapping[str, bytes] = {}
 _NO_EDITS: Mapping[str, tuple[Edit, ...]] = {}
 
 
-class ReadyKernel(NamedTuple):
+class ReadyKernel(Struct, frozen=True):
     """A kernel that only has to be written.
 
     Attributes:
@@ -88,12 +91,12 @@ class ReadyKernel(NamedTuple):
             reason = why_unusable(self.files[self.binary])
             if reason is not None:
                 raise FormatError(f"{self.binary} is {reason}", key=self.key)
-        return self.edited()._replace(digests=_ALL_COMPARED, binary=None)
+        return replace(self.edited(), digests=_ALL_COMPARED, binary=None)
 
     def edited(self) -> ReadyKernel:
         """Return the same kernel with its files as they are written."""
         changed = {name: edited(self.files[name], edits) for name, edits in self.edits.items()}
-        return self._replace(files={**self.files, **changed}, edits=_NO_EDITS, growth=0) if changed else self
+        return replace(self, files={**self.files, **changed}, edits=_NO_EDITS, growth=0) if changed else self
 
     def why_refused(self) -> BundlerError:
         """Return what is wrong with a kernel that the writer refused."""
