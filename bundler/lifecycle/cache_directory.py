@@ -20,7 +20,6 @@ import contextlib
 import errno
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -46,6 +45,7 @@ from bundler.lifecycle.kernel_writer import (
     write_file,
     write_kernels,
 )
+from bundler.package_loggers import logger
 
 Outcome = Literal["restored", "present", "repaired"]
 
@@ -61,7 +61,7 @@ _DIRECTORY = "\0"
 
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
-_log = logging.getLogger("bundler.lifecycle")
+_log = logger("bundler.lifecycle")
 
 
 class CacheDirectory:

@@ -7,15 +7,15 @@ Restores compare kernels with the targets; the listener and the spool note the d
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import sys
 from typing import Any
 
 from bundler.format.entries import Target
+from bundler.package_loggers import logger
 from bundler.toolchain import probes
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 
 
 def visible_targets() -> tuple[Target, ...] | None:
