@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
+
+from msgspec import Struct
 
 from bundler import settings_files
 from bundler.errors import ConfigError
@@ -32,7 +34,7 @@ Demand = Literal["require", "prefer", "off"]
 DEMANDS: tuple[str, ...] = ("require", "prefer", "off")
 
 
-class EnvironmentSetting(NamedTuple):
+class EnvironmentSetting(Struct, frozen=True):
     """One variable that users set: its name without the prefix, the values it takes, its default and what it is for."""
 
     name: str
@@ -68,7 +70,7 @@ SETTINGS = (
 _NAMES = frozenset(setting.name for setting in SETTINGS)
 
 
-class SettingOrigin(NamedTuple):
+class SettingOrigin(Struct, frozen=True):
     """What holds for one setting: `value` is None where nothing sets it, `origin` a variable, the path of a file, or `default`."""
 
     setting: EnvironmentSetting
@@ -76,7 +78,7 @@ class SettingOrigin(NamedTuple):
     origin: str
 
 
-class SignatureSettings(NamedTuple):
+class SignatureSettings(Struct, frozen=True):
     """What the user set about signatures; `epochs` is the directory that remembers which statements about tags were seen."""
 
     kernels: Demand
@@ -88,7 +90,7 @@ class SignatureSettings(NamedTuple):
     passphrase_file: str | None
 
 
-class Settings(NamedTuple):
+class Settings(Struct, frozen=True):
     """What the user set, in the environment or a file; see `SETTINGS` for what each means."""
 
     store: tuple[str, ...] = ()
@@ -323,7 +325,7 @@ def _seconds(name: str) -> float | None:
     return seconds
 
 
-class SpoolSettings(NamedTuple):
+class SpoolSettings(Struct, frozen=True):
     """What a recording parent told its child processes; set by us, not by users.
 
     Attributes:

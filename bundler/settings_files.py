@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from bundler.errors import ConfigError
 
@@ -25,14 +27,14 @@ PERSONAL = frozenset({"TRUST", "SIGNATURES", "CODE_SIGNATURES", "KEYS", "SIGNING
 MOST_BYTES = 1_000_000
 
 
-class FileValue(NamedTuple):
+class FileValue(Struct, frozen=True):
     """One setting as a file has it: `text` is what the environment variable would hold, `path` the file."""
 
     text: str
     path: str
 
 
-class SettingsFile(NamedTuple):
+class SettingsFile(Struct, frozen=True):
     """A file that may hold settings; `passed_over` says why one that exists is not read, None for one that is."""
 
     path: str

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
 import os
 from abc import abstractmethod
@@ -390,4 +389,8 @@ def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
 
 
 def _matches(name: str, pattern: str | None) -> bool:
-    return pattern is None or fnmatch.fnmatchcase(name, pattern)
+    if pattern is None:
+        return True
+    import fnmatch  # few select by name
+
+    return fnmatch.fnmatchcase(name, pattern)

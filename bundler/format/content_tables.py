@@ -27,8 +27,8 @@ from bundler.format.entry_rows import (
     SpecRow,
     TargetRow,
     ToolchainRow,
+    check_value,
     tuning_records,
-    value_of,
 )
 from bundler.format.kernel_columns import REFERENCE_BYTES, KernelCheck
 from bundler.format.lazy_kernel import spans_of
@@ -140,7 +140,7 @@ class _Tables:
         content, check = self._content, self._check
         self._check_blob_table()
         for spec in self._specs:
-            value_of(bytes(spec.tensor_descriptors), self._limits, _ARRAYS_AROUND_VALUE)
+            check_value(bytes(spec.tensor_descriptors), self._limits, _ARRAYS_AROUND_VALUE)
         rows = self._table("kernels", _KERNELS, "kernels")
         check.check(rows)
         tuning_files = self._table("tuning_files", _PLACED, "kernels")

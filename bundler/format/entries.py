@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
 from bundler.format.digest import digest_raw, digest_text, sha256
+from bundler.format.frozen_values import FrozenValue
 from bundler.format.metadata import check_metadata_size
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
@@ -38,13 +39,34 @@ _LAYOUTS_REMEMBERED = 4096
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
-@dataclass(frozen=True, order=True)
-class Target:
+@dataclass(init=False, repr=False, eq=False)
+class Target(FrozenValue):
     """What a device binary runs on; `arch` is text, `90` for sm_90 and `gfx942` for an AMD chip."""
 
     backend: str
     arch: str
     warp_size: int = field(default=32, compare=False)
+
+    def __init__(self, backend: str, arch: str, warp_size: int = 32) -> None:
+        self._set_fields(locals())
+
+    def __eq__(self, other: object) -> bool:
+        return self.backend == other.backend and self.arch == other.arch if type(other) is Target else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.backend, self.arch))
+
+    def __lt__(self, other: Target) -> bool:
+        return (self.backend, self.arch) < (other.backend, other.arch) if type(other) is Target else NotImplemented
+
+    def __le__(self, other: Target) -> bool:
+        return self == other or self < other
+
+    def __gt__(self, other: Target) -> bool:
+        return other < self
+
+    def __ge__(self, other: Target) -> bool:
+        return other <= self
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.arch}"
@@ -85,7 +107,7 @@ class Artifact(Struct, frozen=True, gc=False):
         return names.artifact_kind(self.filename)
 
 
-class FileLayout(NamedTuple):
+class FileLayout(Struct, frozen=True, gc=False):
     """What the names of a kernel's files say about them; numbers are positions among these names.
 
     Attributes:
@@ -125,8 +147,8 @@ class StoredFiles(Struct, frozen=True, gc=False):
     layout: FileLayout
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Kernel:
+@dataclass(init=False, repr=False, eq=False)
+class Kernel(FrozenValue):
     """All artifacts of one kernel key, from one compile.
 
     Launch facts and key parts are kept encoded and decoded when asked for: a bundle of thousands opens fast.
@@ -140,6 +162,19 @@ class Kernel:
     spec: LaunchSpec = field(repr=False)
     facts_bytes: bytes | None = field(default=None, repr=False)
     parts_bytes: bytes | None = field(default=None, repr=False)
+
+    def __init__(
+        self,
+        key: str,
+        name: str,
+        target: Target,
+        artifacts: tuple[Artifact, ...],
+        toolchain: Toolchain,
+        spec: LaunchSpec,
+        facts_bytes: bytes | None = None,
+        parts_bytes: bytes | None = None,
+    ) -> None:
+        self._set_fields(locals())
 
     def __repr__(self) -> str:
         files = f"{count(len(self.artifacts), 'file')}, {count(self.size, 'byte')}"

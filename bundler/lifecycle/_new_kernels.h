@@ -58,6 +58,18 @@ static int wrong(const char *why) {
   return 0;
 }
 
+/* Reads where something is changed; a place beyond all files is as good as any other that is not in this one.  Returns 0 with an exception. */
+static int read_offset(PyObject *given, Py_ssize_t *offset) {
+  *offset = PyLong_AsSsize_t(given);
+  if (*offset != -1 || !PyErr_Occurred())
+    return 1;
+  if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+    return 0;
+  PyErr_Clear();
+  *offset = PY_SSIZE_T_MAX;
+  return 1;
+}
+
 /* Reads what is changed in one file, whose buffer is there, and of which nothing was hashed yet. */
 static int read_edits(PyObject *given, kernel_t *kernel, file_t *file) {
   Py_ssize_t count = PyTuple_Size(given), end = 0;
@@ -68,8 +80,10 @@ static int read_edits(PyObject *given, kernel_t *kernel, file_t *file) {
     return PyErr_NoMemory(), 0;
   for (; file->edit_count < count; file->edit_count++) {
     edit_t *edit = &file->edits[file->edit_count];
-    if (!PARSE(PyTuple_GetItem(given, file->edit_count), "ny#y#;expected (offset, old, new)", &edit->offset, &edit->old,
-               &edit->old_size, &edit->new, &edit->new_size))
+    PyObject *offset;
+    if (!PARSE(PyTuple_GetItem(given, file->edit_count), "Oy#y#;expected (offset, old, new)", &offset, &edit->old,
+               &edit->old_size, &edit->new, &edit->new_size) ||
+        !read_offset(offset, &edit->offset))
       return 0;
     if (edit->offset < end || edit->offset > file->data.len || edit->old_size > file->data.len - edit->offset ||
         memcmp((const char *)file->data.buf + edit->offset, edit->old, (size_t)edit->old_size) != 0)

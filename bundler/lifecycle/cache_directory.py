@@ -20,7 +20,6 @@ import contextlib
 import errno
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -43,6 +42,7 @@ from bundler.lifecycle.kernel_writer import (
     write_kernels,
 )
 from bundler.lifecycle.ready_kernel import NewKernel, ReadyKernel, new_kernel
+from bundler.package_loggers import logger
 
 Outcome = Literal["restored", "present", "repaired"]
 
@@ -53,7 +53,7 @@ STALE_AFTER_S = 24 * 3600
 ATTEMPTS = 4
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
-_log = logging.getLogger("bundler.lifecycle")
+_log = logger("bundler.lifecycle")
 
 
 class CacheDirectory:

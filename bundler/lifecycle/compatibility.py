@@ -14,7 +14,7 @@ from typing import Self
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.format.lazy_kernel import parts_may_hold
 from bundler.lifecycle.threaded_call import ThreadedCall
-from bundler.toolchain import identity, ptxas, targets
+from bundler.toolchain import identity, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
 _LOCATION = identity.LOCATION_PART.encode()
@@ -43,7 +43,7 @@ class Questions:
         """Begin to ask for the ptxas of the first kernel: the program takes milliseconds to answer."""
         target = kernels[0].target if kernels else None
         if target is not None and target.backend == "cuda" and target.arch.isdecimal():
-            self._begin(partial(ptxas.ptxas_version, int(target.arch)))
+            self._begin(partial(_ptxas_version, int(target.arch)))
 
     def answered(self, within_s: float) -> bool:
         """Wait for so long at most; returns whether all is answered."""
@@ -75,7 +75,7 @@ class Machine:
         self.toolchain = identity.installed_triton()
         self.unchecked: set[str] = set()
         self._triton_dir = identity.triton_dir()
-        self._ptxas = cache(ptxas.ptxas_version)
+        self._ptxas = cache(_ptxas_version)
         # Thousands of kernels share few targets and toolchains.
         self._why_not_compiled = cache(self._why_not_compiled_so)
 
@@ -156,3 +156,9 @@ class Machine:
         elif ours != theirs.ptxas:
             return f"assembled by ptxas {theirs.ptxas}; this machine has {ours}"
         return None
+
+
+def _ptxas_version(arch: int) -> str | None:
+    from bundler.toolchain.ptxas import ptxas_version  # kernels that came by pack do not say which ptxas made them
+
+    return ptxas_version(arch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -196,7 +195,7 @@ def _changes(filenames: tuple[str, ...], spans: tuple[int, ...], directory: str,
     return _Changes(edits, sum(growth.values()), growth.get(metadata, 0), rewritten)
 
 
-class Placed(NamedTuple):
+class Placed(Struct, frozen=True):
     """A kernel that is in place.
 
     Attributes:

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bundler.format.frozen_values import FrozenValue
 from bundler.format.summary import Summarized
 
 Reasons = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, repr=False)
-class RecordReport(Summarized):
+@dataclass(init=False, repr=False, eq=False)
+class RecordReport(Summarized, FrozenValue):
     """What a recording saw.
 
     Attributes:
@@ -40,6 +41,20 @@ class RecordReport(Summarized):
     not_portable: Reasons = ()
     without_facts: tuple[str, ...] = ()
     errors: int = 0
+
+    def __init__(
+        self,
+        sources: Mapping[str, int] | None = None,
+        hits: int = 0,
+        compiles: int = 0,
+        compile_seconds: float = 0.0,
+        left_out: Reasons = (),
+        not_portable: Reasons = (),
+        without_facts: tuple[str, ...] = (),
+        errors: int = 0,
+    ) -> None:
+        sources = {} if sources is None else sources
+        self._set_fields(locals())
 
 
 class RewrittenFiles:
@@ -81,8 +96,8 @@ def _listed_when_read() -> Any:
     return _ListedWhenRead()
 
 
-@dataclass(frozen=True, repr=False)
-class RestoreReport(Summarized):
+@dataclass(init=False, repr=False, eq=False)
+class RestoreReport(Summarized, FrozenValue):
     """What a restore did.  Kernels count once, however many devices they were placed for.
 
     Attributes:
@@ -118,14 +133,34 @@ class RestoreReport(Summarized):
     seconds: float = 0.0
     signatures: str = ""
 
+    def __init__(
+        self,
+        restored: tuple[str, ...] = (),
+        present: tuple[str, ...] = (),
+        repaired: tuple[str, ...] = (),
+        skipped: Reasons = (),
+        damaged: tuple[str, ...] = (),
+        unchecked: tuple[str, ...] = (),
+        companions: tuple[str, ...] = (),
+        rewritten: tuple[str, ...] = (),
+        directories: tuple[str, ...] = (),
+        rekeyed: Reasons = (),
+        tuned: int = 0,
+        files: int = 0,
+        bytes: int = 0,  # noqa: A002  # the field's name
+        seconds: float = 0.0,
+        signatures: str = "",
+    ) -> None:
+        self._set_fields(locals())
+
     @property
     def usable(self) -> int:
         """How many kernels are in place now."""
         return len(self.restored) + len(self.present) + len(self.repaired)
 
 
-@dataclass(frozen=True, repr=False)
-class CheckReport(Summarized):
+@dataclass(init=False, repr=False, eq=False)
+class CheckReport(Summarized, FrozenValue):
     """What a check found.  Kernels count once, however many devices they are placed for.
 
     Attributes:
@@ -143,6 +178,17 @@ class CheckReport(Summarized):
     unchecked: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
     signatures: str = ""
+
+    def __init__(
+        self,
+        missing: Reasons = (),
+        present: tuple[str, ...] = (),
+        skipped: Reasons = (),
+        unchecked: tuple[str, ...] = (),
+        directories: tuple[str, ...] = (),
+        signatures: str = "",
+    ) -> None:
+        self._set_fields(locals())
 
     @property
     def complete(self) -> bool:

@@ -25,7 +25,6 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary, Kernel
 from bundler.format.limits import MIB
-from bundler.lifecycle import rekeyed_kernels as rekeying
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
@@ -39,6 +38,7 @@ from bundler.toolchain import directories
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
+    from bundler.lifecycle.rekeyed_kernels import Rekeyed
     from bundler.trust.signature_policy import SignaturePolicy
 
 # A kernel as it is written below each of its directories, or why it cannot be.
@@ -119,13 +119,19 @@ def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, 
         # Before anything is placed, and of the very digests that all that is placed is compared with.
         admission = admit(source, options.trust, options.signatures)
         options = msgspec.structs.replace(options, trust=admission.trust)
-        changed = rekeying.derive(source) if options.rekey else rekeying.Rekeyed(source, {}, {})
-        report = Restoration(changed.bundle, options, questions).run()
+        changed = _rekeyed(source) if options.rekey else None
+        report = Restoration(changed.bundle if changed else source, options, questions).run()
         if step.observed:
             placed = len(report.restored) + len(report.repaired)
             step.note(digest=source.digest, kernels=placed, skipped=len(report.skipped), bytes=report.bytes)
-    report = changed.told(report)
+    report = changed.told(report) if changed else report
     return replace(report, signatures=admission.line) if admission.line else report
+
+
+def _rekeyed(bundle: Bundle) -> Rekeyed:
+    from bundler.lifecycle.rekeyed_kernels import derive  # few ask for it
+
+    return derive(bundle)
 
 
 class _Tally:

@@ -18,7 +18,7 @@ def test_each_setting_is_documented():
         for setting in config.SETTINGS
     ]
     assert [row for row in rows if row not in API.read_text(encoding="utf-8")] == []
-    assert {setting.name.lower() for setting in config.SETTINGS} == set(config.Settings._fields)
+    assert {setting.name.lower() for setting in config.SETTINGS} == set(config.Settings.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
     odd += [changed(sound, **change) for change in (
         {"temporary": b"t"}, {"key": b"k"}, {"names": ["n"]}, {"names": (b"n",)}, {"contents": [b""]}, {"contents": ("text",)},
         {"digests": [bytes(32)]}, {"digests": ("d",)}, {"edits": []}, {"edits": (1,)}, {"edits": ((0, []),)}, {"edits": ((0, (1,)),)},
-        {"edits": ((0, ((0, "", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"}, {"group_name": 1}, {"group_text": "text"},
+        {"edits": ((0, ((0, "", b""),)),)}, {"edits": ((0, (("0", b"", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"}, {"group_name": 1}, {"group_text": "text"},
         {"group_text": bytearray(b"")},
     )]  # fmt: skip
     wrong = [(root, [], 1), (None, (), 1), (root, (), "1"), (root, ()), *((root, (kernel,), 1) for kernel in odd)]
@@ -413,6 +413,8 @@ def test_the_key_is_filled_in_wherever_it_stands(kind, key, parts, tmp_path_fact
         ((1, b"b", b""), (0, b"a", b"")),
         ((0, b"ab", b""), (1, b"b", b"")),
         (((1 << 63) - 1, b"a", b""),),
+        ((1 << 63, b"a", b""),),
+        ((-1 << 70, b"a", b""),),
     ],
 )
 def test_only_what_is_there_is_changed(write, tmp_path, edits):

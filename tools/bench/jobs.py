@@ -240,6 +240,8 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
 
 def collect_steps(cache: str) -> dict[str, float]:
     """What each step of collecting and saving costs on its own, in one thread; compression in several."""
+    from msgspec.structs import replace
+
     from bundler import pack
     from bundler.format.manifest import Observation
     from bundler.lifecycle.bundle_builder import Builder
@@ -262,7 +264,7 @@ def collect_steps(cache: str) -> dict[str, float]:
     watch.lap("")
     for one in found:
         assert not isinstance(one, Rejected)
-        builder.add_found(one.key, one._replace(digests=digests[one.key]), seen)
+        builder.add_found(one.key, replace(one, digests=digests[one.key]), seen)
     watch.lap("entries: paths out of metadata, what a launch needs, files by their digests")
     bundle = pack(cache)
     watch.lap("")
