@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from bundler.backends.keys import KEY_CHARACTERS
-from bundler.backends.redis.value_parts import HEAD_BYTES, HEADER_BYTES, NONE_OF_OURS, REF_BYTES, WHOLE_BYTES
+from bundler.backends.redis.value_parts import HEAD_BYTES, HEADER_BYTES, NONE_OF_OURS, REF_BYTES, SPLIT, WHOLE_BYTES
 
 SCRIPT_KEYS = 256
 # Longer than any name that this package makes, with the longest namespace.
@@ -99,13 +99,27 @@ return found
 """,
     reads=True,
 )
-# Start the life of each key anew; returns as HEADS does.
-TOUCH = Script(f"""{_HEADS}{_TIMES}
-local found = {{}}
-for i, key in ipairs(KEYS) do
+_TOUCH = f"""{_HEADS}{_TIMES}
+local function touched(key)
   local head = head_of(key)
   if head ~= '' and head ~= '{NONE_OF_OURS.decode()}' then redis.call('PEXPIRE', key, lives_ms(head, ARGV[1])) end
-  found[i] = head
+  return head
+end
+local found = {{}}
+"""
+# Start the life of each key anew; returns as HEADS does.
+CLAIM = Script(f"""{_TOUCH}
+for i, key in ipairs(KEYS) do found[i] = touched(key) end
+return found
+""")
+# The same; returns names and heads of those alone that have parts, since their life is to be started anew too.
+TOUCH = Script(f"""{_TOUCH}
+for i, key in ipairs(KEYS) do
+  local head = touched(key)
+  if string.sub(head, 1, {len(SPLIT)}) == '{SPLIT.decode()}' then
+    found[#found + 1] = key
+    found[#found + 1] = head
+  end
 end
 return found
 """)
