@@ -99,26 +99,28 @@ return found
 """,
     reads=True,
 )
-_TOUCH = f"""{_HEADS}{_TIMES}
-local function touched(key)
+# Start the life of each key anew; returns as HEADS does.
+CLAIM = Script(f"""{_HEADS}{_TIMES}
+local found = {{}}
+for i, key in ipairs(KEYS) do
   local head = head_of(key)
   if head ~= '' and head ~= '{NONE_OF_OURS.decode()}' then redis.call('PEXPIRE', key, lives_ms(head, ARGV[1])) end
-  return head
+  found[i] = head
 end
-local found = {{}}
-"""
-# Start the life of each key anew; returns as HEADS does.
-CLAIM = Script(f"""{_TOUCH}
-for i, key in ipairs(KEYS) do found[i] = touched(key) end
 return found
 """)
-# The same; returns names and heads of those alone that have parts, since their life is to be started anew too.
-TOUCH = Script(f"""{_TOUCH}
+# The same for who does not ask what is there, with as few calls as can be; returns names and heads of those that have parts, which
+# are to live on too.
+TOUCH = Script(f"""{_TIMES}
+local found = {{}}
 for i, key in ipairs(KEYS) do
-  local head = touched(key)
-  if string.sub(head, 1, {len(SPLIT)}) == '{SPLIT.decode()}' then
-    found[#found + 1] = key
-    found[#found + 1] = head
+  local head = redis.pcall('GETRANGE', key, 0, {HEAD_BYTES})
+  if type(head) == 'string' and head ~= '' then
+    redis.call('PEXPIRE', key, lives_ms(head, ARGV[1]))
+    if string.sub(head, 1, {len(SPLIT)}) == '{SPLIT.decode()}' then
+      found[#found + 1] = key
+      found[#found + 1] = head
+    end
   end
 end
 return found

@@ -174,6 +174,8 @@ class Link(ABC):
     def exchange_strings(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
         """Do the same; the answer to a command whose key holds a list, a hash or the like is None."""
         answers = self.replies(commands, most_bytes)
+        if not any(isinstance(answer, Exception) for answer in answers):
+            return answers
         return self.checked([None if is_wrong_type(answer) else answer for answer in answers])
 
     def call(self, script: Script, groups: Sequence[Sequence[str]], *arguments: Any) -> list[Any]:
@@ -196,7 +198,10 @@ class Link(ABC):
 
     def checked(self, answers: list[Any]) -> list[Any]:
         """Return answers of which none is an error; raises what the first one means."""
-        return [_sound(answer, self.shown) for answer in answers]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise meaning(answer, self.shown) from answer
+        return answers
 
 
 class Single(Link):

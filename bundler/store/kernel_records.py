@@ -106,7 +106,7 @@ class _Record:
 
     @cached_property
     def units(self) -> list[store_layout.Unit]:
-        return list(store_layout.units_of_kernel(self.kernel))
+        return list(store_layout.units_of_kernels([self.kernel]))
 
 
 class KernelRecords:

@@ -15,7 +15,7 @@ from bundler.format.container_layout import frame_bytes
 from bundler.format.frame_buffers import FrameBuffers
 from bundler.store.damage import DAMAGED
 from bundler.store.dictionaries import Dictionaries
-from bundler.store.store_layout import Unit, check_seal, decompressor, dictionary_of
+from bundler.store.store_layout import Unit, check_seal, decompressor, frame_of
 
 # One fetch is decoded while the next arrives, and kernels of the one before are still being read.
 _FETCHES_IN_USE = 3
@@ -35,6 +35,9 @@ class FetchedUnits:
         self._dictionaries, self._verified = dictionaries, verified
         self._waiting: dict[str, tuple[Unit, bytes, memoryview]] = {}
         self._buffers = FrameBuffers(_FETCHES_IN_USE)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
 
     def __contains__(self, key: str) -> bool:
         return key in self._waiting
@@ -75,20 +78,17 @@ class FetchedUnits:
 
     def _is_decoded(self, unit: Unit, value: bytes, room: memoryview) -> bool:
         """Decode a value into the room that its payload has; tell whether it filled it."""
-        digest = dictionary_of(value)
+        digest, frame = frame_of(value)
         dictionary = None if digest is None else self._dictionaries.known(digest)
         if dictionary is None and digest is not None:
             return False
         try:
-            frame = check_seal(value, unit.key, unit.size, verified=self._verified)
+            if not self._verified or not frame:
+                check_seal(value, unit.key, unit.size)
             if zstandard.get_frame_parameters(frame).content_size != unit.size or not unit.size:
                 return False
             with decompressor(None if dictionary is None else dictionary.data).stream_reader(frame) as reader:
                 # The decoder compares the checksum when it is asked for more than there is, and does not tell what follows the frame.
-                return (
-                    reader.readinto(room) == unit.size
-                    and not reader.read(1)
-                    and frame_bytes(bytes(frame)) == len(frame)
-                )
+                return reader.readinto(room) == unit.size and not reader.read(1) and frame_bytes(frame) == len(frame)
         except (*DAMAGED, zstandard.ZstdError):
             return False
