@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from bundler.backends.backend_errors import BackendDenied, BackendFull
 from bundler.backends.batches import batches
@@ -28,7 +28,6 @@ from bundler.backends.redis.server_exchange import FRAMING_BYTES, Command, Link,
 from bundler.backends.redis.url_settings import RedisSettings, parse
 from bundler.backends.redis.value_parts import Head
 
-T = TypeVar("T")
 # A server touches so many in some milliseconds, and hardly answers.
 TOUCHED_KEYS = 4 * values.BATCH_KEYS
 
@@ -171,9 +170,7 @@ class RedisBackend(Backend):
                 found |= {self._key(name.decode()): head for name, head in zip(told[::2], told[1::2], strict=True)}
         return found
 
-    def _touched(
-        self, wanted: list[str], touch: Callable[[list[str]], Mapping[str, bytes]]
-    ) -> Mapping[str, bytes] | None:
+    def _touched(self, wanted: list[str], touch: Callable[[list[str]], dict[str, bytes]]) -> dict[str, bytes] | None:
         """Touch objects, and the parts of those whose heads `touch` returns; returns these, None when we may not touch."""
         if not self._may_touch:
             return None

@@ -18,6 +18,7 @@ from bundler.backends.port import Backend
 from bundler.errors import BundlerError, NotFound
 from bundler.format.bundle import BlobSource
 from bundler.format.digest import digest_text
+from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import Limits
 from bundler.store import bounds, object_proofs
 from bundler.store.damage import DAMAGED, checked, quarantine
@@ -58,6 +59,7 @@ class StoreBlobs(BlobSource):
         dictionaries: where to look for them, when somebody has some already.
         read_only: leave the store as it is.
         marks: marks what was pulled as in use, beside what is done with the first units; None where that was done.
+        buffers: memory for decoded units, where somebody has some from earlier ones.
     """
 
     verified = True
@@ -74,13 +76,14 @@ class StoreBlobs(BlobSource):
         dictionaries: Dictionaries | None = None,
         read_only: bool = False,
         marks: Marks | None = None,
+        buffers: FrameBuffers | None = None,
     ) -> None:
         self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
         self._marks = marks
         self.waits = not backend.reads_are_cheap
         self._hints = list(hints)
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
-        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified)
+        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified, buffers=buffers)
         self._units = _by_digest(list(units))
         # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
         self._cache: dict[bytes, memoryview] = {}
@@ -199,7 +202,7 @@ class StoreBlobs(BlobSource):
                 wanted[units[0].key] = units[0]
             elif units:
                 several.append(units)
-        if self._fetched:
+        if wanted and self._fetched:
             wanted = {key: unit for key, unit in wanted.items() if key not in self._fetched}
         # A blob that is in several units comes with one that is fetched anyway, if there is one.
         for units in sorted(several, key=len):
