@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 #include "_launch_call.h"
+#include "_tensor_addresses.h"
 
 #define STACK_BYTES 4096
 #define STACK_PARAMETERS 128
@@ -72,14 +73,6 @@ typedef struct {
   PyObject *slow_pack, *fail, *enter, *scratch, *weak;
 } launcher_t;
 
-static PyObject *data_ptr;
-/* The last type whose `data_ptr` is a function of C, as torch's is: looking it up would cost more than calling it. */
-static struct {
-  PyTypeObject *type;
-  unsigned version; /* changes when the type does */
-  PyMethodDescrObject *method;
-} known;
-
 /* ---------------------------------------------------------------------------------------------------------- packing */
 
 /* Each returns 1 when the value was packed, 0 when Python has to look at it; no exception is left either way. */
@@ -96,6 +89,15 @@ static inline int read_integer(PyObject *value, long long *number) {
 #endif
   *number = PyLong_AsLongLongAndOverflow(value, &overflow);
   return !overflow;
+}
+
+/* Reads an integer from 0 to 2^64-1; -1 with an exception for another. */
+static inline unsigned long long as_unsigned(PyObject *value) {
+#if SIZEOF_LONG == SIZEOF_LONG_LONG
+  return PyLong_AsUnsignedLong(value); /* the other goes through an array of bytes */
+#else
+  return PyLong_AsUnsignedLongLong(value);
+#endif
 }
 
 static int pack_signed(PyObject *value, unsigned char *to, unsigned bytes) {
@@ -115,7 +117,7 @@ static int pack_unsigned(PyObject *value, unsigned char *to, unsigned bytes) {
   unsigned long long number;
   if (!PyLong_Check(value))
     return 0;
-  number = PyLong_AsUnsignedLongLong(value);
+  number = as_unsigned(value);
   if (number == (unsigned long long)-1 && PyErr_Occurred()) {
     PyErr_Clear();
     return 0;
@@ -161,47 +163,33 @@ static int pack_float(PyObject *value, unsigned char *to, enum kind kind) {
   return 1;
 }
 
-static void get_to_know(PyTypeObject *type) {
-  PyObject *found = PyObject_GetAttr((PyObject *)type, data_ptr);
-  if (found == NULL) {
-    PyErr_Clear();
-    return;
-  }
-  if (Py_TYPE(found) == &PyMethodDescr_Type && ((PyMethodDescrObject *)found)->d_method->ml_flags == METH_NOARGS &&
-      PyType_IsSubtype(type, PyDescr_TYPE(found))) {
-    Py_INCREF(type);
-    Py_XSETREF(known.type, type);
-    Py_INCREF(found);
-    Py_XSETREF(known.method, (PyMethodDescrObject *)found);
-    known.version = type->tp_version_tag;
-  }
-  Py_DECREF(found);
-}
-
-static PyObject *ask_address(PyObject *value) {
-  PyTypeObject *type = Py_TYPE(value);
-  if (type == known.type && type->tp_version_tag == known.version && known.version != 0)
-    return known.method->d_method->ml_meth(value, NULL);
-  get_to_know(type);
-  return PyObject_VectorcallMethod(data_ptr, &value, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-}
-
+/* Tensors come first: most pointers are, and nothing else of theirs is looked at. */
 static int pack_pointer(PyObject *value, unsigned char *to) {
-  PyObject *address;
+  const known_t *row;
+  PyObject *number;
+  uint64_t address;
   int done;
   if (value == Py_None) {
     memset(to, 0, 8);
     return 1;
   }
-  if (PyLong_Check(value))
-    return PyBool_Check(value) ? 0 : pack_unsigned(value, to, 8);
-  address = ask_address(value);
-  if (address == NULL) {
+  row = find_known(Py_TYPE(value));
+  if (row == NULL) {
+    if (PyLong_Check(value))
+      return PyBool_Check(value) ? 0 : pack_unsigned(value, to, 8);
+    row = get_to_know(Py_TYPE(value));
+  }
+  if (row != NULL && row->direct && read_directly(value, &address)) {
+    memcpy(to, &address, 8);
+    return 1;
+  }
+  number = ask_address(value, row);
+  if (number == NULL) {
     PyErr_Clear();
     return 0;
   }
-  done = pack_unsigned(address, to, 8);
-  Py_DECREF(address);
+  done = pack_unsigned(number, to, 8);
+  Py_DECREF(number);
   return done;
 }
 
@@ -212,11 +200,11 @@ static int pack_map(PyObject *value, unsigned char *to) {
   return 1;
 }
 
-static int pack_one(const field_t *field, PyObject *value, unsigned char *buffer) {
+static inline int pack_one(const field_t *field, PyObject *value, unsigned char *buffer) {
   unsigned char *to = buffer + field->offset;
-  switch (field->kind) {
-  case POINTER:
+  if (field->kind == POINTER) /* most are; a jump through a table would have to be foretold */
     return pack_pointer(value, to);
+  switch (field->kind) {
   case I1:
   case U1:
     return pack_bool(value, to);
@@ -265,20 +253,24 @@ static int pack_slowly(launcher_t *self, PyObject *const *values, const uint64_t
   return 0;
 }
 
-/* A value that is NULL is a pointer that was read before; it stands in `addresses`. */
+/* A value that is NULL is a pointer that was read before; it stands in `addresses`.  What lies between the parameters is left as it
+ * is: a driver is told where each of them is. */
 static int pack(launcher_t *self, PyObject *const *values, const uint64_t *addresses, Py_ssize_t count,
                 unsigned char *buffer) {
   Py_ssize_t index;
   if (count != self->argument_count)
     return pack_slowly(self, values, addresses, count, buffer);
-  memset(buffer, 0, (size_t)self->buffer_bytes);
   for (index = 0; index < self->field_count; index++) {
     const field_t *field = &self->fields[index];
-    if (field->argument < 0)
+    PyObject *value;
+    if (field->argument < 0) {
+      memset(buffer + field->offset, 0, 8); /* scratch memory: what needs some gets its address later */
       continue;
-    if (values[field->argument] == NULL && field->kind == POINTER)
+    }
+    value = values[field->argument];
+    if (value == NULL && field->kind == POINTER)
       memcpy(buffer + field->offset, &addresses[field->argument], 8);
-    else if (values[field->argument] == NULL || !pack_one(field, values[field->argument], buffer))
+    else if (value == NULL || !pack_one(field, value, buffer))
       return pack_slowly(self, values, addresses, count, buffer);
   }
   return 0;
@@ -377,7 +369,7 @@ static PyObject *launch_packed(launcher_t *self, PyObject *const *args, const un
   PyObject *leave = NULL, *release = NULL, *result = NULL;
   uint64_t here = 0;
   int status;
-  void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(args[3]);
+  void *stream = (void *)(uintptr_t)as_unsigned(args[3]);
   if (stream == (void *)-1 && PyErr_Occurred())
     return NULL;
   status = self->where(&here);
@@ -544,7 +536,10 @@ static PyObject *find_section(PyObject *module_object, PyObject *args) {
 
 static PyObject *pack_method(launcher_t *self, PyObject *const *values, Py_ssize_t count) {
   PyObject *packed = PyBytes_FromStringAndSize(NULL, self->buffer_bytes);
-  if (packed != NULL && pack(self, values, NULL, count, (unsigned char *)PyBytes_AS_STRING(packed)) < 0)
+  if (packed == NULL)
+    return NULL;
+  memset(PyBytes_AS_STRING(packed), 0, (size_t)self->buffer_bytes);
+  if (pack(self, values, NULL, count, (unsigned char *)PyBytes_AS_STRING(packed)) < 0)
     Py_CLEAR(packed);
   return packed;
 }
@@ -691,6 +686,7 @@ static void launcher_dealloc(launcher_t *self) {
 
 static PyMethodDef methods[] = {
     {"pack", (PyCFunction)(void (*)(void))pack_method, METH_FASTCALL, "Return the parameter buffer of these values."},
+    {"tell_tensors", tell_tensors, METH_STATIC | METH_VARARGS, "Say how tensors of torch are read without a call of theirs."},
     {"sibling", (PyCFunction)sibling_method, METH_VARARGS, "sibling(function, slow_pack, fail): the same for another function."},
     {"close", (PyCFunction)close_method, METH_NOARGS, "Launch nothing any more: each call fails."},
     {NULL, NULL, 0, NULL}};
@@ -730,12 +726,12 @@ PyMODINIT_FUNC PyInit__launch(void) {
     PyErr_SetString(PyExc_ImportError, "the compiled launcher packs for little-endian machines");
     return NULL;
   }
-  data_ptr = PyUnicode_InternFromString("data_ptr");
+  word_data_ptr = PyUnicode_InternFromString("data_ptr");
   type = PyType_FromSpec(&spec);
   made = PyModule_Create(&module);
   call_of_others.launcher = (PyTypeObject *)Py_XNewRef(type);
   call = PyCapsule_New(&call_of_others, LAUNCH_CALL, NULL);
-  if (data_ptr == NULL || type == NULL || made == NULL || call == NULL ||
+  if (word_data_ptr == NULL || type == NULL || made == NULL || call == NULL ||
       PyModule_AddObjectRef(made, "Launcher", type) < 0 || PyModule_AddObjectRef(made, "call", call) < 0)
     Py_CLEAR(made);
   Py_XDECREF(call);
