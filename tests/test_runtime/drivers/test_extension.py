@@ -7,6 +7,7 @@ import math
 import struct
 import subprocess
 import sys
+import types
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +290,27 @@ def test_objects_are_read_by_the_function_that_python_told(launcher, told, monke
     monkeypatch.undo()
     assert told == [1, 2, 1, 2, 0]
     assert address(launcher, Slotted(1)) == 257
+
+
+def test_a_driver_tells_the_extension_once_torch_is_in_use(fake, monkeypatch):
+    """Before torch uses the GPU nothing is looked for; then the launcher is told once."""
+    told, in_use = [], []
+    monkeypatch.setattr(
+        launchers, "compiled_type", lambda: types.SimpleNamespace(tell_tensors=lambda *found: told.append(found))
+    )
+    monkeypatch.setattr(launchers, "find_handles", lambda: ((), None, 0, 0))
+    torch = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(is_initialized=lambda: bool(in_use)),
+        version=types.SimpleNamespace(hip=None),
+        _C=types.SimpleNamespace(_cuda_getDevice=lambda: 1, _cuda_getCurrentRawStream=lambda device: 5),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    driver = CudaDriver(fake.path, compiled=True)
+    driver.stream(1)
+    assert told == []
+    in_use.append(True)
+    assert [driver.device(), driver.stream(1), driver.device()] == [1, 5, 1]
+    assert told == [((), None, 0, 0)]
 
 
 def test_more_classes_than_are_kept(launcher):
