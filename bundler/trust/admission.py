@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bundler.config import signature_settings
+from bundler.config import signature_demands, signature_settings
 from bundler.errors import DigestMismatch, FormatError
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def policy_in_force() -> SignaturePolicy | None:
         ConfigError: a setting has a value that it cannot have.
         FormatError, LimitExceeded, AccessDenied: the folder of trusted keys cannot be read, or holds what is no key.
     """
-    chosen = signature_settings()
-    if chosen.kernels == chosen.code == "off":
+    if signature_demands() == ("off", "off"):
         return None
     from bundler.trust.signature_policy import SignaturePolicy
 
+    chosen = signature_settings()
     return SignaturePolicy.load(chosen.keys, kernels=chosen.kernels, code=chosen.code)
 
 
