@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Literal, cast
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bundler import settings_files
 from bundler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bundler.user_settings import Settings, SignatureSettings
 
 PREFIX = "TRITON_BUNDLER_"
 SPOOL_DIRECTORY = f"{PREFIX}SPOOL"
@@ -34,13 +35,23 @@ Demand = Literal["require", "prefer", "off"]
 DEMANDS: tuple[str, ...] = ("require", "prefer", "off")
 
 
-class EnvironmentSetting(Struct, frozen=True):
+# A process that imports the cache manager alone imports no msgspec, and a named tuple takes ten times as long to make as such a class.
+class EnvironmentSetting:
     """One variable that users set: its name without the prefix, the values it takes, its default and what it is for."""
 
-    name: str
-    values: str
-    default: str
-    meaning: str
+    __slots__ = ("default", "meaning", "name", "values")
+
+    def __init__(self, name: str, values: str, default: str, meaning: str) -> None:
+        self.name, self.values, self.default, self.meaning = name, values, default, meaning
+
+
+class SettingOrigin:
+    """What holds for one setting: `value` is None where nothing sets it, `origin` a variable, the path of a file, or `default`."""
+
+    __slots__ = ("origin", "setting", "value")
+
+    def __init__(self, setting: EnvironmentSetting, value: str | None, origin: str) -> None:
+        self.setting, self.value, self.origin = setting, value, origin
 
 
 SETTINGS = (
@@ -70,64 +81,14 @@ SETTINGS = (
 _NAMES = frozenset(setting.name for setting in SETTINGS)
 
 
-class SettingOrigin(Struct, frozen=True):
-    """What holds for one setting: `value` is None where nothing sets it, `origin` a variable, the path of a file, or `default`."""
-
-    setting: EnvironmentSetting
-    value: str | None
-    origin: str
-
-
-class SignatureSettings(Struct, frozen=True):
-    """What the user set about signatures; `epochs` is the directory that remembers which statements about tags were seen."""
-
-    kernels: Demand
-    code: Demand
-    keys: str
-    epochs: str
-    signing_key: str | None
-    store_name: str | None
-    passphrase_file: str | None
-
-
-class Settings(Struct, frozen=True):
-    """What the user set, in the environment or a file; see `SETTINGS` for what each means."""
-
-    store: tuple[str, ...] = ()
-    peers: tuple[str, ...] = ()
-    tag: str | None = None
-    mode: Mode = "readwrite"
-    trust: Literal["kernels", "code", "signed"] = "kernels"
-    strict: Strict = "off"
-    replay: bool = False
-    launcher: Launcher = "bundler"
-    keep: Literal["all", "launch"] = "all"
-    namespace: str | None = None
-    timeout_s: float | None = None
-    local: str | None = None
-    report: str | None = None
-    metrics_file: str | None = None
-    password_file: str | None = None
-    signatures: Demand = "off"
-    code_signatures: Demand = "off"
-    keys: str | None = None
-    signing_key: str | None = None
-    signing_passphrase_file: str | None = None
-    store_name: str | None = None
-    disable: bool = False
-
-    @property
-    def server(self) -> dict[str, Any]:
-        """The settings that are for Redis stores only, by the names that `open_store` gives them."""
-        return _server(self.namespace, self.password_file, self.timeout_s)
-
-
 def settings() -> Settings:
     """Read the user's settings of this process.
 
     Raises:
         ConfigError: a variable, or a file, has a value that it cannot have; it is named.
     """
+    from bundler.user_settings import Settings
+
     signed = signature_settings()
     return Settings(
         store=store_setting(),
@@ -163,6 +124,8 @@ def signature_demands() -> tuple[Demand, Demand]:
 
 def signature_settings() -> SignatureSettings:
     """Read what the user set about signatures; raises `ConfigError`."""
+    from bundler.user_settings import SignatureSettings
+
     local = _read("LOCAL") or os.path.join("~", ".cache", "triton-bundler")
     kernels, code = signature_demands()
     return SignatureSettings(
@@ -193,13 +156,9 @@ def metrics_file_setting() -> str | None:
 
 def server_settings() -> dict[str, Any]:
     """Return `Settings.server`, whatever other variables say; raises `ConfigError`."""
-    return _server(_read("NAMESPACE"), _read("PASSWORD_FILE"), _seconds("TIMEOUT_S"))
+    from bundler.user_settings import server_settings
 
-
-def _server(namespace: str | None, password_file: str | None, timeout_s: float | None) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"namespace": namespace, "password_file": password_file}
-    chosen |= {"timeout_s": timeout_s, "connect_timeout_s": timeout_s}
-    return {name: value for name, value in chosen.items() if value is not None}
+    return server_settings(_read("NAMESPACE"), _read("PASSWORD_FILE"), _seconds("TIMEOUT_S"))
 
 
 def unknown_variables() -> dict[str, str | None]:
@@ -325,7 +284,7 @@ def _seconds(name: str) -> float | None:
     return seconds
 
 
-class SpoolSettings(Struct, frozen=True):
+class SpoolSettings:
     """What a recording parent told its child processes; set by us, not by users.
 
     Attributes:
@@ -334,8 +293,10 @@ class SpoolSettings(Struct, frozen=True):
         inner: the cache manager class that the user had configured, as `module:Class`.
     """
 
-    directory: str | None
-    inner: str | None
+    __slots__ = ("directory", "inner")
+
+    def __init__(self, directory: str | None, inner: str | None) -> None:
+        self.directory, self.inner = directory, inner
 
 
 def spool_settings() -> SpoolSettings:
