@@ -10,6 +10,7 @@
 
 #include "_kernel_threads.h"
 #include "_kernel_checks.h"
+#include "_kernel_metadata.h"
 #include "_new_kernels.h"
 #include <stdio.h>
 
@@ -18,6 +19,8 @@
 #define DAMAGED (1 << 16)
 /* Answers a kernel whose device binary is not a whole ELF file. */
 #define NO_BINARY (DAMAGED + 1)
+/* Answers a kernel whose metadata Python has to look at, before it is written. */
+#define UNSURE (DAMAGED + 2)
 /* Two files are hashed at once, and the largest files of two kernels are about as large. */
 #define HASHED_TOGETHER 2
 /* Linux writes no more in one call. */
@@ -166,17 +169,27 @@ static int write_files(int root, const kernel_t *kernel) {
   return error;
 }
 
-/* Its files were hashed.  Returns 0, DAMAGED, NO_BINARY or an error, after which nothing is left, or minus the error of the rename, after
+/* Whether Triton could surely read it, as far as nobody has looked.  Returns 0, NO_BINARY or UNSURE. */
+static int check_head(const kernel_t *kernel) {
+  if (kernel->binary == ALREADY_CHECKED)
+    return 0;
+  const file_t *binary = &kernel->files[kernel->binary];
+  if (!is_whole_elf(binary->data.buf, (uint64_t)binary->data.len))
+    return NO_BINARY;
+  if (kernel->metadata == ALREADY_CHECKED)
+    return 0;
+  const Py_buffer *metadata = &kernel->files[kernel->metadata].data;
+  return is_readable_head(metadata->buf, (size_t)metadata->len, kernel->key, binary->name) ? 0 : UNSURE;
+}
+
+/* Its files were hashed.  Returns 0, DAMAGED, NO_BINARY, UNSURE or an error, after which nothing is left, or minus the error of the rename, after
  * which the temporary directory is. */
 static int write_kernel(int root, const kernel_t *kernel) {
   int error = compare_digests(kernel);
+  if (error == 0)
+    error = check_head(kernel);
   if (error != 0)
     return error;
-  if (kernel->binary != ALREADY_CHECKED) {
-    const Py_buffer *binary = &kernel->files[kernel->binary].data;
-    if (!is_whole_elf(binary->buf, (uint64_t)binary->len))
-      return NO_BINARY;
-  }
   if (mkdirat(root, kernel->temporary, 0777) < 0)
     return errno;
   error = write_files(root, kernel);
@@ -189,7 +202,7 @@ static int write_kernel(int root, const kernel_t *kernel) {
 
 /* Whether the kernel, or what is in its place, is at fault; any other error would meet the next kernel too. */
 static int is_its_own(int code) {
-  return code == DAMAGED || code == NO_BINARY || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR;
+  return code >= DAMAGED || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR;
 }
 
 /* Hashes a few kernels and writes them: what was just hashed is in the processor's cache.  Returns whether another one is to be begun. */

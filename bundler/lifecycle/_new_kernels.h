@@ -30,7 +30,7 @@ typedef struct {
   Py_ssize_t group_size;
   file_t *files;
   Py_ssize_t count;
-  Py_ssize_t binary; /* which file is the device binary, or ALREADY_CHECKED */
+  Py_ssize_t binary, metadata; /* which files these are, or ALREADY_CHECKED */
   int differs;       /* a file does not have the bytes that are to be changed */
   int code;
 } kernel_t;
@@ -141,8 +141,8 @@ static int read_files(PyObject *names, PyObject *contents, PyObject *digests, ke
 /* Reads a NewKernel. */
 static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
   PyObject *temporary, *key, *names, *contents, *digests, *changes, *group;
-  if (!PARSE(given, "UUO!O!O!O!nUy#;expected a NewKernel", &temporary, &key, &PyTuple_Type, &names, &PyTuple_Type, &contents,
-             &PyTuple_Type, &digests, &PyTuple_Type, &changes, &kernel->binary, &group,
+  if (!PARSE(given, "UUO!O!O!O!nnUy#;expected a NewKernel", &temporary, &key, &PyTuple_Type, &names, &PyTuple_Type, &contents,
+             &PyTuple_Type, &digests, &PyTuple_Type, &changes, &kernel->binary, &kernel->metadata, &group,
              &kernel->group_text, &kernel->group_size))
     return 0;
   kernel->temporary = component(temporary);
@@ -151,7 +151,12 @@ static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
   if (kernel->group_name == NULL || !read_files(names, contents, digests, kernel) || !read_changes(changes, kernel))
     return 0;
   *compares |= PyTuple_Size(digests) > 0;
-  return (kernel->binary >= ALREADY_CHECKED && kernel->binary < kernel->count) || wrong("the binary is none of the files");
+  if (kernel->binary < ALREADY_CHECKED || kernel->binary >= kernel->count)
+    return wrong("the binary is none of the files");
+  /* Of which kind the binary has to be stands in the metadata. */
+  if (kernel->metadata < ALREADY_CHECKED || kernel->metadata >= (kernel->binary == ALREADY_CHECKED ? 0 : kernel->count))
+    return wrong("the metadata is none of the files, or without a binary");
+  return 1;
 }
 
 /* Lets go of what `read_kernel` took, as far as it came. */

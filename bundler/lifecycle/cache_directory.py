@@ -24,15 +24,15 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from bundler.errors import BundlerError, FormatError
+from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.sentinel import json_text
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
 from bundler.lifecycle.kernel_writer import (
-    DAMAGED,
-    NO_BINARY,
     OCCUPIED,
+    REFUSED,
+    UNSURE,
     Finish,
     Threads,
     begin_writing,
@@ -269,11 +269,23 @@ class KernelBatch:
     def _outcome(self, kernel: ReadyKernel, temporary: str, code: int) -> Outcome | BundlerError:
         if code == 0:
             return "restored"
-        if code in {DAMAGED, NO_BINARY}:
-            return kernel.why_refused()
+        if code in REFUSED:
+            return self._refused(kernel, code)
         if -code in OCCUPIED:
             return self._directory.replace(temporary, kernel.edited())
         raise OSError(abs(code), os.strerror(abs(code)))
+
+    def _refused(self, kernel: ReadyKernel, code: int) -> Outcome | BundlerError:
+        """Look for ourselves at a kernel that the writer refused, and place it if only the writer could not tell."""
+        try:
+            sound = kernel.verified()
+        except BundlerError as error:
+            return error
+        if code == UNSURE:
+            return self._directory.publish(sound)
+        return DigestMismatch(
+            f"{kernel.key}: its bytes changed in memory while it was written; restore it again", what=kernel.key
+        )
 
     def clear(self) -> None:
         """Remove temporary directories that are still there; calling it twice is fine."""

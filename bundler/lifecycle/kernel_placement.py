@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import sentinel
@@ -21,7 +20,7 @@ from bundler.format.entries import Kernel, StoredFiles, file_layout
 from bundler.format.lazy_kernel import spans_by_position
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
-from bundler.lifecycle.kernel_directory import Rejected, is_readable_head, why_unreadable
+from bundler.lifecycle.kernel_directory import Rejected
 from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, Buffer, FileEdits, ReadyKernel
 from bundler.lifecycle.restore_options import Trust
 
@@ -58,17 +57,16 @@ class StoredKernel:
     Attributes:
         wanted: which, and its files.
         contents: the bytes of each file, in Triton's order.
-        metadata: the metadata as the bundle stores it.
     """
 
     # A restore makes one of these for each kernel of a bundle.
-    __slots__ = ("_checked", "_digests", "_written_checked", "contents", "metadata", "wanted")
+    __slots__ = ("_checked", "_digests", "contents", "wanted")
 
-    def __init__(self, wanted: WantedKernel, contents: Sequence[Buffer], *, verified: bool) -> None:
-        self.wanted, self.contents = wanted, tuple(contents)
-        self.metadata = bytes(contents[wanted.files.layout.metadata])
+    def __init__(
+        self, wanted: WantedKernel, contents: Sequence[Buffer], *, verified: bool, checked: bool = False
+    ) -> None:
+        self.wanted, self.contents, self._checked = wanted, tuple(contents), checked
         self._digests: tuple[bytes, ...] = () if verified else wanted.files.digests
-        self._checked = self._written_checked = False
 
     @classmethod
     def read(cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False) -> StoredKernel:
@@ -87,22 +85,18 @@ class StoredKernel:
         if not source.verified:
             for name, digest, data in zip(wanted.files.names, wanted.files.digests, contents, strict=True):
                 check_digest(data, digest, name)
-        kernel = cls(wanted, contents, verified=True)
-        kernel._checked = checked
-        return kernel
+        return cls(wanted, contents, verified=True, checked=checked)
 
     @classmethod
     def read_unverified(cls, source: BlobSource, wanted: WantedKernel) -> StoredKernel:
-        """Read a kernel's files; who writes it verifies them.
+        """Read a kernel's files; who writes it verifies them, and looks whether Triton can read them.
 
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
         # Files and stores leave the comparing to who writes; nothing is hashed twice.
         verified = source.verified and source.verifies_stored
-        kernel = cls(wanted, source.stored_blobs(wanted.files.digests), verified=verified)
-        kernel._written_checked = True
-        return kernel
+        return cls(wanted, source.stored_blobs(wanted.files.digests), verified=verified)
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.
@@ -116,35 +110,22 @@ class StoredKernel:
             DigestMismatch: it is damaged.
         """
         files = self.wanted.files
-        layout = files.layout
+        layout, metadata = files.layout, self.contents[files.layout.metadata]
         changes = _changes(files.names, files.spans, directory, triton_dir) if files.spans else _NO_CHANGES
         # With other paths it has another size.
-        if changes.metadata_growth + len(self.metadata) > METADATA_BYTES:
-            check_metadata_size(changes.metadata_growth + len(self.metadata), files.names[layout.metadata])
+        if changes.metadata_growth + len(metadata) > METADATA_BYTES:
+            check_metadata_size(changes.metadata_growth + len(metadata), files.names[layout.metadata])
+        places = (ALREADY_CHECKED, ALREADY_CHECKED) if self._checked else (layout.binary, layout.metadata)
         ready = ReadyKernel(
-            self.wanted.kernel.key, files.names, self.contents, self.metadata, files.size_bytes + changes.growth, self._digests,
-            changes.edits, layout.binary if self._written_checked else ALREADY_CHECKED, changes.rewritten,
+            self.wanted.kernel.key, files.names, self.contents, metadata, files.size_bytes + changes.growth, self._digests,
+            changes.edits, *places, changes.rewritten,
         )  # fmt: skip
-        # Once for all directories: paths decide nothing that is checked here.
-        if not self._checked:
-            self._check(ready)
-        # Who writes a file changes it once it was compared; what is not compared then is changed here.
-        return ready if self._digests else ready.verified()
-
-    def _check(self, ready: ReadyKernel) -> None:
-        """Raise `FormatError` when Triton could not read these files."""
-        names, layout = self.wanted.files.names, self.wanted.files.layout
-        binary, name = names[layout.binary], names[layout.metadata]
-        # The metadata is looked at with its sentinels, before its digest is compared: nobody sees it unless that is right.
-        if not (self._written_checked and is_readable_head(ready.key, binary, self.metadata)):
-            # What is parsed now is verified first.
-            contents = replace(ready, binary=ALREADY_CHECKED).verified().contents
-            reason = why_unreadable(
-                ready.key, (binary, contents[layout.binary]), (name, bytes(contents[layout.metadata]))
-            )
-            if reason is not None:
-                raise FormatError(reason, key=ready.key)
+        if self._digests:
+            return ready
+        # Who writes it need not look again; nor is it looked at for each directory: paths decide nothing that is checked.
+        ready = ready.verified()
         self._checked = True
+        return ready
 
 
 class _Changes(Struct, frozen=True):

@@ -20,6 +20,7 @@ from bundler.format.bundle_file import cleaned_up
 from bundler.format.digest import DIGEST_BYTES, sha256
 from bundler.format.sentinel import edited, holds
 from bundler.lifecycle.elf import why_unusable
+from bundler.lifecycle.kernel_directory import is_readable_head
 from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, KEY, Buffer, NewKernel
 
 # Waits, and returns the codes; calling it again returns them again.  Not for two threads at once.
@@ -28,10 +29,12 @@ Finish = Callable[[], list[int]]
 Threads = object
 BeginWriting = Callable[[str, tuple[NewKernel, ...], Threads], Finish]
 
-# The codes of a kernel of which a file does not have its digest, or not the bytes that are to be changed, and of one whose device binary is
-# not a whole ELF file; no error number of a system is that large.
+# The codes of a kernel of which a file does not have its digest, or not the bytes that are to be changed; of one whose device binary is not a
+# whole ELF file; and of one whose metadata the caller has to look at first.  No error number of a system is that large.
 DAMAGED = 1 << 16
 NO_BINARY = DAMAGED + 1
+UNSURE = DAMAGED + 2
+REFUSED = frozenset({DAMAGED, NO_BINARY, UNSURE})
 
 # What stands in the place of a kernel; after any other error the next kernel would meet the same one.
 OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
@@ -102,8 +105,8 @@ def _write_at_once(root: str, kernels: tuple[NewKernel, ...], threads: Threads) 
 def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> list[int]:
     """Write kernels, each into a temporary directory beside its place, which is then renamed once.
 
-    Before that, the bytes of each file that comes with a digest are compared with it, and then the headers of a device binary with its
-    length.  What is to be changed in a file is changed as it is written.
+    Before that, the bytes of each file that comes with a digest are compared with it, and then, where nobody has, the headers of the device
+    binary with its length, and the metadata with the kernel key.  What is to be changed in a file is changed as it is written.
 
     Args:
         root: the directory.
@@ -112,8 +115,8 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -
 
     Returns:
         A code for each kernel: 0, it is in place.  A positive error number: it could not be written, and nothing of it is left;
-        `ECANCELED` when it was not begun, because another one had failed; `DAMAGED` when a file does not have its digest and
-        `NO_BINARY` when the binary is none, which stop no other kernel.  A negative one: the rename failed with that number, and the
+        `ECANCELED` when it was not begun, because another one had failed; `DAMAGED` when a file does not have its digest,
+        `NO_BINARY` when the binary is none, and `UNSURE` when Triton could perhaps not read the metadata, which stop no other kernel.  A negative one: the rename failed with that number, and the
         temporary directory is there, whole.
     """
     return begin_writing(root, kernels, threads)()
@@ -126,13 +129,13 @@ def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: Threads
     codes = [errno.ECANCELED] * len(kernels)
     for number, kernel in enumerate(kernels):
         codes[number] = _why_unsound(kernel) or _write_kernel(root, kernel)
-        if codes[number] not in {0, DAMAGED, NO_BINARY} and -codes[number] not in OCCUPIED:
+        if codes[number] and codes[number] not in REFUSED and -codes[number] not in OCCUPIED:
             break
     return codes
 
 
 def _check_form(kernel: NewKernel) -> None:
-    temporary, key, names, contents, digests, edits, binary, group, _ = kernel
+    temporary, key, names, contents, digests, edits, binary, metadata, group, _ = kernel
     for name in (temporary, key, group, *names):
         if name in {"", ".", ".."} or "/" in name or "\0" in name:
             raise ValueError(f"not the name of a file: {name!r}")
@@ -144,6 +147,8 @@ def _check_form(kernel: NewKernel) -> None:
         raise ValueError("what is to be changed is none of the files")
     if not ALREADY_CHECKED <= binary < len(names):
         raise ValueError("the binary is none of the files")
+    if not ALREADY_CHECKED <= metadata < (0 if binary == ALREADY_CHECKED else len(names)):
+        raise ValueError("the metadata is none of the files, or without a binary")
 
 
 def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
@@ -151,7 +156,7 @@ def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...
     for kernel in kernels:
         _check_form(kernel)
     unsound = [_why_unsound(kernel) for kernel in kernels]
-    plain = [(*kernel[:4], (), kernel[5], ALREADY_CHECKED, *kernel[7:]) for kernel in kernels]
+    plain = [(*kernel[:4], (), kernel[5], ALREADY_CHECKED, ALREADY_CHECKED, *kernel[8:]) for kernel in kernels]
     finish = begin(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads)
 
     def codes() -> list[int]:
@@ -162,14 +167,18 @@ def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...
 
 
 def _why_unsound(kernel: NewKernel) -> int:
-    """Return `DAMAGED`, `NO_BINARY` or 0."""
-    _, _, _, contents, digests, edits, binary, _, _ = kernel
+    """Return `DAMAGED`, `NO_BINARY`, `UNSURE` or 0."""
+    _, key, names, contents, digests, edits, binary, metadata, _, _ = kernel
     compared = zip(contents, digests, strict=False)  # there may be no digests
     if any(sha256(data) != digest for data, digest in compared):
         return DAMAGED
     if not all(holds(contents[position], some) for position, some in edits):
         return DAMAGED
-    return NO_BINARY if binary != ALREADY_CHECKED and why_unusable(contents[binary]) is not None else 0
+    if binary != ALREADY_CHECKED and why_unusable(contents[binary]) is not None:
+        return NO_BINARY
+    if metadata != ALREADY_CHECKED and not is_readable_head(key, names[binary], bytes(contents[metadata])):
+        return UNSURE
+    return 0
 
 
 def _write_kernel(root: str, kernel: NewKernel) -> int:
@@ -201,7 +210,7 @@ def _write_kernel(root: str, kernel: NewKernel) -> int:
 
 
 def _write_files(temporary: str, kernel: NewKernel) -> None:
-    _, key, names, contents, _, edits, _, group, text = kernel
+    _, key, names, contents, _, edits, _, _, group, text = kernel
     changes = dict(edits)
     folder = os.open(temporary, _READ_DIRECTORY)
     try:

@@ -12,22 +12,23 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bundler.errors import BundlerError, DigestMismatch, FormatError
+from bundler.errors import FormatError
 from bundler.format.digest import check_digest
 from bundler.format.names import GROUP_PREFIX
 from bundler.format.sentinel import Edit, check_edits, edited
 from bundler.lifecycle.elf import why_unusable
+from bundler.lifecycle.kernel_directory import why_unreadable
 
 Buffer = bytes | memoryview
 # The position of a file, and what is changed in it after its digest was compared.
 FileEdits = tuple[int, tuple[Edit, ...]]
 # What writers take, in C too: the names of the temporary directory and of the kernel's; name, bytes and digest of each file, or no digests
-# when they were compared; what is changed in files; which file is the device binary, if it is to be looked at; and name and text of the
-# group file, with a zero byte where the kernel key stands in it.
+# when they were compared; what is changed in files; which files are device binary and metadata, if these are to be looked at; and name and
+# text of the group file, with a zero byte where the kernel key stands in it.
 NewKernel = tuple[
-    str, str, tuple[str, ...], tuple[Buffer, ...], tuple[bytes, ...], tuple[FileEdits, ...], int, str, bytes
+    str, str, tuple[str, ...], tuple[Buffer, ...], tuple[bytes, ...], tuple[FileEdits, ...], int, int, str, bytes
 ]
-# In place of the position of a device binary that was found whole before.
+# In place of the position of a device binary that was found whole before, or of metadata that Triton can read.
 ALREADY_CHECKED = -1
 # Stands in the text of a group file for the kernel key; no path holds it.
 KEY = b"\0"
@@ -47,6 +48,7 @@ class ReadyKernel(Struct, frozen=True, gc=False):
         digests: the raw digest of each file, for who writes the kernel to compare; none when they were compared.
         edits: what is changed in files when they are written, in the order of their positions.
         binary: position of the device binary, if who writes the kernel has to look whether it is whole.
+        metadata: position of the metadata, if it has to look as well whether Triton can read them.
         rewritten: names of the files that hold a path of this machine.
     """
 
@@ -58,6 +60,7 @@ class ReadyKernel(Struct, frozen=True, gc=False):
     digests: tuple[bytes, ...] = ()
     edits: tuple[FileEdits, ...] = ()
     binary: int = ALREADY_CHECKED
+    metadata: int = ALREADY_CHECKED
     rewritten: tuple[str, ...] = ()
 
     @property
@@ -69,13 +72,12 @@ class ReadyKernel(Struct, frozen=True, gc=False):
         """Return the same kernel with nothing left to verify; raises `DigestMismatch` or `FormatError`."""
         for name, data, digest in zip(self.names, self.contents, self.digests, strict=False):  # there may be no digests
             check_digest(data, digest, name)
-        if self.binary != ALREADY_CHECKED:
-            reason = why_unusable(self.contents[self.binary])
-            if reason is not None:
-                raise FormatError(f"{self.names[self.binary]} is {reason}", key=self.key)
+        reason = self._why_unreadable()
+        if reason is not None:
+            raise FormatError(reason, key=self.key)
         for position, edits in self.edits:
             check_edits(self.contents[position], edits)
-        return replace(self.edited(), digests=(), binary=ALREADY_CHECKED)
+        return replace(self.edited(), digests=(), binary=ALREADY_CHECKED, metadata=ALREADY_CHECKED)
 
     def edited(self) -> ReadyKernel:
         """Return the same kernel with its files as they are written."""
@@ -86,16 +88,17 @@ class ReadyKernel(Struct, frozen=True, gc=False):
             changed[position] = edited(changed[position], edits)
         return replace(self, contents=tuple(changed), edits=())
 
-    def why_refused(self) -> BundlerError:
-        """Return what is wrong with a kernel that the writer refused."""
-        try:
-            self.verified()
-        except BundlerError as error:
-            return error
-        # Nothing was written, so there is something to tell.
-        return DigestMismatch(
-            f"{self.key}: its bytes changed in memory while it was written; restore it again", what=self.key
-        )
+    def _why_unreadable(self) -> str | None:
+        """Return why Triton could not read it, as far as nobody has looked."""
+        if self.binary == ALREADY_CHECKED:
+            return None
+        name, data = self.names[self.binary], self.contents[self.binary]
+        if self.metadata != ALREADY_CHECKED:
+            return why_unreadable(
+                self.key, (name, data), (self.names[self.metadata], bytes(self.contents[self.metadata]))
+            )
+        unusable = why_unusable(data)
+        return None if unusable is None else f"{name} is {unusable}"
 
 
 def new_kernel(kernel: ReadyKernel, temporary: str, directory: str) -> NewKernel:
@@ -108,7 +111,8 @@ def new_kernel(kernel: ReadyKernel, temporary: str, directory: str) -> NewKernel
     """
     group, text = _group_file(kernel.names, directory)
     return (
-        temporary, kernel.key, kernel.names, kernel.contents, kernel.digests, kernel.edits, kernel.binary, group, text
+        temporary, kernel.key, kernel.names, kernel.contents, kernel.digests, kernel.edits, kernel.binary, kernel.metadata,
+        group, text,
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def begin_writing(request):
 
 def kernel_of(number, contents, digests):
     names = tuple(f"f{place}" for place in range(len(contents)))
-    return (f"t{number}", f"K{number}", names, tuple(contents), tuple(digests), (), -1, "__grp__k.json", b"{}")
+    return (f"t{number}", f"K{number}", names, tuple(contents), tuple(digests), (), -1, -1, "__grp__k.json", b"{}")
 
 
 def damaged_of(begin_writing, root, kernels):

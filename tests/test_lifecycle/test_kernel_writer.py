@@ -25,7 +25,7 @@ WHOLE = (
     ("k.json", memoryview(b"x{}x")[1:3]),
 )
 GROUP = ("__grp__k.json", b'{"\0": "/\0/k.json"}')
-FIELDS = ("temporary", "key", "names", "contents", "digests", "edits", "binary", "group_name", "group_text")
+FIELDS = ("temporary", "key", "names", "contents", "digests", "edits", "binary", "metadata", "group_name", "group_text")
 
 
 def writer_of(kind):
@@ -49,10 +49,10 @@ def write(request):
     return writer_of(request.param)
 
 
-def new(temporary, key, files=WHOLE, *, digests=(), edits=(), binary=ALREADY_CHECKED):
+def new(temporary, key, files=WHOLE, *, digests=(), edits=(), binary=ALREADY_CHECKED, metadata=ALREADY_CHECKED):
     """A kernel for a writer, of names and bytes."""
     names, contents = tuple(name for name, _ in files), tuple(data for _, data in files)
-    return (temporary, key, names, contents, digests, edits, binary, *GROUP)
+    return (temporary, key, names, contents, digests, edits, binary, metadata, *GROUP)
 
 
 def changed(kernel, **changes):
@@ -197,7 +197,7 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
     odd += [changed(sound, **change) for change in (
         {"temporary": b"t"}, {"key": b"k"}, {"names": ["n"]}, {"names": (b"n",)}, {"contents": [b""]}, {"contents": ("text",)},
         {"digests": [bytes(32)]}, {"digests": ("d",)}, {"edits": []}, {"edits": (1,)}, {"edits": ((0, []),)}, {"edits": ((0, (1,)),)},
-        {"edits": ((0, ((0, "", b""),)),)}, {"edits": ((0, (("0", b"", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"}, {"group_name": 1}, {"group_text": "text"},
+        {"edits": ((0, ((0, "", b""),)),)}, {"edits": ((0, (("0", b"", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"}, {"metadata": "0"}, {"group_name": 1}, {"group_text": "text"},
         {"group_text": bytearray(b"")},
     )]  # fmt: skip
     wrong = [(root, [], 1), (None, (), 1), (root, (), "1"), (root, ()), *((root, (kernel,), 1) for kernel in odd)]
@@ -296,7 +296,7 @@ def test_without_another_thread_the_caller_writes(tmp_path):
 import resource
 from bundler.lifecycle.kernel_writer import begin_writing
 begin_writing({os.fspath(tmp_path)!r}, (), 1)()
-kernels = tuple((f"t{{n}}", f"k{{n}}", ("k.json",), (b"{{}}",), (), (), -1, "g", b"{{}}") for n in range(40))
+kernels = tuple((f"t{{n}}", f"k{{n}}", ("k.json",), (b"{{}}",), (), (), -1, -1, "g", b"{{}}") for n in range(40))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used, used))  # no room for a stack
 finish = begin_writing({os.fspath(tmp_path)!r}, kernels, 4)
@@ -441,6 +441,15 @@ def test_what_is_changed_is_one_of_the_files(write, tmp_path, number):
 def test_the_binary_is_one_of_the_files(write, tmp_path, number):
     with pytest.raises(ValueError, match="the binary is none of the files"):
         write(str(tmp_path), (new("t", "k", (("a", b"x"), ("b", b"y")), binary=number),), 1)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("binary", "metadata"), [(0, -2), (0, 2), (0, 1 << 40), (-1, 1)])
+def test_the_metadata_is_one_of_the_files_beside_a_binary(write, tmp_path, binary, metadata):
+    """Which kind of binary it has to be says the metadata, so one is not looked at without the other."""
+    kernel = new("t", "k", (("a", b"x"), ("b", b"y")), binary=binary, metadata=metadata)
+    with pytest.raises(ValueError, match="the metadata is none of the files"):
+        write(str(tmp_path), (kernel,), 1)
     assert os.listdir(tmp_path) == []
 
 

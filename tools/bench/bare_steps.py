@@ -164,7 +164,7 @@ def _sha256(data: Any) -> bytes:
 def _write(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
     """Hash and write each kernel by system calls, and add up the time of each of these."""
     calls = _Calls()
-    for temporary, key, names, contents, _, _, _, *group in kernels:
+    for temporary, key, names, contents, _, _, _, _, *group in kernels:
         for data in contents:
             _sha256(data)
         calls.lap("sha256 of the files")

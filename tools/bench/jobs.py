@@ -206,7 +206,7 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
 
     what: Keep = "launch" if keep == "launch" else "all"
     hashing = "writers: sha256 of the files"
-    writing = "writers: temporary directory, files with paths in them, group file, rename"
+    writing = "writers: check metadata, temporary directory, files with paths in them, group file, rename"
     watch = Watch(time.thread_time)
     bundle = Bundle.load(file)
     watch.lap("load: parse and check the manifest")
@@ -222,10 +222,8 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
         blobs = [bundle.blobs.stored_blobs(one.digests) for one in wanted]
         watch.lap("reader: read and decompress the frames, find each file")
         stored = [StoredKernel(one, data, verified=False) for one, data in zip(wanted, blobs, strict=True)]
-        for kernel in stored:
-            kernel._written_checked = True  # noqa: SLF001  # as `StoredKernel.read_unverified` does
         ready = [one.ready_for(place.path, plan.triton_dir) for one in stored]
-        watch.lap("reader: parse and check metadata, find where paths go")
+        watch.lap("reader: find where paths go")
         new = tuple(map(place.new_kernel, ready))
         watch.lap("reader: group file, names, batch")
         for one in ready:

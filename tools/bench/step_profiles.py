@@ -177,8 +177,6 @@ def _place_steps(
     found = _decoded(needed, values, dictionaries)
     steps.done(START[8])
     stored = [StoredKernel(one, [found[digest] for digest in one.digests], verified=False) for one in wanted]
-    for kernel in stored:
-        kernel._written_checked = True  # noqa: SLF001  # as `StoredKernel.read_unverified` does
     new = tuple([place.new_kernel(one.ready_for(place.path, plan.triton_dir)) for one in stored])
     steps.done(START[9])
     assert not any(write_kernels(place.path, new, 1))
