@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 
 from bundler.errors import FormatError
@@ -39,10 +38,17 @@ class BlobPlaces:
         if found is None:
             found = _looked_up(sections, sizes)
         self.sections = array("i", found)
+        self._offsets: array[int] | None = None
 
-    @cached_property
+    # Not a `cached_property`: that has a lock up to Python 3.11, which another thread may hold at the moment of a fork.
+    @property
     def offsets(self) -> array[int]:
         """For each blob where it begins in the raw bytes of its section."""
+        if self._offsets is None:
+            self._offsets = self._made_offsets()
+        return self._offsets
+
+    def _made_offsets(self) -> array[int]:
         found, sizes = [0] * len(self.sizes), [*self.sizes]
         for section in self._all:
             if section.kind in BLOB_SECTIONS:

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import cached_property
 
 import zstandard
 
@@ -52,15 +51,21 @@ class _DecodedFrame:
         used: when it was last looked at.
     """
 
+    __slots__ = ("_content", "_numbers", "_section", "data", "number", "used")
+
     def __init__(self, number: int, data: memoryview, section: Section, content: Content) -> None:
         self.number, self.data, self.used = number, data, 0
         self._section, self._content = section, content
+        self._numbers: dict[bytes, int] | None = None
 
-    @cached_property
+    # Not a `cached_property`, for the reason that `BlobPlaces` has.
+    @property
     def numbers(self) -> dict[bytes, int]:
         """The number of each of its blobs, by raw digest."""
-        blobs = self._section.blobs
-        return dict(zip(self._content.digests_of(blobs), blobs, strict=True))
+        if self._numbers is None:
+            blobs = self._section.blobs
+            self._numbers = dict(zip(self._content.digests_of(blobs), blobs, strict=True))
+        return self._numbers
 
 
 _CHUNK_BYTES = 1 << 20
