@@ -41,6 +41,7 @@ _FILE_LIST_BYTES = 4 << 20
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
+_NO_DESCRIPTORS = b"\x92\xa4list\x90"
 T = TypeVar("T")
 
 
@@ -139,8 +140,8 @@ class _Tables:
         """Check everything and return the entries."""
         content, check = self._content, self._check
         self._check_blob_table()
-        for spec in self._specs:
-            check_value(bytes(spec.tensor_descriptors), self._limits, _ARRAYS_AROUND_VALUE)
+        for packed in {bytes(spec.tensor_descriptors) for spec in self._specs}:
+            check_value(packed, self._limits, _ARRAYS_AROUND_VALUE)
         rows = self._table("kernels", _KERNELS, "kernels")
         check.check(rows)
         tuning_files = self._table("tuning_files", _PLACED, "kernels")
