@@ -253,16 +253,14 @@ class RedisBackend(Backend):
         GETRANGE for each, and not MGET for all: the server copies no more than the limit, however large a value is, and an
         exchange of 300 values takes about 1 ms longer.
         """
-        sizes = {self._name(kind, key): most_bytes + values.HEADER_BYTES for key, most_bytes in most.items()}
+        begin = self._name(kind, "")
+        sizes = [(f"{begin}{key}", most_bytes + values.HEADER_BYTES) for key, most_bytes in most.items()]
         answers = self._link.exchange_strings(
-            [(name, ("GETRANGE", name, 0, size)) for name, size in sizes.items()],
-            sum(sizes.values()) + FRAMING_BYTES * len(sizes),
+            [(name, ("GETRANGE", name, 0, size)) for name, size in sizes],
+            sum([size for _, size in sizes]) + FRAMING_BYTES * len(sizes),
         )
-        return {
-            self._key(name): stored or b""
-            for name, stored in zip(sizes, answers, strict=True)
-            if stored != b""  # nothing is there
-        }
+        # Of what is not there the answer is empty, of what is no string None.
+        return {key: stored or b"" for key, stored in zip(most, answers, strict=True) if stored != b""}
 
     def _lengths(self, names: Sequence[str]) -> dict[str, int]:
         """Return how many bytes each key of the server has; of one that holds no string nothing."""

@@ -41,7 +41,6 @@ _FILE_LIST_BYTES = 4 << 20
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
-_NO_DESCRIPTORS = b"\x92\xa4list\x90"
 T = TypeVar("T")
 
 

@@ -90,6 +90,8 @@ class StoreBlobs(BlobSource):
         # Decoded, and not compared with their digests yet; whoever compares one moves it.
         self._uncompared: dict[bytes, memoryview] = {}
         self._damaged: dict[str, BundlerError] = {}
+        # At most so much is kept; counting it each time would take longer than to fetch a few kernels from a directory.
+        self._most_bytes = 0
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises as `view_blob`."""
@@ -187,17 +189,17 @@ class StoreBlobs(BlobSource):
             for key in [key for key, value in found.items() if dictionary_of(value) in lost] if lost else ():
                 self._open_alone(wanted[key], found.pop(key))
             self._fetched.add(batch, found)
-            self._trim()
+            self._trim(sum([unit.size for unit in batch]))
         if self._marks is not None:
             self._marks.begin()  # last, since the caller has nothing to do yet
 
     def _lacking(self, digests: Collection[bytes]) -> dict[str, Unit]:
         """Return the units that have to be fetched for some blobs, by key."""
-        known = self._cache.keys() | self._uncompared.keys()
+        cache, uncompared = self._cache, self._uncompared
         wanted: dict[str, Unit] = {}
         several: list[Sequence[Unit]] = []
         for digest in digests:
-            units = self._units.get(digest, ()) if digest not in known else ()
+            units = self._units.get(digest, ()) if digest not in cache and digest not in uncompared else ()
             if len(units) == 1:
                 wanted[units[0].key] = units[0]
             elif units:
@@ -251,7 +253,7 @@ class StoreBlobs(BlobSource):
         self._learn([value])
         blobs = self._open(unit, value)
         self._cache.update(blobs)
-        self._trim()
+        self._trim(unit.size)
         return blobs
 
     def _open(self, unit: Unit, value: bytes) -> dict[bytes, memoryview]:
@@ -282,20 +284,21 @@ class StoreBlobs(BlobSource):
             return not self._backend.exists([dictionary_key(digest)])
         return False
 
-    def _trim(self) -> None:
+    def _trim(self, more_bytes: int) -> None:
+        """Let go of what came first, when so much more has come that what is kept has to be counted anew."""
+        self._most_bytes += more_bytes
+        if self._most_bytes <= CACHED_BYTES + CACHED_BYTES // 10:
+            return
         waiting = self._fetched.sizes()
         kept = sum([size for _, size in waiting])
         kept += sum([len(data) for cache in (self._cache, self._uncompared) for data in list(cache.values())])
         for cache in (self._cache, self._uncompared):
-            for oldest in list(cache):
-                if kept <= CACHED_BYTES:
-                    return
-                kept -= len(cache.pop(oldest, b""))
+            for oldest in list(cache) if kept > CACHED_BYTES else ():
+                kept -= len(cache.pop(oldest, b"")) if kept > CACHED_BYTES else 0
         for key, size in waiting:
-            if kept <= CACHED_BYTES:
-                return
-            if self._fetched.drop(key):
+            if kept > CACHED_BYTES and self._fetched.drop(key):
                 kept -= size
+        self._most_bytes = kept
 
 
 def unit_payload(

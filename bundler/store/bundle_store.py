@@ -35,6 +35,7 @@ from bundler.store.store_layout import Hint
 from bundler.store.store_reports import PruneReport, PushReport, Sent, StoreStats, TagInfo, VerifyReport
 from bundler.store.store_signatures import SignedTag, StoreSignatures, admit_tag
 from bundler.store.stored_manifests import current_manifest, read_manifest, seen_too, without
+from bundler.store.unit_sealing import Sealing
 
 if TYPE_CHECKING:
     from bundler.trust.signature_policy import SignaturePolicy
@@ -279,12 +280,13 @@ class BundleStore:
             if new:
                 self._put(new, units)
                 sent.bytes += _size(new)
-        sealed = self._sealed(bundle, missing, compression)
-        for batch in batches(sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])):
-            values = dict(batch)
-            self._put(values, units)
-            sent.bytes += _size(values)
-            sent.units += len(values)
+        with Sealing(compression.seal, len(missing)) as sealing:
+            sealed = sealing.values(self._payloads(bundle, missing))
+            for batch in batches(sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])):
+                values = dict(batch)
+                self._put(values, units)
+                sent.bytes += _size(values)
+                sent.units += len(values)
         with store_errors(self.name):
             self._backend.flush()  # before the manifest: after a power failure it must not name what was lost
         if manifest not in present:
@@ -314,13 +316,12 @@ class BundleStore:
                 self._backend.delete(useless)
         return gone
 
-    def _sealed(
-        self, bundle: Bundle, units: Iterable[store_layout.Unit], compression: UnitCompression
-    ) -> Iterator[tuple[str, bytes]]:
-        """Yield what is to be stored for these units by key, unit by unit: the values are made as they are sent."""
+    def _payloads(
+        self, bundle: Bundle, units: Iterable[store_layout.Unit]
+    ) -> Iterator[tuple[store_layout.Unit, bytes]]:
         for unit in units:
             try:
-                yield unit.key, compression.seal(unit, _payload(bundle, unit))
+                yield unit, _payload(bundle, unit)
             except NotFound as error:
                 # The tag that was merged names a unit that is gone.  Readers skip its kernel until a process that has it pushes again.
                 _log.warning("%s: %s is dangling: %s", self.name, unit.key, error)

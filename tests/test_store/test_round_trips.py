@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often a server is asked, counted by our link to it and by the server: latency times that is what a start costs."""
 
+import functools
 import time
 import warnings
 
@@ -13,6 +14,7 @@ import store_builders as build
 import bundler
 from bundler.backends.redis import server_exchange
 from bundler.errors import BundlerWarning
+from bundler.lifecycle import compatibility
 
 KERNELS = 300
 BATCH = 512
@@ -133,6 +135,28 @@ def test_a_dictionary_costs_a_push_one_round_trip_and_a_pull_none(asked, trips, 
             pulled.blobs.prefetch([digest for digest, _ in pulled.content.blobs])
             assert shelf.contents(pulled) == shelf.contents(alike)
             assert len(trips) == 4
+
+
+def test_ptxas_is_asked_as_soon_as_the_tag_says_for_what(trips, server, tmp_path, monkeypatch):
+    """The program takes milliseconds, in which the manifest is fetched and decoded; it is asked once."""
+    server.client().flushdb()
+    files = build.Files()
+    alike = files.bundle(*(files.kernel(s, extra={"k.llir": build.noise("x", 60_000) + s.encode()}) for s in "ABCDEF"))
+    begun, begin = [], compatibility.Questions._begin
+
+    def noting(questions, call):
+        begun.append((call, len(trips)))
+        begin(questions, call)
+
+    monkeypatch.setattr(compatibility.Questions, "_begin", noting)
+    with bundler.open_store(server.url(), **PATIENT) as store, warnings.catch_warnings():
+        warnings.simplefilter("ignore", BundlerWarning)
+        store.push(alike, "t")
+        trips.clear()
+        store.restore("t", cache_dir=tmp_path)
+    (target,) = {kernel.target for kernel in alike.kernels}
+    of_ptxas = [(call.args, after) for call, after in begun if isinstance(call, functools.partial)]
+    assert of_ptxas == [((int(target.arch),), 1)]
 
 
 def test_a_near_tier_holds_dictionaries_too(tmp_path):
