@@ -117,7 +117,7 @@ def settings() -> Settings:
 
 
 def signature_demands() -> tuple[Demand, Demand]:
-    """Return whether signatures are asked for, of kernels and of what runs on the CPU; raises `ConfigError`."""
+    """Return what is asked for of kernels, and of code, which each hit of a session asks for; raises `ConfigError`."""
     kernels = cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require"))
     return kernels, cast(Demand, _one_of("CODE_SIGNATURES", kernels, *DEMANDS))
 

@@ -13,20 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import zstandard
 
-from bundler.errors import FormatError, LimitExceeded, NotFound, TruncatedBundle, UnsupportedVersion
-from bundler.format import wire
+from bundler.errors import FormatError, NotFound
 from bundler.format.container_layout import (
     BLOB_SECTIONS,
     CONTENT,
-    HEADER,
-    HEADER_BYTES,
     IR,
     LAUNCH,
-    MAGIC,
-    MINORS,
     OBSERVED,
     STORED,
-    ZSTD,
     ByteSource,
     Section,
     dictionary,
@@ -35,16 +29,15 @@ from bundler.format.container_layout import (
 from bundler.format.digest import check_digest, digest_text
 from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.frames_ahead import decoded_together, frames_at_once
-from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
+from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
+from bundler.format.section_table import read_exactly, read_head
 from bundler.format.summary import count, plural
 
 # A restore goes through launch set and IR side by side, and a kernel may lie across the border of two frames.
 CACHED_FRAMES = 3
 # Who asks for so many blobs at once goes through the bundle, and wants the frames that follow too.
 _MANY = 16
-# Our writer's sections with a prefix are larger than that prefix, but for the last one.
-PREFIX_FACTOR = 4
 _NOWHERE = -1
 
 
@@ -91,8 +84,8 @@ class Container:
         self._uses = itertools.count(1)
         self._ahead = 0
         self._buffers = FrameBuffers(CACHED_FRAMES + 2 * (frames_at_once() - 1))
-        table_offset, table = self._read_header()
-        self.sections = self._read_table(table, table_offset)
+        head = read_head(source, limits)
+        self.major, self.minor, self.newer_minor, self.read_only, self.compatible_flags, self.sections = head
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
@@ -105,7 +98,7 @@ class Container:
 
     def stored(self, section: Section) -> bytes:
         """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`, `DigestMismatch`."""
-        data = self._read_exactly(section.offset, section.stored_bytes, "section")
+        data = read_exactly(self._source, section.offset, section.stored_bytes, "section")
         check_digest(data, section.sha256, f"section at offset {section.offset}")
         return data
 
@@ -177,108 +170,6 @@ class Container:
             else:
                 self.stored(section)
 
-    def _read_exactly(self, offset: int, size: int, what: str) -> bytes:
-        data = self._source.read(offset, size)
-        if len(data) != size:
-            raise TruncatedBundle(
-                f"{what}: expected {count(size, 'byte')} at offset {offset}, the file has {count(self._source.size, 'byte')}; "
-                "copy or download the bundle again",
-                what=what,
-                expected=offset + size,
-                got=self._source.size,
-            )
-        return data
-
-    def _read_header(self) -> tuple[int, bytes]:
-        magic = self._source.read(0, len(MAGIC))
-        # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next read.
-        if not magic or not MAGIC.startswith(magic):
-            raise FormatError(
-                f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
-            )
-        head = self._read_exactly(0, HEADER_BYTES, "header")
-        _, major, minor, incompatible, read_only, self.compatible_flags, offset, size = HEADER.unpack_from(head)
-        if major not in MINORS or incompatible:
-            known = " and ".join(f"{major}.x" for major in MINORS)
-            raise UnsupportedVersion(
-                f"bundle format {major}.{minor} with incompatible flags {incompatible:#x}; this version reads "
-                f"{known} without such flags: upgrade triton-bundler",
-                got=(major, minor, incompatible),
-                expected=(max(MINORS), MINORS[max(MINORS)], 0),
-            )
-        self.major, self.minor = major, minor
-        self.newer_minor = minor > MINORS[major]
-        self.read_only = read_only != 0
-        self._limits.check("document_bytes", size, "table of contents")
-        if offset < HEADER_BYTES or offset + size > self._source.size:
-            raise TruncatedBundle(
-                f"table of contents: expected the file to have {offset + size} bytes, it has {self._source.size}; "
-                "copy or download the bundle again",
-                expected=offset + size,
-                got=self._source.size,
-            )
-        if offset + size != self._source.size:
-            raise FormatError(f"{count(self._source.size - offset - size, 'byte')} after the end of the bundle")
-        table = self._read_exactly(offset, size, "table of contents")
-        check_digest(head[: HEADER.size] + table, head[HEADER.size :], "header and table of contents")
-        return offset, table
-
-    def _read_table(self, table: bytes, end: int) -> list[Section]:
-        sections: list[Section] = []
-        position = HEADER_BYTES
-        for item in wire.unpack(table, "table of contents", self._limits):
-            kind, codec, offset, stored, raw, digest, blobs, prefix = wire.fields(
-                item, "section", int, int, int, int, int, bytes, list, list, open_ended=self.newer_minor
-            )
-            # No digest covers bytes between sections, so there must be none.
-            if offset != position:
-                raise FormatError(f"section {len(sections)} begins at {offset}, expected {position}: a hole or overlap")
-            if not {*map(type, blobs), *map(type, prefix)} <= {int}:
-                raise FormatError(f"section {len(sections)}: expected numbers of blobs, and of sections before it")
-            section = Section(kind, codec, offset, stored, raw, digest, tuple(blobs), tuple(prefix))
-            self._check_section(section, sections)
-            sections.append(section)
-            position += stored
-        self._check_prefixes(sections)
-        if position != end:
-            raise FormatError(f"sections end at {position}, expected {end}: a hole or overlap")
-        return sections
-
-    def _check_section(self, section: Section, before: list[Section]) -> None:
-        what = f"section {len(before)}"
-        # A megabyte more as stored: what does not compress grows a little.
-        limit = self._limits.frame_bytes if section.kind in BLOB_SECTIONS else self._limits.manifest_bytes
-        if section.raw_bytes > limit or section.stored_bytes > limit + MIB:
-            raise LimitExceeded(f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit)
-        if section.codec not in {STORED, ZSTD} or (
-            section.codec == STORED and section.raw_bytes != section.stored_bytes
-        ):
-            raise FormatError(f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}")
-        # A small section may well be all zeros; of a large one such growth is a bomb.
-        large = section.raw_bytes > self._limits.ratio_applies_above_bytes
-        if large and section.raw_bytes > self._limits.ratio * section.stored_bytes:
-            raise LimitExceeded(
-                f"{what}: {section.stored_bytes} bytes would expand to {section.raw_bytes}, more than "
-                f"{self._limits.ratio} times", limit=self._limits.ratio,
-            )  # fmt: skip
-        # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the most.
-        earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
-        if len(earlier) != len(section.prefix) or any(s.kind not in {LAUNCH, IR} or s.prefix for s in earlier):
-            raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
-        if sum(s.raw_bytes for s in earlier) > self._limits.window_bytes:
-            raise LimitExceeded(f"{what}: its prefix is over {self._limits.window_bytes} bytes")
-
-    def _check_prefixes(self, sections: list[Section]) -> None:
-        """Bound what a reader decodes for prefixes by what there is: one large prefix may serve a thousand tiny sections."""
-        raw = sum(section.raw_bytes for section in sections)
-        prefixed = sum(sections[p].raw_bytes for section in sections for p in section.prefix)
-        limit = PREFIX_FACTOR * raw + self._limits.window_bytes
-        if prefixed > limit:
-            raise LimitExceeded(
-                f"table of contents: prefixes of {prefixed} bytes in all for sections of {raw}, over the limit of {limit}",
-                limit=limit, got=prefixed,
-            )  # fmt: skip
-
     def _manifest(self, kind: int) -> bytes:
         found = [section for section in self.sections if section.kind == kind]
         if len(found) != 1:
@@ -287,23 +178,40 @@ class Container:
 
     def _checked_places(self) -> array[int]:
         """Return which section each blob lies in; raises `FormatError` unless the sections hold each blob once, and nothing else."""
-        sizes = self.content.blob_sizes
-        known = len(sizes)
-        numbers = array("i", [_NOWHERE]) * known
+        sizes = [*self.content.blob_sizes]
+        numbers = [_NOWHERE] * len(sizes)
+        there = 0
+        for number, section in enumerate(self.sections):
+            if section.kind not in BLOB_SECTIONS:
+                continue
+            blobs = section.blobs
+            there += len(blobs)
+            known = not blobs or 0 <= min(blobs) <= max(blobs) < len(sizes)
+            if not known or sum(map(sizes.__getitem__, blobs)) != section.raw_bytes:
+                self._raise_misplaced()
+            for blob in blobs:
+                numbers[blob] = number
+        # As many as there are, and each of them: so each once.
+        if there != len(sizes) or _NOWHERE in numbers:
+            self._raise_misplaced()
+        return array("i", numbers)
+
+    def _raise_misplaced(self) -> None:
+        """Tell what is wrong with the places of blobs, if anything is."""
+        sizes, places = self.content.blob_sizes, dict[int, int]()
         for number, section in enumerate(self.sections):
             if section.kind not in BLOB_SECTIONS:
                 continue
             for blob in section.blobs:
-                if not 0 <= blob < known or numbers[blob] != _NOWHERE:
+                if not 0 <= blob < len(sizes) or blob in places:
                     raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
-                numbers[blob] = number
+                places[blob] = number
             size = sum([sizes[blob] for blob in section.blobs])
             if size != section.raw_bytes:
                 raise FormatError(f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}")
-        lost = numbers.count(_NOWHERE)
+        lost = len(sizes) - len(places)
         if lost:
             raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
-        return numbers
 
     def _frame_of(self, digest: bytes) -> _DecodedFrame:
         """Return the frame that a blob lies in; raises `NotFound`."""

@@ -31,6 +31,7 @@ Keep = Literal["all", "launch"]
 #: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.
 StoredFile = tuple[str, bytes, int, tuple[Span, ...]]
 
+
 _TARGET = r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})"
 _KEY_CHARACTERS = 12  # enough to recognise a kernel key
 # Every variant of a kernel has files of the same names.
@@ -128,6 +129,24 @@ class FileLayout(Struct, frozen=True, gc=False):
         return all(position == place for place, position in enumerate(self.order))
 
 
+class StoredFiles(Struct, frozen=True, gc=False):
+    """Files of a kernel in Triton's order, by columns.
+
+    Attributes:
+        names: of each.
+        digests: the raw digest of each.
+        size_bytes: of all as stored.
+        spans: path sentinels, four numbers each: the position of the file here, then offset, place and style.
+        layout: what the names say about the files.
+    """
+
+    names: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    size_bytes: int
+    spans: tuple[int, ...]
+    layout: FileLayout
+
+
 @dataclass(init=False, repr=False, eq=False)
 class Kernel(FrozenValue):
     """All artifacts of one kernel key, from one compile.
@@ -181,6 +200,17 @@ class Kernel(FrozenValue):
         artifacts = self.launch_set if keep == "launch" else self.artifacts
         for a in sorted(artifacts, key=lambda artifact: names.artifact_order(artifact.filename)):
             yield a.filename, digest_raw(a.digest), a.size, a.spans
+
+    def stored_files(self, keep: Keep = "all") -> StoredFiles:
+        """Return what `files` yields, by columns; for who restores thousands of kernels."""
+        filenames, digests, sizes, spans = zip(*self.files(keep), strict=True)
+        flat = [
+            number
+            for position, some in enumerate(spans)
+            for span in some
+            for number in (position, span.offset, span.place, span.style)
+        ]
+        return StoredFiles(filenames, digests, sum(sizes), tuple(flat), file_layout(filenames))
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; for who launches thousands of kernels."""

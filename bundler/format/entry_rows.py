@@ -8,7 +8,7 @@ its end is skipped, and `wire.check_canonical` refuses it where the version is k
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
@@ -63,9 +63,12 @@ def schema_of(data: bytes, what: str, limits: Limits) -> int:
 
 
 class Entries(Struct, frozen=True):
-    """The entries of a content, and its blob table: raw digest and size (bytes) of every blob, by digest."""
+    """The entries of a content, and its blob table: raw digest and size (bytes) of every blob, by digest.
 
-    kernels: tuple[Kernel, ...]
+    The kernels may be `UnmadeKernels`, which `Content` takes.
+    """
+
+    kernels: Iterable[Kernel]
     tuning_files: tuple[TuningFile, ...]
     helpers: tuple[HelperLibrary, ...]
     opaque: tuple[Opaque, ...]

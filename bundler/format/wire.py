@@ -26,6 +26,7 @@ ARRAYS_PER_ITEM = 2
 # Facts of one kernel are a few kilobytes.
 MAX_SPLIT_BYTES = 1 << 16
 _PAIR = 2
+_BYTES_PER_CHARACTER = 4  # in UTF-8, at most
 # What decoding may end in; msgspec's own errors became a `ValueError` after 0.19.
 MSGSPEC_ERRORS = (ValueError, msgspec.MsgspecError, RecursionError)
 # Decodes nothing: it only goes through a document, and finds where an array or text declares more than there is.
@@ -120,7 +121,14 @@ def _small(data: bytes, limits: Limits) -> list[Any] | None:
     return document if type(document) is list else None
 
 
-def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: Limits = DEFAULT_LIMITS) -> T:
+def decode(
+    data: bytes,
+    decoder: msgspec.msgpack.Decoder[T],
+    what: str,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    walked: bool = False,
+) -> T:
     """Decode a positional record by its declared type; fields behind the declared ones are skipped.
 
     Args:
@@ -129,6 +137,7 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
             be more than `limits.document_bytes`, it is the type that bounds what is made of them.
         what: what they are, for error messages.
         limits: bounds for depth and for arrays in all.
+        walked: it is, or was a member of, what this function has decoded before.
 
     Raises:
         FormatError: not such a record.
@@ -139,7 +148,8 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
         unpack(data, what, limits)
     try:
         # The decoder allocates what an array declares, eight bytes a member.  After this walk each has its member.
-        _WALK.decode(data)
+        if not walked:
+            _WALK.decode(data)
         return decoder.decode(data)
     except MSGSPEC_ERRORS as error:
         # Whether it is beyond a limit, or has a map in it, is more worth saying than which field comes first.
@@ -200,6 +210,9 @@ def check_canonical(data: bytes, record: object, what: str) -> None:
 
 def check_texts(texts: Iterable[str], what: str, limits: Limits) -> None:
     """Raise `LimitExceeded` when the longest of these texts is over the limit."""
+    texts = [*texts]
+    if _BYTES_PER_CHARACTER * max(map(len, texts), default=0) <= limits.string_bytes:
+        return
     limits.check("string_bytes", max((len(text.encode()) for text in texts), default=0), f"{what}: a string")
 
 

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from bundler.errors import BundlerError, FormatError
-from bundler.format import names
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.sentinel import json_text
@@ -35,9 +34,6 @@ from bundler.lifecycle.kernel_writer import (
     NO_BINARY,
     OCCUPIED,
     Finish,
-    NewFile,
-    NewKernel,
-    ReadyKernel,
     Threads,
     begin_writing,
     make_directories,
@@ -45,6 +41,7 @@ from bundler.lifecycle.kernel_writer import (
     write_file,
     write_kernels,
 )
+from bundler.lifecycle.ready_kernel import NewKernel, ReadyKernel, new_kernel
 from bundler.package_loggers import logger
 
 Outcome = Literal["restored", "present", "repaired"]
@@ -54,11 +51,6 @@ ASIDE_PREFIX = "tmp.bundler.old."
 # Long enough that no living restore or reader still uses what it left.
 STALE_AFTER_S = 24 * 3600
 ATTEMPTS = 4
-# Kernels of one name have files of the same names.
-_GROUP_FILES_REMEMBERED = 1024
-# No name of a file holds it.
-_DIRECTORY = "\0"
-
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
 _log = logger("bundler.lifecycle")
@@ -118,23 +110,9 @@ class CacheDirectory:
 
     def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
         """Return what has to be written for a kernel, under a name of its own."""
-        key, contents, digests, binary, edits = kernel.key, kernel.files, kernel.digests, kernel.binary, kernel.edits
-        filenames = tuple(contents)
-        group, text = _group_file(filenames)
-        files: list[NewFile] = []
-        for name, data in contents.items():
-            if name in edits:
-                files.append((name, data, digests[name], edits[name]))
-            else:
-                files.append((name, data, digests[name]) if name in digests else (name, data))
-        # Key and names are of characters that JSON leaves alone, so only our path needs it.
-        written = text.replace(_DIRECTORY, self._json_prefix + key).encode()
         # An f-string reads its format anew each time, which takes ten times as long.
         temporary = "%s%d.%016x" % (TEMPORARY_PREFIX, os.getpid(), next(self._numbers))  # noqa: UP031
-        files.append((group, written))
-        if binary is None:
-            return temporary, key, tuple(files)
-        return temporary, key, tuple(files), filenames.index(binary)
+        return new_kernel(kernel, temporary, self._json_prefix)
 
     def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
         """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of each."""
@@ -214,8 +192,8 @@ class CacheDirectory:
             if not found.missing:
                 _log.info("%s is broken: %s", self.place_of(kernel.key), found.reason)
             return False
-        return all(found.files.get(name) == data for name, data in kernel.files.items()) or same_launch(
-            self.path, found, kernel.stored_metadata
+        return all(found.files.get(name) == data for name, data in kernel.files) or same_launch(
+            self.path, found, bytes(kernel.stored_metadata)
         )
 
     def _move_aside(self, key: str) -> None:
@@ -242,14 +220,6 @@ class CacheDirectory:
                     remove_leftover(path)
 
 
-@functools.lru_cache(_GROUP_FILES_REMEMBERED)
-def _group_file(filenames: tuple[str, ...]) -> tuple[str, str]:
-    """Return name and text of the group file of these files, as json.dumps writes it; `_DIRECTORY` stands for where they lie."""
-    name = next(name for name in filenames if name.endswith(".json"))
-    members = ", ".join([f'"{name}": "{_DIRECTORY}/{name}"' for name in filenames])
-    return names.GROUP_PREFIX + name, f'{{"child_paths": {{{members}}}}}'
-
-
 class KernelBatch:
     """Kernels that are written into one cache directory together.
 
@@ -272,16 +242,15 @@ class KernelBatch:
         if self._codes is None and self._finish is not None:
             self._codes = self._finish()
 
-    def settled(self) -> Iterator[tuple[ReadyKernel, Outcome | BundlerError]]:
-        """Yield what became of each kernel that is in place now or was refused, then raise what the first of the others met.
+    def settled(self) -> Iterator[tuple[Sequence[ReadyKernel], Outcome | BundlerError]]:
+        """Yield kernels that are in place now or were refused, and what became of them, then raise what the first of the others met.
 
         Nothing became of any of them when they were not written to the end.
         """
         if self._codes is None:
             return
         if not any(self._codes):
-            for kernel in self._kernels:
-                yield kernel, "restored"
+            yield self._kernels, "restored"
             return
         failure: BundlerError | OSError | None = None
         failed = ""
@@ -289,7 +258,7 @@ class KernelBatch:
             if code == errno.ECANCELED:
                 continue
             try:
-                yield kernel, self._outcome(kernel, temporary, code)
+                yield [kernel], self._outcome(kernel, temporary, code)
             except (OSError, BundlerError) as error:
                 failure, failed = (failure or error), (failed or kernel.key)
         if isinstance(failure, OSError):

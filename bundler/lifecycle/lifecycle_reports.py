@@ -7,8 +7,9 @@ and the command line read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bundler.format.frozen_values import FrozenValue
 from bundler.format.summary import Summarized
@@ -56,6 +57,45 @@ class RecordReport(Summarized, FrozenValue):
         self._set_fields(locals())
 
 
+class RewrittenFiles:
+    """Files that hold a path of this machine, as a restore notes them: of each kernel only the key.
+
+    Args:
+        kernels: keys of kernels, by the names of their files that do; one that went to several directories is there as often.
+        others: paths of other files.
+    """
+
+    def __init__(self, kernels: Mapping[tuple[str, ...], Sequence[str]], others: set[str]) -> None:
+        self._kernels, self._others = kernels, others
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({f"{key}/{name}" for names, keys in self._kernels.items() for key in keys for name in names}
+                           | self._others))  # fmt: skip
+
+
+class _ListedWhenRead:
+    """A field of a report whose texts are made when somebody reads it; those of a hundred thousand kernels take 12 MB."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, report: Any, owner: type) -> Any:
+        if report is None:
+            return ()  # the default
+        given = vars(report)[self._name]
+        if not isinstance(given, tuple):
+            given = vars(report)[self._name] = tuple(given)
+        return given
+
+    def __set__(self, report: Any, given: Any) -> None:
+        vars(report)[self._name] = given
+
+
+def _listed_when_read() -> Any:
+    # What a type checker sees is the type of the field, which the descriptor stands for.
+    return _ListedWhenRead()
+
+
 @dataclass(init=False, repr=False, eq=False)
 class RestoreReport(Summarized, FrozenValue):
     """What a restore did.  Kernels count once, however many devices they were placed for.
@@ -84,7 +124,7 @@ class RestoreReport(Summarized, FrozenValue):
     damaged: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
-    rewritten: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = _listed_when_read()
     directories: tuple[str, ...] = ()
     rekeyed: Reasons = ()
     tuned: int = 0

@@ -89,30 +89,32 @@ class RestorePlan:
 
         return TreePlan(self.bundle, self.options)
 
-    def _wanted_kernels(self) -> list[Kernel]:
+    def _wanted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
         return self._usable_kernels(self._trusted_kernels())
 
-    def _usable_kernels(self, kernels: list[Kernel]) -> list[Kernel]:
+    def _usable_kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
         """Return those of the trusted kernels that this machine can use, or all if it was so asked; the others are in `unusable` then."""
         return kernels if self.options.only == "all" else self._without(kernels, self.machine.why_not)
 
-    def _trusted_kernels(self) -> list[Kernel]:
+    def _trusted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels that may be placed, whatever this machine is; the others are in `unusable` then, with the reason."""
         keep, trust = self.options.keep, self.options.trust
         if places_no_code(keep, trust):
-            return [*self.bundle.kernels]
+            return self.bundle.kernels
         return self._without(self.bundle.kernels, lambda kernel: why_not_trusted(kernel, keep, trust))
 
-    def _without(self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]) -> list[Kernel]:
-        left = []
-        for kernel in kernels:
+    def _without(self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]) -> Sequence[Kernel]:
+        left: list[Kernel] | None = None
+        for number, kernel in enumerate(kernels):
             reason = why_not(kernel)
-            if reason is None:
-                left.append(kernel)
-            else:
+            if reason is not None:
+                # Until one is left out they are the bundle's own tuple, and nothing is copied.
+                left = list(kernels[:number]) if left is None else left
                 self.unusable.append((kernel.key, reason))
-        return left
+            elif left is not None:
+                left.append(kernel)
+        return kernels if left is None else left
 
     def _fetched_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; from a store far away they come in few round trips."""

@@ -42,12 +42,13 @@ def policy_in_force() -> SignaturePolicy | None:
         ConfigError: a setting has a value that it cannot have.
         FormatError, LimitExceeded, AccessDenied: the folder of trusted keys cannot be read, or holds what is no key.
     """
-    if signature_demands() == ("off", "off"):
+    kernels, code = signature_demands()
+    if kernels == code == "off":
         return None
-    from bundler.trust.signature_policy import SignaturePolicy
+    from bundler.trust.signature_policy import policy_of
 
     chosen = signature_settings()
-    return SignaturePolicy.load(chosen.keys, kernels=chosen.kernels, code=chosen.code)
+    return policy_of(chosen, chosen.keys, kernels=kernels, code=code)
 
 
 def admit(bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy | None = None) -> Admission:

@@ -228,8 +228,9 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
         watch.lap("reader: parse and check metadata, find where paths go")
         new = tuple(map(place.new_kernel, ready))
         watch.lap("reader: group file, names, batch")
-        for _, _, files, *_ in new:
-            assert all(not more or hashlib.sha256(data).digest() == more[0] for _, data, *more in files)
+        for one in ready:
+            compared = zip(one.contents, one.digests, strict=True)
+            assert all(hashlib.sha256(data).digest() == digest for data, digest in compared)
         watch.lap(hashing)
         assert not any(write_kernels(place.path, new, 0))
         watch.lap(writing)

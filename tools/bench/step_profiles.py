@@ -52,7 +52,8 @@ _FRESH = (
     "load: open the bundle, check the manifest",
     "restore: decode, check, write",
 )
-
+# What takes less is told in microseconds.
+_SHORT_S = 0.002
 
 #: Of a restore by tag from a server, in their order.
 START = (
@@ -206,7 +207,9 @@ def _backend(url: str, timeout_s: float | None = None) -> Backend:
 
 def profile_table(heading: str, steps: dict[str, float]) -> str:
     """Return a heading and the table of the steps, as Markdown."""
-    rows = [(step, shown(seconds * 1e3, "ms")) for step, seconds in [*steps.items(), ("sum", sum(steps.values()))]]
+    whole = sum(steps.values())
+    factor, unit = (1e6, "us") if whole < _SHORT_S else (1e3, "ms")
+    rows = [(step, shown(seconds * factor, unit)) for step, seconds in [*steps.items(), ("sum", whole)]]
     lines = ["| step | time |", "| --- | --- |", *(f"| {step} | {time} |" for step, time in rows)]
     return f"{heading}\n\n" + "\n".join(lines) + "\n"
 
