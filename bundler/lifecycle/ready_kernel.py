@@ -16,7 +16,6 @@ from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.digest import check_digest
 from bundler.format.names import GROUP_PREFIX
 from bundler.format.sentinel import Edit, check_edits, edited
-from bundler.lifecycle.elf import why_unusable
 
 Buffer = bytes | memoryview
 # The position of a file, and what is changed in it after its digest was compared.
@@ -70,6 +69,8 @@ class ReadyKernel(Struct, frozen=True, gc=False):
         for name, data, digest in zip(self.names, self.contents, self.digests, strict=False):  # there may be no digests
             check_digest(data, digest, name)
         if self.binary != ALREADY_CHECKED:
+            from bundler.lifecycle.elf import why_unusable  # writers in C look themselves
+
             reason = why_unusable(self.contents[self.binary])
             if reason is not None:
                 raise FormatError(f"{self.names[self.binary]} is {reason}", key=self.key)
