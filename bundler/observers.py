@@ -103,7 +103,7 @@ class Step:
         self._facts.update({name: value for name, value in facts.items() if value is not None})
 
     def __enter__(self) -> Self:
-        if _TRACING in sys.modules:
+        if _traces():
             from bundler.trace_spans import span
 
             self._span = span(self._name)
@@ -143,7 +143,13 @@ _UNOBSERVED = _Unobserved("", {})
 
 def observed() -> bool:
     """Tell whether anybody hears of steps now: a listener, a program that traces, or one that logs what happens."""
-    return bool(listeners) or _TRACING in sys.modules or logs_info(LOG)
+    return bool(listeners) or _traces() or logs_info(LOG)
+
+
+def _traces() -> bool:
+    """Tell whether the program traces: some libraries, redis-py is one, import OpenTelemetry wherever it is installed."""
+    tracing = sys.modules.get(_TRACING)
+    return tracing is not None and not isinstance(tracing.get_tracer_provider(), tracing.ProxyTracerProvider)
 
 
 def step(name: str, **facts: Fact | None) -> Step:
@@ -160,7 +166,7 @@ def ended(name: str, seconds: float, **facts: Fact) -> None:
     if not observed():
         return
     _tell(name, seconds, facts)
-    if _TRACING in sys.modules:
+    if _traces():
         from bundler.trace_spans import past_span
 
         past_span(name, seconds, facts)

@@ -29,6 +29,7 @@ class Questions:
 
     def __init__(self) -> None:
         self._calls: list[ThreadedCall[object]] = []
+        self._targets: set[Target] = set()
 
     def ask_for_gpus(self) -> None:
         """Begin to ask which GPUs are visible: NVML takes tens of milliseconds to answer."""
@@ -41,8 +42,13 @@ class Questions:
 
     def ask_for_ptxas(self, kernels: Sequence[Kernel]) -> None:
         """Begin to ask for the ptxas of the first kernel: the program takes milliseconds to answer."""
-        target = kernels[0].target if kernels else None
-        if target is not None and target.backend == "cuda" and target.arch.isdecimal():
+        if kernels:
+            self.ask_for_ptxas_of(kernels[0].target)
+
+    def ask_for_ptxas_of(self, target: Target) -> None:
+        """Begin to ask for the ptxas of a target, unless that was done."""
+        if target.backend == "cuda" and target.arch.isdecimal() and target not in self._targets:
+            self._targets.add(target)
             self._begin(partial(_ptxas_version, int(target.arch)))
 
     def answered(self, within_s: float) -> bool:

@@ -360,9 +360,13 @@ class BundleStore:
             )
         return frozenset(sound)
 
-    def _pull_to_place(self, tag_or_digest: str, seen: _Seen) -> Bundle:
-        """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile; `seen` gets the content."""
+    def _pull_to_place(self, tag_or_digest: str, named: Callable[[SignedTag], None], seen: _Seen) -> Bundle:
+        """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile.
+
+        `named` gets what the tag says, before anything else is read, and `seen` the content.
+        """
         found = self._references.find(tag_or_digest)
+        named(found)
         return self._open(found, admit_tag(self.signatures, self.name, found), seen=seen)
 
     def _open(self, found: SignedTag, doubt: str = "", *, read_only: bool = False, seen: _Seen | None = None) -> Bundle:

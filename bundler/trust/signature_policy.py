@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -21,6 +21,9 @@ from bundler.trust.seen_epochs import SeenEpochs
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
 from bundler.trust.trusted_keys import TrustedKeys
 from bundler.user_settings import SignatureSettings
+
+if TYPE_CHECKING:
+    from bundler.user_settings import SignatureSettings
 
 # Clocks of signers and readers may differ by so much before a statement counts as made in the future.
 CLOCK_SKEW_S = 300.0
