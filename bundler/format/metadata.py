@@ -5,8 +5,7 @@
 kernel is the one that it is said to be; a restore asks it for every kernel.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and each that is a text is compiled for it.
 from typing import Any
 
 import msgspec
