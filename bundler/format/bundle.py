@@ -18,7 +18,8 @@ from bundler.format.bundle_file import BytesSource, FileSource, replace_file
 from bundler.format.container import Container
 from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.digest import check_digest, digest_raw, digest_text
-from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile, check_documents
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
+from bundler.format.lazy_kernel import check_documents
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.observations import observed_of

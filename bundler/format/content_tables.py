@@ -6,8 +6,7 @@ launch spec, file names, and pieces of launch facts and key parts are numbers in
 and nothing else, in the order in which the kernels refer to it.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module, as in `entry_rows`.
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

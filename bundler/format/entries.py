@@ -300,21 +300,6 @@ def check_kernel(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def check_documents(kernel: Kernel) -> None:
-    """Decode tensor descriptors, launch facts and key parts, and keep nothing of them; raises `FormatError`.
-
-    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
-    """
-    from bundler.format.keyparts import KeyParts
-    from bundler.format.launch_spec import LaunchFacts
-
-    kernel.spec.tensor_descriptors.plain()
-    if kernel.facts_bytes is not None:
-        LaunchFacts.from_bytes(kernel.facts_bytes)
-    if kernel.parts_bytes is not None:
-        KeyParts.from_bytes(kernel.parts_bytes)
-
-
 def check_files(key: str, filenames: tuple[str, ...], sizes: Sequence[int]) -> FileLayout:
     """Return the layout of a kernel's files, given by name and size; raises as `check_kernel`."""
     names.check_kernel_key(key)

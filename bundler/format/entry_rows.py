@@ -5,8 +5,7 @@
 its end is skipped, and `wire.check_canonical` refuses it where the version is known.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and each that is a text is compiled for it.
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -72,7 +71,7 @@ class Entries(Struct, frozen=True):
     tuning_files: tuple[TuningFile, ...]
     helpers: tuple[HelperLibrary, ...]
     opaque: tuple[Opaque, ...]
-    tuning_records: tuple[TuningRecord, ...]
+    tuning_records: "tuple[TuningRecord, ...]"
     blobs: Sequence[tuple[bytes, int]]
 
 
@@ -125,7 +124,7 @@ class SpecRow(Struct, array_like=True, frozen=True, gc=False):
     pdl: bool
     tensor_descriptors: Raw
 
-    def spec(self, name: str) -> LaunchSpec:
+    def spec(self, name: str) -> "LaunchSpec":
         """Return what it stands for; `name` is the entry point where the row names none."""
         from bundler.format.launch_spec import LaunchSpec
 
@@ -152,14 +151,14 @@ def check_value(packed: bytes, limits: Limits, arrays: int) -> None:
         value_of(packed, limits, arrays)
 
 
-def value_of(packed: bytes, limits: Limits | None = None, arrays: int = 0) -> Value:
+def value_of(packed: bytes, limits: Limits | None = None, arrays: int = 0) -> "Value":
     """Return an encoded value; with `limits`, checked where it lies inside so many arrays."""
     if len(packed) <= _SMALL_VALUE_BYTES:
         return _small_value(packed, limits, arrays)
     return _value(packed, limits, arrays)
 
 
-def _value(packed: bytes, limits: Limits | None, arrays: int) -> Value:
+def _value(packed: bytes, limits: Limits | None, arrays: int) -> "Value":
     # Packed alone it lies inside no array; wrapped, it may also be a scalar, which is refused as such.
     bounds = () if limits is None else (wire.inside(limits, arrays - 1),)
     (data,) = wire.unpack(b"\x91" + packed, "value", *bounds)
@@ -173,7 +172,7 @@ def _value(packed: bytes, limits: Limits | None, arrays: int) -> Value:
 _small_value = functools.lru_cache(_VALUES_REMEMBERED)(_value)
 
 
-def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> tuple[TuningRecord, ...]:
+def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> "tuple[TuningRecord, ...]":
     """Return the tuning records of a content, which lie in one array."""
     limits.check("document_bytes", len(bytes(packed)), "tuning records")
     # They are inside the content's own array.

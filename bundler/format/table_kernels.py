@@ -5,11 +5,10 @@
 asks for them.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module, as in `entry_rows`.
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw, Struct
@@ -56,7 +55,7 @@ class KernelNumbers(Struct, array_like=True, frozen=True, gc=False):
     references: Raw
 
 
-class KernelTables(NamedTuple):
+class KernelTables(Struct, frozen=True):
     """What kernels refer to."""
 
     names: Sequence[str]
@@ -68,7 +67,7 @@ class KernelTables(NamedTuple):
     blobs: BlobTable
 
 
-class Shared(NamedTuple):
+class Shared(Struct, frozen=True):
     """What kernels with the same numbers have in common."""
 
     files: KernelFiles
@@ -129,8 +128,8 @@ class TableKernels(UnmadeKernels):
         shared = map(self._shared.__getitem__, map(numbers_of, rows))
         return tuple(
             [
-                of_row(self, row, files, row.key, name, target, toolchain)
-                for row, (files, name, target, toolchain) in zip(rows, shared, strict=True)
+                of_row(self, row, of.files, row.key, of.name, of.target, of.toolchain)
+                for row, of in zip(rows, shared, strict=True)
             ]
         )
 
@@ -138,7 +137,7 @@ class TableKernels(UnmadeKernels):
         """Return the files of a kernel."""
         return _FILE_REFERENCES.decode(row.references)
 
-    def spec(self, row: KernelNumbers) -> LaunchSpec:
+    def spec(self, row: KernelNumbers) -> "LaunchSpec":
         """Return a kernel's launch spec; those of one row and name are one object."""
         found = self._launch_specs.get((row.spec, row.name))
         if found is None:

@@ -22,13 +22,12 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.sentinel import json_text
-from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
 from bundler.lifecycle.kernel_writer import (
     OCCUPIED,
     REFUSED,
@@ -43,6 +42,10 @@ from bundler.lifecycle.kernel_writer import (
 )
 from bundler.lifecycle.ready_kernel import NewKernel, ReadyKernel, new_kernel
 from bundler.package_loggers import logger
+
+# Only where something is in a kernel's place already is anything read.
+if TYPE_CHECKING:
+    from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 
 Outcome = Literal["restored", "present", "repaired"]
 
@@ -187,6 +190,8 @@ class CacheDirectory:
 
     def _usable(self, kernel: ReadyKernel) -> bool:
         """Tell whether the directory holds this kernel, in our bytes or in those of another complete build."""
+        from bundler.lifecycle.kernel_directory import Rejected
+
         found = look(self.path, kernel.key)
         if isinstance(found, Rejected):
             if not found.missing:
@@ -298,6 +303,8 @@ class KernelBatch:
 
 def look(directory: str, key: str) -> KernelFiles | Rejected:
     """Read a kernel where Triton would, changing nothing."""
+    from bundler.lifecycle.kernel_directory import Rejected, read_kernel
+
     target = os.path.join(directory, key)
     found = read_kernel(target, DEFAULT_LIMITS)
     if not isinstance(found, Rejected) and not all(
@@ -361,6 +368,8 @@ def _unlink(path: str) -> None:
 
 
 def _holds(path: str, data: bytes) -> bool:
+    from bundler.lifecycle.kernel_directory import read_file
+
     try:
         return read_file(*os.path.split(path), Limits(file_bytes=len(data))) == data
     except OSError:

@@ -24,7 +24,7 @@ from bundler.errors import UnsafeName
 from bundler.format import names
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, Limits
-from bundler.format.metadata import METADATA_BYTES, parse_metadata, read_head
+from bundler.format.metadata import METADATA_BYTES, is_readable_head, parse_metadata
 from bundler.format.summary import count
 from bundler.lifecycle import elf
 
@@ -321,22 +321,6 @@ def why_unreadable(key: str, binary: tuple[str, bytes | memoryview], metadata: t
         return None
     checked = check_kernel_files(key, {binary[0]: bytes(binary[1]), metadata[0]: metadata[1]})
     return checked.reason if isinstance(checked, Rejected) else None
-
-
-def is_readable_head(key: str, binary_name: str, metadata: bytes) -> bool:
-    """Tell whether Triton could surely read a kernel of this metadata, if its binary is whole; False says nothing."""
-    head = read_head(metadata)
-    if head is None or not _is_hash_of(key, head.hash):
-        return False
-    expected = names.BINARY_KIND_OF_BACKEND.get(head.target.backend)
-    return expected is None or binary_name.endswith(f".{expected}")
-
-
-def _is_hash_of(key: str, text: str) -> bool:
-    try:
-        return names.is_key_of(key, bytes.fromhex(text))
-    except ValueError:
-        return False
 
 
 def _shown(value: object) -> str:

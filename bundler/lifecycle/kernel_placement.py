@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -20,9 +21,11 @@ from bundler.format.entries import Kernel, StoredFiles, file_layout
 from bundler.format.lazy_kernel import spans_by_position
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
-from bundler.lifecycle.kernel_directory import Rejected
 from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, Buffer, FileEdits, ReadyKernel
 from bundler.lifecycle.restore_options import Trust
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.kernel_directory import Rejected
 
 # Metadata of kernels of one name have their paths at the same few places.
 _CHANGES_REMEMBERED = 1024
@@ -224,7 +227,7 @@ def place_kernel(
     # First, so that nothing is fetched for a kernel that is refused.
     untrusted = why_not_trusted(kernel, keep, trust)
     if untrusted is not None:
-        return Rejected(untrusted)
+        return _rejected(untrusted)
     wanted = WantedKernel.of(kernel, keep)
     # From a store all files come in one round trip, not in one each.
     source.prefetch(wanted.digests)
@@ -233,9 +236,15 @@ def place_kernel(
         ready = stored.ready_for(directory.path, triton_dir)
     except (DigestMismatch, FormatError, NotFound) as error:
         # The kernel is compiled instead.  Trouble with the directory is no fault of the kernel, and goes to the caller.
-        return Rejected(error.message)
+        return _rejected(error.message)
     outcome = directory.publish(ready)
     if outcome == "present":
         # What lies there may be another build with other files, so the caller looks which.
         return Placed(outcome, 0, None)
     return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.names})
+
+
+def _rejected(reason: str) -> Rejected:
+    from bundler.lifecycle.kernel_directory import Rejected  # a kernel that is placed needs nothing of it
+
+    return Rejected(reason)

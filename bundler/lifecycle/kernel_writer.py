@@ -19,8 +19,6 @@ from typing import Any
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.digest import DIGEST_BYTES, sha256
 from bundler.format.sentinel import edited, holds
-from bundler.lifecycle.elf import why_unusable
-from bundler.lifecycle.kernel_directory import is_readable_head
 from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, KEY, Buffer, NewKernel
 
 # Waits, and returns the codes; calling it again returns them again.  Not for two threads at once.
@@ -168,6 +166,9 @@ def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...
 
 def _why_unsound(kernel: NewKernel) -> int:
     """Return `DAMAGED`, `NO_BINARY`, `UNSURE` or 0."""
+    from bundler.format.metadata import is_readable_head  # the extension looks itself
+    from bundler.lifecycle.elf import why_unusable
+
     _, key, names, contents, digests, edits, binary, metadata, _, _ = kernel
     compared = zip(contents, digests, strict=False)  # there may be no digests
     if any(sha256(data) != digest for data, digest in compared):

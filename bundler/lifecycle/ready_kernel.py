@@ -16,8 +16,6 @@ from bundler.errors import FormatError
 from bundler.format.digest import check_digest
 from bundler.format.names import GROUP_PREFIX
 from bundler.format.sentinel import Edit, check_edits, edited
-from bundler.lifecycle.elf import why_unusable
-from bundler.lifecycle.kernel_directory import why_unreadable
 
 Buffer = bytes | memoryview
 # The position of a file, and what is changed in it after its digest was compared.
@@ -92,6 +90,10 @@ class ReadyKernel(Struct, frozen=True, gc=False):
         """Return why Triton could not read it, as far as nobody has looked."""
         if self.binary == ALREADY_CHECKED:
             return None
+        # Writers in C look themselves, and a restore into an empty directory needs neither of these modules.
+        from bundler.lifecycle.elf import why_unusable
+        from bundler.lifecycle.kernel_directory import why_unreadable
+
         name, data = self.names[self.binary], self.contents[self.binary]
         if self.metadata != ALREADY_CHECKED:
             return why_unreadable(

@@ -12,12 +12,13 @@ returns.  On a machine where driver and Python take 4 us for a launch, this save
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import sys
 from typing import Any, NamedTuple
 
-_LOG = logging.getLogger("bundler.toolchain")
+from bundler.package_loggers import logger
+
+_LOG = logger("bundler.toolchain")
 _LIBRARY, _FUNCTION = "libtorch_cpu.so", "aoti_torch_get_data_ptr"
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 

@@ -20,6 +20,7 @@ from bundler.trust.envelope import Envelope, signers
 from bundler.trust.seen_epochs import SeenEpochs
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
 from bundler.trust.trusted_keys import TrustedKeys
+from bundler.user_settings import SignatureSettings
 
 if TYPE_CHECKING:
     from bundler.user_settings import SignatureSettings

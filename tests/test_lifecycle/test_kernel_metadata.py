@@ -11,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import bundler
+from bundler.format.metadata import is_readable_head
 from bundler.lifecycle import kernel_writer
-from bundler.lifecycle.kernel_directory import Rejected, check_kernel_files, is_readable_head
+from bundler.lifecycle.kernel_directory import Rejected, check_kernel_files
 
 BINARY = b"\x7fELF\1"
 DIGEST = hashlib.sha256(b"a kernel").digest()
