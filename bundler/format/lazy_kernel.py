@@ -340,6 +340,12 @@ def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
     return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
 
 
+def any_parts_may_hold(kernels: Iterable[Kernel], text: bytes) -> bool:
+    """Tell whether the key parts of one of many kernels may hold a text; False is certain, and looks once at what they have in common."""
+    sources: set[KernelSource | None] = {getattr(kernel, "_source", None) for kernel in kernels}
+    return any(source is None or source.any_parts_hold(text) for source in sources)
+
+
 def as_stored(kernel: Kernel) -> LazyKernel | None:
     """Return a kernel whose files are those of a row in a manifest, so that they have `stored_numbers`; None for any other kernel."""
     return kernel if type(kernel) is LazyKernel else None  # one with other files has a row too

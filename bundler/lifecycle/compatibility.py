@@ -7,12 +7,12 @@ reads kernels meanwhile, and `Store.restore` fetches the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
 from typing import Self
 
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
-from bundler.format.lazy_kernel import parts_may_hold
+from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
 from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.toolchain import identity, targets
 
@@ -94,6 +94,13 @@ class Machine:
         """Return why the kernel cannot be used here, None when nothing known speaks against it."""
         reason = self._why_not_compiled(kernel.target, kernel.toolchain)
         return reason if reason is not None or self.toolchain is None else self._why_not_location(kernel)
+
+    def judging(self, kernels: Iterable[Kernel]) -> Callable[[Kernel], str | None]:
+        """Return what answers as `why_not` for each of these kernels, and asks once for all what none of them has in its key."""
+        if self.toolchain is not None and any_parts_may_hold(kernels, _LOCATION):
+            return self.why_not
+        compiled = self._why_not_compiled
+        return lambda kernel: compiled(kernel.target, kernel.toolchain)
 
     def why_not_helper(self, helper: HelperLibrary) -> str | None:
         """Return why a shared library cannot be loaded here."""

@@ -95,7 +95,7 @@ class RestorePlan:
 
     def _usable_kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
         """Return those of the trusted kernels that this machine can use, or all if it was so asked; the others are in `unusable` then."""
-        return kernels if self.options.only == "all" else self._without(kernels, self.machine.why_not)
+        return kernels if self.options.only == "all" else self._without(kernels, self.machine.judging(kernels))
 
     def _trusted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels that may be placed, whatever this machine is; the others are in `unusable` then, with the reason."""

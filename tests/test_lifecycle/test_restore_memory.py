@@ -19,7 +19,7 @@ BYTES_A_KERNEL = 40
 
 
 def ready(key, *rewritten):
-    return ReadyKernel(key, {"k.cubin": b"abc", "k.json": b"{}"}, b"{}", rewritten)
+    return ReadyKernel(key, ("k.cubin", "k.json"), (b"abc", b"{}"), b"{}", 5, rewritten=rewritten)
 
 
 def begun(bundle, folder):
