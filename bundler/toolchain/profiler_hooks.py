@@ -12,6 +12,8 @@ from typing import Any
 
 Hook = Callable[[Any], Any]
 _modules = sys.modules
+# What `are_present` looks at, for the compiled dispatcher, which looks at it in C and asks `are_present` where it finds anything else.
+CHAINS = (_modules, "triton.knobs", "runtime", "launch_enter_hook", "launch_exit_hook", "calls")
 
 
 def are_present() -> bool:

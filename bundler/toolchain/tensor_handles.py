@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_handles`: how C reads the address of a tensor of torch without calling Python.
+"""`find_handles`: how C reads address, device and type of a tensor of torch without calling Python.
 
 torch keeps a C interface stable for the models that it compiles ahead of time (torch/csrc/inductor/aoti_torch/c/shim.h).  Its functions take
 a handle, which is the address of torch's own tensor, and the object of Python holds that tensor within itself.  Where, no interface says:
 it is looked for in a few tensors by what `_cdata` tells, and taken only where each of them then has the address that its `data_ptr()`
 returns.  On a machine where driver and Python take 4 us for a launch, this saves 50 ns a tensor.
 
-`bundler/runtime/launch/launchers.py` passes what is found to the compiled launcher, which calls `data_ptr()` where nothing is.
+`bundler/runtime/launch/launchers.py` passes what is found to the compiled launcher, which calls `data_ptr()` where nothing is; the
+compiled dispatcher, which needs device and type as well, asks torch's table of DLPack then.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from typing import Any, NamedTuple
 from bundler.package_loggers import logger
 
 _LOG = logger("bundler.toolchain")
-_LIBRARY, _FUNCTION = "libtorch_cpu.so", "aoti_torch_get_data_ptr"
+_LIBRARY = "libtorch_cpu.so"
+_ADDRESS = "aoti_torch_get_data_ptr"
+_DEVICE_TYPE, _DEVICE, _DTYPE = "aoti_torch_get_device_type", "aoti_torch_get_device_index", "aoti_torch_get_dtype"
+_CPU, _CUDA = "aoti_torch_device_type_cpu", "aoti_torch_device_type_cuda"
+_FLOAT32, _INT64 = "aoti_torch_dtype_float32", "aoti_torch_dtype_int64"
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -31,12 +36,19 @@ class TensorHandles(NamedTuple):
         data_ptr: the method of these classes for which the function stands.
         function: the address of torch's function, which takes a handle and where to write the address, and returns 0 or an error.
         offset: how far into an object of Python its handle lies, in bytes.
+        device_type, device, dtype: the addresses of torch's functions for these, which write a number of 32 bits; 0 where torch has
+            not all three, or they tell of the CPU what is not so.
+        cuda: the device type of tensors on a GPU.
     """
 
     classes: tuple[type, ...]
     data_ptr: Any
     function: int
     offset: int
+    device_type: int = 0
+    device: int = 0
+    dtype: int = 0
+    cuda: int = 0
 
 
 def find_handles() -> TensorHandles | None:
@@ -63,13 +75,51 @@ def _looked_for(torch: Any) -> TensorHandles | None:
     if len(places) != 1:
         return None
     (offset,) = places
-    function = getattr(ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD), _FUNCTION)
-    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)], ctypes.c_int32
+    library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)
+    address = _function(library, _ADDRESS, ctypes.c_void_p)
     for sample in samples:
-        found = ctypes.c_void_p()
-        if function(id(sample) + offset, found) or (found.value or 0) != sample.data_ptr():
+        if (_asked(address, sample, offset, ctypes.c_void_p) or 0) != sample.data_ptr():
             return None
-    return TensorHandles(classes, data_ptr, ctypes.cast(function, ctypes.c_void_p).value or 0, offset)
+    found = TensorHandles(classes, data_ptr, _place_of(address), offset)
+    try:
+        return _with_facts(found, library, {_FLOAT32: whole, _INT64: torch.empty(2, dtype=torch.int64, device="cpu")})
+    except AttributeError as error:
+        _LOG.debug("device and type of tensors are read by torch's table (%s)", error)
+        return found
+
+
+def _with_facts(found: TensorHandles, library: Any, samples: dict[str, Any]) -> TensorHandles:
+    """Add what tells device and type, where it tells those of the samples, which lie on the CPU; they stand by the name of their type."""
+    device_type, device, dtype = (_function(library, name, ctypes.c_int32) for name in (_DEVICE_TYPE, _DEVICE, _DTYPE))
+    for name, sample in samples.items():
+        told = tuple(_asked(ask, sample, found.offset, ctypes.c_int32) for ask in (device_type, device, dtype))
+        if told != (getattr(library, _CPU)(), sample.get_device(), getattr(library, name)()):
+            return found
+    return found._replace(
+        device_type=_place_of(device_type),
+        device=_place_of(device),
+        dtype=_place_of(dtype),
+        cuda=getattr(library, _CUDA)(),
+    )
+
+
+def _function(library: Any, name: str, kind: type) -> Any:
+    function = getattr(library, name)
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.POINTER(kind)], ctypes.c_int32
+    return function
+
+
+def _asked(function: Any, sample: Any, offset: int, kind: type[ctypes.c_void_p | ctypes.c_int32]) -> int | None:
+    """Return what a function tells of a tensor; torch's errors are raised."""
+    found = kind()
+    if function(id(sample) + offset, found):
+        message = "torch's function failed for a tensor of the CPU"
+        raise ValueError(message)
+    return found.value
+
+
+def _place_of(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _places(torch: Any, sample: Any) -> set[int]:

@@ -16,6 +16,7 @@
 #include "_tensor_exchange.h"
 #include "_dispatch_call.h"
 #include "_dispatch_rows.h"
+#include "_foreign_hooks.h"
 #include "_gridded.h"
 
 /* Three for the grid, one for the stream; and one in front that a callee may use. */
@@ -76,7 +77,7 @@ static Py_ssize_t places_of(const call_t *call, PyObject *which, const unsigned 
   return -1;
 }
 
-/* Launches what torch's table told of all tensors, where the stream is torch's as well; NULL without an exception where it is to be
+/* Launches what torch told C of all tensors, where the stream is torch's as well; NULL without an exception where it is to be
  * launched as other calls are. */
 static PyObject *launch_read(call_t *call, PyObject *launcher, PyObject *grid, const unsigned char *places,
                              Py_ssize_t taken) {
@@ -103,7 +104,7 @@ static PyObject *launch_read(call_t *call, PyObject *launcher, PyObject *grid, c
   return quick->launch(launcher, programs, stream, values, addresses, taken);
 }
 
-/* Makes what stands for the tensors that were read by torch's table. */
+/* Makes what stands for the tensors whose addresses alone were read. */
 static int make_values(call_t *call) {
   Py_ssize_t index;
   for (index = 0; index < call->count; index++)
@@ -196,6 +197,8 @@ static int hooked(dispatcher_t *self) {
   int found;
   if (PyList_GET_SIZE(self->enter) > 0 || PyList_GET_SIZE(self->leave) > 0)
     return 1;
+  if (self->chains != NULL && !may_be_called(self->chains))
+    return 0;
   answer = PyObject_CallNoArgs(self->present);
   found = answer == NULL ? -1 : PyObject_IsTrue(answer);
   Py_XDECREF(answer);
@@ -250,15 +253,19 @@ static PyObject *dispatch(PyObject *object, PyObject *const *all, size_t flagged
 
 static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
   static char *words[] = {"driver", "enter", "leave", "present", "slow", "first", "measure", "positions", "names", "capacity",
-                          "numbers", NULL};
-  PyObject *driver, *enter, *leave, *present, *slow, *first, *measure, *positions, *names;
+                          "numbers", "chains", NULL};
+  PyObject *driver, *enter, *leave, *present, *slow, *first, *measure, *positions, *names, *chains;
   Py_ssize_t capacity;
   int numbers;
   dispatcher_t *self;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OO!O!OOOOO!O!np", words, &driver, &PyList_Type, &enter,
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OO!O!OOOOO!O!npO", words, &driver, &PyList_Type, &enter,
                                    &PyList_Type, &leave, &present, &slow, &first, &measure, &PyBytes_Type, &positions,
-                                   &PyDict_Type, &names, &capacity, &numbers))
+                                   &PyDict_Type, &names, &capacity, &numbers, &chains))
     return NULL;
+  if (chains != Py_None && !are_chains(chains)) {
+    PyErr_SetString(PyExc_TypeError, "chains are (modules, module, attribute, two hooks, their members), or None");
+    return NULL;
+  }
   self = (dispatcher_t *)type->tp_alloc(type, 0);
   if (self == NULL)
     return NULL;
@@ -272,6 +279,7 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *ke
   self->measure = Py_NewRef(measure);
   self->positions = Py_NewRef(positions);
   self->names = Py_NewRef(names);
+  self->chains = chains == Py_None ? NULL : Py_NewRef(chains);
   self->capacity = capacity;
   self->numbers = numbers;
   self->known = PyDict_New();
@@ -291,6 +299,7 @@ static int dispatcher_traverse(dispatcher_t *self, visitproc visit, void *arg) {
   Py_VISIT(self->first);
   Py_VISIT(self->measure);
   Py_VISIT(self->names);
+  Py_VISIT(self->chains);
   Py_VISIT(self->known);
   Py_VISIT(self->shapes);
   Py_VISIT(self->last_row);
@@ -308,6 +317,7 @@ static int dispatcher_clear(dispatcher_t *self) {
   Py_CLEAR(self->measure);
   Py_CLEAR(self->positions);
   Py_CLEAR(self->names);
+  Py_CLEAR(self->chains);
   Py_CLEAR(self->known);
   Py_CLEAR(self->shapes);
   Py_CLEAR(self->last_key);

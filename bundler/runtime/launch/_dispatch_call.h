@@ -27,6 +27,7 @@ typedef struct {
   PyObject_HEAD
   vectorcallfunc vectorcall;
   PyObject *driver, *enter, *leave, *present, *slow, *first, *measure;
+  PyObject *chains;    /* where Triton's hooks are, for _foreign_hooks.h; NULL where `present` is asked at each launch */
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
   PyObject *known;     /* dict: key -> ((launcher, values it takes, grids, bound, again), what the key points to), or None */
@@ -43,7 +44,7 @@ typedef struct {
   unsigned char key[KEY_BYTES];
   size_t used;
   Py_ssize_t count;
-  /* Where the first tensor lies that torch told of by its table.  A launch from a thread that is elsewhere is Python's. */
+  /* Where the first tensor lies that torch told C of.  A launch from a thread that is elsewhere is Python's. */
   const exchange_t *exchange;
   /* The current device, or where the tensors lie. */
   long device;
@@ -68,6 +69,8 @@ static struct {
   PyCFunction data_ptr, get_device;
   PyGetSetDef *dtype;
   const exchange_t *exchange; /* tells all three at once; NULL where there is none */
+  unsigned told;              /* of `quick->tensors`, when it was looked at: */
+  int direct;                 /* its functions tell the same, quicker; not without an exchange, which tells the stream */
 } tensors[TYPES];
 static unsigned next_type;
 
@@ -76,7 +79,7 @@ static const launch_call_t *quick;
 
 /* Each returns 1 when it was read, 0 when Python has to look at the call; no exception is left either way. */
 
-static int put(call_t *call, unsigned char tag, const void *data, size_t size) {
+static inline int put(call_t *call, unsigned char tag, const void *data, size_t size) {
   if (call->used + 1 + size > KEY_BYTES)
     return 0;
   call->key[call->used] = tag;
@@ -119,46 +122,94 @@ static PyObject *call_method(PyObject *object, PyObject *name, PyCFunction funct
                           : PyObject_VectorcallMethod(name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
 }
 
+/* Whether torch's functions tell of tensors of a type whatever its table tells. */
+static int has_functions(PyTypeObject *type) {
+  PyObject *method;
+  int found;
+  if (quick->tensors->device_type == NULL || (method = PyObject_GetAttr((PyObject *)type, word_data_ptr)) == NULL) {
+    PyErr_Clear();
+    return 0;
+  }
+  found = is_read_directly(quick->tensors, type, method);
+  Py_DECREF(method);
+  return found;
+}
+
 /* Returns the row of a type, -1 when its values are no tensors that can be read quickly. */
 static int tensor_type(PyTypeObject *type) {
   PyCFunction data_ptr, get_device;
-  unsigned row;
+  unsigned row, told = quick == NULL ? 0 : quick->tensors->told;
   for (row = 0; row < TYPES; row++)
-    if (tensors[row].type == type && tensors[row].version == type->tp_version_tag && tensors[row].version != 0)
+    if (tensors[row].type == type && tensors[row].version == type->tp_version_tag && tensors[row].version != 0 &&
+        tensors[row].told == told)
       return (int)row;
   if (!find_method(type, word_data_ptr, &data_ptr) || !find_method(type, word_get_device, &get_device) ||
       type->tp_version_tag == 0)
     return -1;
   row = next_type++ % TYPES;
+  tensors[row].version = 0; /* giving back what the row held may run Python, which may launch */
   Py_INCREF(type); /* kept, so that no other type gets its address */
   Py_XSETREF(tensors[row].type, type);
-  tensors[row].version = type->tp_version_tag;
   tensors[row].data_ptr = data_ptr;
   tensors[row].get_device = get_device;
   tensors[row].dtype = find_property(type, word_dtype);
   tensors[row].exchange = quick == NULL ? NULL : find_exchange(type);
+  tensors[row].direct = tensors[row].exchange != NULL && has_functions(type);
+  tensors[row].told = told;
+  tensors[row].version = type->tp_version_tag;
   return (int)row;
 }
 
-/* Reads a tensor by torch's table; nothing is made for it. */
-static int read_by_exchange(call_t *call, PyObject *tensor, const exchange_t *exchange) {
-  dl_tensor_t found;
-  unsigned char entry[sizeof(found.dtype) + 1];
+/* What a launch has to know of a tensor. */
+typedef struct {
+  unsigned char tag, dtype[4]; /* by which way it was told, and the type as that way has it */
+  int32_t device;
   uint64_t address;
+} told_t;
+
+/* Asks torch's functions.  Where a tensor has no address, its device comes first: torch writes a line for an address it refuses. */
+static inline int ask_functions(const torch_tensors_t *torch, PyObject *tensor, told_t *told) {
+  void *handle = (char *)tensor + torch->handle, *address;
+  int32_t type, dtype;
+  if (*(void **)handle == NULL || torch->device_type(handle, &type) != 0 || type != torch->cuda ||
+      torch->device(handle, &told->device) != 0 || torch->dtype(handle, &dtype) != 0 ||
+      torch->address(handle, &address) != 0)
+    return 0;
+  told->tag = 'S';
+  memcpy(told->dtype, &dtype, sizeof(dtype));
+  told->address = (uint64_t)(uintptr_t)address;
+  return 1;
+}
+
+static inline int ask_table(const exchange_t *exchange, PyObject *tensor, told_t *told) {
+  dl_tensor_t found;
   if (!read_exchanged(exchange, tensor, &found) || found.device_type != ON_CUDA)
     return 0;
-  if (call->device == UNKNOWN) {
-    call->device = found.device;
-    call->exchange = exchange;
-  }
-  if (call->device != found.device)
+  told->tag = 'D';
+  memcpy(told->dtype, found.dtype, sizeof(found.dtype));
+  told->device = found.device;
+  told->address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
+  return 1;
+}
+
+/* Reads a tensor by what torch has for C; nothing is made for it. */
+static int read_told(call_t *call, PyObject *tensor, int row) {
+  unsigned char entry[sizeof(((told_t *)NULL)->dtype) + 1];
+  told_t told;
+  if (!(tensors[row].direct ? ask_functions(quick->tensors, tensor, &told)
+                            : ask_table(tensors[row].exchange, tensor, &told)))
     return 0;
-  address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
-  call->addresses[call->count] = address;
+  if (call->device == UNKNOWN) {
+    call->device = told.device;
+    call->exchange = tensors[row].exchange;
+  }
+  if (call->device != told.device)
+    return 0;
+  call->addresses[call->count] = told.address;
   call->values[call->count] = NULL;
-  memcpy(entry, found.dtype, sizeof(found.dtype));
-  entry[sizeof(found.dtype)] = (address & UNALIGNED) == 0;
-  return put(call, 'D', entry, sizeof(entry));
+  memcpy(entry, told.dtype, sizeof(told.dtype));
+  entry[sizeof(told.dtype)] = (told.address & UNALIGNED) == 0;
+  return put(call, told.tag, entry, sizeof(entry));
 }
 
 /* Asks the driver for the current device, unless it was asked or a tensor told. */
@@ -179,7 +230,7 @@ static int read_tensor(dispatcher_t *self, call_t *call, PyObject *tensor, int r
   long where;
   unsigned char entry[sizeof(void *) + 1];
   if (tensors[row].exchange != NULL)
-    return read_by_exchange(call, tensor, tensors[row].exchange);
+    return read_told(call, tensor, row);
   if (!know_device(self, call))
     return 0;
   address = call_method(tensor, word_data_ptr, tensors[row].data_ptr);

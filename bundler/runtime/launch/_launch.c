@@ -295,7 +295,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launch", "The compiled launcher.", -1, functions,
                                     NULL, NULL, NULL, NULL};
 
-static launch_call_t call_of_others = {LAUNCH_CALL_VERSION, NULL, is_ready, launch_read};
+static launch_call_t call_of_others = {LAUNCH_CALL_VERSION, NULL, is_ready, launch_read, &of_torch};
 
 PyMODINIT_FUNC PyInit__launch(void) {
   PyObject *made, *type, *call;

@@ -13,22 +13,18 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+#include "_launch_call.h"
 
 /* Classes whose `data_ptr` is kept.  A call rarely mixes more than tensors and parameters. */
 #define KNOWN_TYPES 4
 
-/* What `tell_tensors` was told; `read` is NULL before. */
-static struct {
-  PyObject *classes; /* a tuple: objects of just these classes are read so, */
-  PyObject *method;  /* while this is their `data_ptr` */
-  int (*read)(void *handle, void **address);
-  Py_ssize_t handle; /* where in such an object its tensor's handle lies */
-} of_torch;
+/* What `tell_tensors` was told; nothing before. */
+static torch_tensors_t of_torch;
 
 typedef struct {
   PyTypeObject *type;
   unsigned version;     /* changes when the type does */
-  int direct;           /* `of_torch.read` tells the address */
+  int direct;           /* `of_torch.address` tells the address */
   PyObject *method;     /* kept, so that its function stays */
   PyCFunction data_ptr; /* NULL where the method is no function of C that takes nothing */
 } known_t;
@@ -36,16 +32,6 @@ typedef struct {
 static known_t known[KNOWN_TYPES];
 static unsigned next_known;
 static PyObject *word_data_ptr;
-
-static int is_read_directly(PyTypeObject *type, PyObject *method) {
-  Py_ssize_t index;
-  if (of_torch.read == NULL || method != of_torch.method)
-    return 0;
-  for (index = 0; index < PyTuple_GET_SIZE(of_torch.classes); index++)
-    if (PyTuple_GET_ITEM(of_torch.classes, index) == (PyObject *)type)
-      return 1;
-  return 0;
-}
 
 /* Notes a type; returns NULL, and leaves no exception, for one that has no `data_ptr` or no version. */
 static __attribute__((noinline)) const known_t *get_to_know(PyTypeObject *type) {
@@ -65,7 +51,7 @@ static __attribute__((noinline)) const known_t *get_to_know(PyTypeObject *type) 
   if (Py_TYPE(method) == &PyMethodDescr_Type && ((PyMethodDescrObject *)method)->d_method->ml_flags == METH_NOARGS &&
       PyType_IsSubtype(type, PyDescr_TYPE(method)))
     row->data_ptr = ((PyMethodDescrObject *)method)->d_method->ml_meth;
-  row->direct = is_read_directly(type, method);
+  row->direct = is_read_directly(&of_torch, type, method);
   row->version = type->tp_version_tag;
   return row;
 }
@@ -82,7 +68,7 @@ static inline const known_t *find_known(PyTypeObject *type) {
 /* Reads a tensor of torch; returns 0 for one that has no address to tell, whose `data_ptr` says why. */
 static inline int read_directly(PyObject *tensor, uint64_t *address) {
   void *handle = (char *)tensor + of_torch.handle, *found;
-  if (*(void **)handle == NULL || of_torch.read(handle, &found) != 0)
+  if (*(void **)handle == NULL || of_torch.address(handle, &found) != 0)
     return 0;
   *address = (uint64_t)(uintptr_t)found;
   return 1;
@@ -95,22 +81,28 @@ static PyObject *ask_address(PyObject *value, const known_t *row) {
   return PyObject_VectorcallMethod(word_data_ptr, &value, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
 }
 
-/* tell_tensors(classes, data_ptr, read, handle); bundler/toolchain/tensor_handles.py finds them. */
+/* tell_tensors(classes, data_ptr, address, handle[, device_type, device, dtype, cuda]); bundler/toolchain/tensor_handles.py finds them. */
 static PyObject *tell_tensors(PyObject *ignored, PyObject *args) {
   PyObject *classes, *method;
-  unsigned long long read;
+  unsigned long long address, device_type = 0, device = 0, dtype = 0;
   Py_ssize_t handle;
-  int row;
-  if (!PyArg_ParseTuple(args, "O!OKn", &PyTuple_Type, &classes, &method, &read, &handle))
+  int row, cuda = 0;
+  if (!PyArg_ParseTuple(args, "O!OKn|KKKi", &PyTuple_Type, &classes, &method, &address, &handle, &device_type, &device,
+                        &dtype, &cuda))
     return NULL;
-  of_torch.read = (int (*)(void *, void **))(uintptr_t)read;
+  of_torch.told++;
+  of_torch.address = (int (*)(void *, void **))(uintptr_t)address;
   of_torch.handle = handle;
+  of_torch.device_type = device && dtype ? (int (*)(void *, int32_t *))(uintptr_t)device_type : NULL;
+  of_torch.device = (int (*)(void *, int32_t *))(uintptr_t)device;
+  of_torch.dtype = (int (*)(void *, int32_t *))(uintptr_t)dtype;
+  of_torch.cuda = cuda;
+  for (row = 0; row < KNOWN_TYPES; row++)
+    known[row].version = 0;
   Py_INCREF(classes);
   Py_XSETREF(of_torch.classes, classes);
   Py_INCREF(method);
   Py_XSETREF(of_torch.method, method);
-  for (row = 0; row < KNOWN_TYPES; row++)
-    known[row].version = 0;
   Py_RETURN_NONE;
 }
 

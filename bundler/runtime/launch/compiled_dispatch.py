@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.toolchain.profiler_hooks import are_present
+from bundler.toolchain.profiler_hooks import CHAINS, are_present
 
 
 def _extension() -> Any | None:
@@ -79,5 +79,6 @@ def compiled_dispatcher(
     made: Callable[..., None] = kind(
         driver=driver, enter=hooks.enter, leave=hooks.leave, present=observed or are_present, slow=slow, first=first,
         measure=measure, positions=bytes(positions), names=dict(by_name), capacity=capacity, numbers=observed is not None,
+        chains=CHAINS if observed is None else None,
     )  # fmt: skip
     return made
