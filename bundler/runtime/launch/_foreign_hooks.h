@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How `_dispatch.c` sees that Triton calls nothing around a launch: `may_be_called`, which answers for nearly every launch what
- * `are_present` of bundler/toolchain/profiler_hooks.py answers, and takes a third of its time.
+ * `are_present` of bundler/toolchain/profiler_hooks.py answers, and takes a fifth of its time.
  */
 
 #ifndef BUNDLER_FOREIGN_HOOKS_H
@@ -21,18 +21,73 @@ static int are_chains(PyObject *chains) {
   return index == CHAIN_PARTS;
 }
 
-static int is_empty(PyObject *runtime, PyObject *name, PyObject *members) {
-  PyObject *hook = PyObject_GetAttr(runtime, name), *found = hook == NULL ? NULL : PyObject_GetAttr(hook, members);
-  int empty = found != NULL && PyList_CheckExact(found) && PyList_GET_SIZE(found) == 0;
+/* The class of the object that has Triton's hooks, as it was looked at. */
+static struct {
+  PyTypeObject *type, *chain; /* it, and the class of both hooks; kept, so that no others get their addresses */
+  unsigned version, chain_version; /* change when the classes do */
+  int plain;                       /* what an object has of its own stands in its dictionary, and nothing computes it */
+  PyObject *hooks[2];              /* the class's own, for objects that have none */
+} seen;
+
+/* Looks at a class, and notes what it finds.  That takes longer than asking Python, and is done when the class changes. */
+static __attribute__((noinline)) void look_at(PyTypeObject *type, PyObject *chains) {
+  PyObject *enter = Py_XNewRef(_PyType_Lookup(type, PyTuple_GET_ITEM(chains, ENTER)));
+  PyObject *leave = Py_XNewRef(_PyType_Lookup(type, PyTuple_GET_ITEM(chains, LEAVE)));
+  PyTypeObject *chain = enter == NULL || leave == NULL ? NULL : Py_TYPE(leave);
+  PyObject *kept[] = {(PyObject *)seen.type, (PyObject *)seen.chain, seen.hooks[0], seen.hooks[1]};
+  size_t index;
+  seen.plain = chain != NULL && Py_TYPE(enter) == chain && type->tp_getattro == PyObject_GenericGetAttr &&
+               chain->tp_getattro == PyObject_GenericGetAttr && chain->tp_descr_get == NULL &&
+               _PyType_Lookup(chain, PyTuple_GET_ITEM(chains, MEMBERS)) == NULL && chain->tp_version_tag != 0;
+  seen.type = (PyTypeObject *)Py_NewRef(type);
+  seen.version = type->tp_version_tag;
+  seen.chain = (PyTypeObject *)Py_XNewRef(chain);
+  seen.chain_version = seen.plain ? chain->tp_version_tag : 0;
+  seen.hooks[0] = enter;
+  seen.hooks[1] = leave;
+  for (index = 0; index < 4; index++)
+    Py_XDECREF(kept[index]); /* at the end: it may run Python, which may launch */
+}
+
+static int is_seen(PyTypeObject *type) {
+  return seen.type == type && seen.version == type->tp_version_tag && seen.version != 0 &&
+         (!seen.plain || seen.chain_version == seen.chain->tp_version_tag);
+}
+
+/* Returns what an object has of its own by a name, a new reference, or NULL; leaves no exception. */
+static PyObject *own_member(PyObject *object, PyObject *name) {
+  PyObject *members = PyObject_GenericGetDict(object, NULL), *found = NULL;
+  if (members != NULL && PyDict_GET_SIZE(members) > 0)
+    found = Py_XNewRef(PyDict_GetItemWithError(members, name));
   if (found == NULL)
     PyErr_Clear();
-  Py_XDECREF(hook);
+  Py_XDECREF(members);
+  return found;
+}
+
+/* Whether a hook of the object is a chain without members. */
+static int is_empty(PyObject *runtime, PyObject *name, PyObject *of_class, PyObject *members) {
+  PyObject *hook = own_member(runtime, name), *found;
+  int empty;
+  if (hook == NULL)
+    hook = Py_NewRef(of_class);
+  found = Py_TYPE(hook) == seen.chain ? own_member(hook, members) : NULL;
+  empty = found != NULL && PyList_CheckExact(found) && PyList_GET_SIZE(found) == 0;
   Py_XDECREF(found);
+  Py_DECREF(hook);
   return empty;
 }
 
+static int are_empty(PyObject *runtime, PyObject *chains) {
+  PyObject *members = PyTuple_GET_ITEM(chains, MEMBERS);
+  if (!is_seen(Py_TYPE(runtime)))
+    look_at(Py_TYPE(runtime), chains);
+  return seen.plain && is_empty(runtime, PyTuple_GET_ITEM(chains, ENTER), seen.hooks[0], members) &&
+         is_empty(runtime, PyTuple_GET_ITEM(chains, LEAVE), seen.hooks[1], members);
+}
+
 /* Returns 0 where nothing is called: Triton is not loaded, or its hooks are chains without members; 1 where Python has to be asked.
- * Leaves no exception.  Nothing is kept from launch to launch, since whatever is looked at here may be replaced. */
+ * Leaves no exception.  Modules, objects and members are looked up at each launch, since each may be replaced. */
 static int may_be_called(PyObject *chains) {
   PyObject *module = PyDict_GetItemWithError(PyTuple_GET_ITEM(chains, MODULES), PyTuple_GET_ITEM(chains, MODULE));
   PyObject *runtime = NULL;
@@ -45,8 +100,7 @@ static int may_be_called(PyObject *chains) {
     return called;
   }
   Py_INCREF(runtime);
-  called = !is_empty(runtime, PyTuple_GET_ITEM(chains, ENTER), PyTuple_GET_ITEM(chains, MEMBERS)) ||
-           !is_empty(runtime, PyTuple_GET_ITEM(chains, LEAVE), PyTuple_GET_ITEM(chains, MEMBERS));
+  called = !are_empty(runtime, chains);
   Py_DECREF(runtime);
   return called;
 }
