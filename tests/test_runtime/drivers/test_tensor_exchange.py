@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled dispatcher reads torch's tensors by torch's table of C functions, and launches what their own methods would have told it."""
+"""The compiled dispatcher reads torch's tensors by what torch has for C, and launches what their own methods would have told it.
+
+That is a table of DLPack's, or functions that are quicker, where Python found them; each test runs with both.
+"""
 
 import ctypes
 import struct
@@ -16,6 +19,7 @@ from bundler.runtime.launch.cuda import CudaDriver
 ON_HOST, ON_CUDA, STREAM = 1, 2, 0x57
 FIRST, SECOND = 0xD00000, 0xE00000  # on device 0, and on device 1
 CODES = {"float32": (2, 32), "float16": (2, 16)}
+DTYPES = {"float32": 6, "float16": 5}  # as torch numbers them for the functions
 GRID = (4,)
 
 
@@ -30,6 +34,8 @@ class Found(ctypes.Structure):
 
 
 READ = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(Found))
+TELL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_int32))
+TELL_ADDRESS = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_uint64))
 ASK = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_uint64))
 
 
@@ -42,11 +48,19 @@ class Table(ctypes.Structure):
     )  # fmt: skip
 
 
+class Handle:
+    """Has what torch's objects have: behind the object's head, the place of what the functions tell of."""
+
+    __slots__ = ("handle",)
+
+
 class Tensor:
     """A tensor that notes by which way it was read."""
 
     def __init__(self, address=FIRST, dtype="float32", place=ON_CUDA):
         self.address, self.dtype, self.place, self.asked = address, dtype, place, []
+        device = max(self.get_device(), 0)
+        self.handle = {"asked": self.asked, "address": address, "device": device, "type": place - 1, "dtype": DTYPES.get(dtype, 99)}
 
     def data_ptr(self):
         self.asked.append("method")
@@ -72,6 +86,21 @@ def read(tensor, found):
     return 0
 
 
+def teller(fact, kind=TELL):
+    """Return a function that tells a fact of a tensor; it fails where the tensor has none."""
+
+    def tell(handle, found):
+        facts = handle[0]
+        if fact == "address":
+            facts["asked"].append("functions")
+        if facts[fact] is None:
+            return 1
+        found[0] = facts[fact]
+        return 0
+
+    return kind(tell)
+
+
 def stream(_kind, device, found):
     found[0] = STREAM + device
     return 0
@@ -80,17 +109,39 @@ def stream(_kind, device, found):
 _kept = []  # for the life of the process, as the table of a library is
 
 
+_functions = (
+    teller("address", TELL_ADDRESS),
+    *map(teller, ("type", "device", "dtype")),
+)  # for the life of the process, too
+
+
+@pytest.fixture(params=["table", "functions"])
+def way(request):
+    """By which of the two ways tensors are read."""
+    return request.param
+
+
 @pytest.fixture
-def tensor_type(monkeypatch):
+def tensor_type(monkeypatch, way):
     """Return torch.Tensor of a torch that has nothing else."""
     table = Table(1, 3, None, (ctypes.c_void_p * 3)(), READ(read), ASK(stream))
     _kept.append(table)
     new = ctypes.pythonapi.PyCapsule_New
     new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
     members = {"__dlpack_c_exchange_api__": new(ctypes.addressof(table), b"dlpack_exchange_api", None)}
-    found = type("Tensor", (Tensor,), members)
+    found = type("Tensor", (Handle, Tensor), members)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=found))
-    return found
+    launcher = launchers.compiled_type()
+    if way == "functions" and launcher is not None:
+        tell_functions(launcher, found)
+    yield found
+    if launcher is not None:
+        launcher.tell_tensors((), None, 0, 0)
+
+
+def tell_functions(launcher, kind):
+    address, *others = (ctypes.cast(function, ctypes.c_void_p).value for function in _functions)
+    launcher.tell_tensors((kind,), kind.data_ptr, address, object.__basicsize__, *others, ON_CUDA - 1)
 
 
 @pytest.fixture
@@ -113,11 +164,11 @@ def add(kernels, fake, tensor_type):
     return kernel
 
 
-def test_a_launch_asks_the_table_and_no_method(add, fake, tensor_type):
+def test_a_launch_asks_no_method(add, fake, tensor_type, way):
     """Addresses, grid and stream reach the driver; neither the tensors' methods nor the driver's stream are asked."""
     tensors = [tensor_type(FIRST + 256 * number) for number in range(1, 4)]
     add[(5, 2)](*tensors, 1024, BLOCK=64)
-    assert [tensor.asked for tensor in tensors] == [["table"]] * 3
+    assert [tensor.asked for tensor in tensors] == [[way]] * 3
     assert struct.unpack_from("<3Qi", bytes(fake.last.parameters)) == (*(t.address for t in tensors), 1024)
     assert (list(fake.last.grid), fake.last.stream) == ([5, 2, 1], STREAM)
 
@@ -140,7 +191,7 @@ def test_a_grid_that_is_none_is_refused(add, fake, tensor_type, grid):
     assert fake.number("fake_launches").value == 0
 
 
-def test_a_thread_that_is_elsewhere_launches_nothing_there(add, fake, tensor_type):
+def test_a_thread_that_is_elsewhere_launches_nothing_there(add, fake, tensor_type, way):
     """With another device current, tensors of the first one are refused, and launched again once it is current."""
     tensors = [tensor_type() for _ in range(3)]
     fake.library.cuCtxPushCurrent_v2(ctypes.c_void_p(0xC1))
@@ -150,7 +201,7 @@ def test_a_thread_that_is_elsewhere_launches_nothing_there(add, fake, tensor_typ
     for _ in range(3):
         add[GRID](*there, 1024, BLOCK=64)
     assert (fake.number("fake_launches").value, fake.last.context) == (3, 0xC1)
-    assert there[0].asked[-1] == "table"
+    assert there[0].asked[-1] == way
     fake.library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     add[GRID](*tensors, 1024, BLOCK=64)
     assert (fake.number("fake_launches").value, fake.last.context) == (4, 0xC0)
@@ -207,7 +258,47 @@ def test_a_class_with_methods_of_its_own_is_asked_by_them(add, fake, tensor_type
         for _ in range(3):
             add[GRID](*tensors, 1024, BLOCK=64)
         assert struct.unpack_from("<3Q", bytes(fake.last.parameters)) == (address,) * 3
-        assert "table" not in tensors[0].asked
+        assert not {"table", "functions"} & set(tensors[0].asked)
+
+
+def test_functions_that_are_told_later_are_asked_from_then_on(add, fake, tensor_type):
+    """What was kept of a class is looked at again when other functions are told, or none."""
+    launcher = launchers.compiled_type()
+    for tell, way in ((tell_functions, "functions"), (lambda kind, _: kind.tell_tensors((), None, 0, 0), "table")) * 2:
+        tell(launcher, tensor_type)
+        for _ in range(2):  # the first call of each way is one that is not known yet
+            tensors = [tensor_type(FIRST + 256) for _ in range(3)]
+            add[GRID](*tensors, 1024, BLOCK=64)
+        assert [tensor.asked for tensor in tensors] == [[way]] * 3
+    assert fake.number("fake_launches").value == 8
+
+
+@pytest.mark.parametrize("fact", ["address", "type", "device", "dtype"])
+def test_a_tensor_of_which_a_function_tells_nothing_is_asked_by_its_methods(add, fake, tensor_type, fact, way):
+    """Python launches then what the methods tell, as it does where the table tells nothing."""
+    tensors = [tensor_type(FIRST + 256) for _ in range(3)]
+    tensors[1].handle[fact] = None
+    add[GRID](*tensors, 1024, BLOCK=64)
+    assert struct.unpack_from("<3Q", bytes(fake.last.parameters)) == (FIRST + 256,) * 3
+    assert ("method" in tensors[1].asked) == (way == "functions")
+
+
+def test_a_tensor_without_a_handle_is_asked_by_its_methods(add, fake, tensor_type):
+    """An object that was not finished, or given up, is not read behind its back."""
+    tensors = [tensor_type(FIRST + 256) for _ in range(3)]
+    del tensors[2].handle
+    add[GRID](*tensors, 1024, BLOCK=64)
+    assert struct.unpack_from("<3Q", bytes(fake.last.parameters)) == (FIRST + 256,) * 3
+
+
+def test_a_method_put_in_place_of_torchs_is_not_passed_by(add, tensor_type, way, monkeypatch):
+    """The functions stand for the `data_ptr` that Python told with them; with another one the table is asked."""
+    monkeypatch.setattr(tensor_type, "data_ptr", lambda self: self.address)
+    tensors = [tensor_type() for _ in range(3)]
+    for _ in range(2):
+        add[GRID](*tensors, 1024, BLOCK=64)
+    assert "functions" not in tensors[0].asked
+    monkeypatch.undo()
 
 
 def test_an_unloaded_kernel_is_loaded_again(kernels, add, fake, tensor_type):
