@@ -130,7 +130,7 @@ def test_a_hook_is_heard_from_the_next_launch_on(add, knobs, asked, come):
     """It hears each launch until it goes, and Python is asked for no launch before and after."""
     heard = []
     for round_ in range(1, 3):
-        leave = come(knobs, lambda facts: heard.append(facts))
+        leave = come(knobs, heard.append)
         add[(4,)](*ARGS)
         add[(4,)](*ARGS)
         leave()

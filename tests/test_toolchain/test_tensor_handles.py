@@ -48,7 +48,8 @@ def test_functions_tell_device_and_type_of_this_torch():
 
 
 @pytest.mark.parametrize(
-    "missing", ["aoti_torch_get_device_type", "aoti_torch_get_dtype", "aoti_torch_dtype_int64", "aoti_torch_device_type_cuda"]
+    "missing",
+    ["aoti_torch_get_device_type", "aoti_torch_get_dtype", "aoti_torch_dtype_int64", "aoti_torch_device_type_cuda"],
 )
 def test_a_torch_without_a_function_tells_addresses_alone(monkeypatch, missing):
     """Device and type are left to torch's table, and addresses are read as ever."""

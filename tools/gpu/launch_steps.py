@@ -15,13 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bundler.toolchain.profiler_hooks import CHAINS, are_present
+from bundler.toolchain.tensor_handles import find_handles
+
 CALLS, SAMPLES = 100_000, 7
 # A handle takes as many values as the kernel of launch_cost.py; three of them are tensors.
 TENSORS = 3
+# The headers of our extensions: what looks for hooks is measured as it is.
+HEADERS = Path(__file__).parents[2] / "bundler/runtime/launch"
 CODE = r"""
 #include <Python.h>
 #include <stdint.h>
 #include <time.h>
+#include "_foreign_hooks.h"
 static double now(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -54,6 +60,25 @@ double address(int (*read)(void *, void **), void *handle, long count) {
   double started = now();
   for (long i = 0; i < count; i++)
     read(handle, &found);
+  return (now() - started) / count;
+}
+double facts(int (*type)(void *, int32_t *), int (*device)(void *, int32_t *), int (*dtype)(void *, int32_t *),
+             int (*address)(void *, void **), void *handle, long count) {
+  int32_t told[3];
+  void *found;
+  double started = now();
+  for (long i = 0; i < count; i++) {
+    type(handle, &told[0]);
+    device(handle, &told[1]);
+    dtype(handle, &told[2]);
+    address(handle, &found);
+  }
+  return (now() - started) / count;
+}
+double hooks(PyObject *chains, long count) {
+  double started = now();
+  for (long i = 0; i < count; i++)
+    may_be_called(chains);
   return (now() - started) / count;
 }
 double data_ptr(PyObject *tensor, long count) {
@@ -106,9 +131,6 @@ def steps(
         for one, two, three in tensors:
             nothing(one, two, three, size, BLOCK=block)
 
-    addresses = {
-        f"address, device and type of {TENSORS} tensors, by torch's table": TENSORS * library.tensor(read, x, CALLS)
-    }
     common = {
         "cuCtxGetCurrent: whether the thread is where the kernel is": library.place(current, CALLS),
         "the interpreter's lock, given back and taken": library.lock(CALLS),
@@ -122,21 +144,21 @@ def steps(
         "dispatcher": {
             "Python's loop and a call of nothing": _each(by_name, len(tensors)),
             "kernel[grid]": _each(lambda: kernel[grid], 1),
-            **addresses,
-            "whether profilers added hooks to Triton": _each(_hooks(), 1),
+            **_facts(library, x, read),
+            "whether profilers added hooks to Triton": library.hooks(CHAINS, CALLS),
             "torch's stream, by torch's table": library.stream(stream, CALLS),
             **common,
         },
         "before": {
             "address, device and type of a tensor, by three calls of Python": _each(lambda: (x.data_ptr(), x.get_device(), x.dtype), 1),
+            "address, device and type of a tensor, by torch's table": library.tensor(read, x, CALLS),
+            "whether profilers added hooks to Triton, by Python": _each(are_present, 1),
             "address of a tensor, by torch's data_ptr(), called from C": library.data_ptr(x, CALLS),
         },
     }  # fmt: skip
 
 
 def _addresses(library: Any, tensor: Any) -> dict[str, float]:
-    from bundler.toolchain.tensor_handles import find_handles
-
     found = find_handles()
     if found is None:
         return {f"addresses of {TENSORS} tensors, by torch's data_ptr()": TENSORS * library.data_ptr(tensor, CALLS)}
@@ -144,10 +166,14 @@ def _addresses(library: Any, tensor: Any) -> dict[str, float]:
     return {f"addresses of {TENSORS} tensors, by torch's function of C": TENSORS * spent}
 
 
-def _hooks() -> Callable[[], bool]:
-    from bundler.toolchain.profiler_hooks import are_present
-
-    return are_present
+def _facts(library: Any, tensor: Any, read: int) -> dict[str, float]:
+    found = find_handles()
+    if found is None or not found.device_type:
+        spent, way = library.tensor(read, tensor, CALLS), "by torch's table"
+    else:
+        told = (found.device_type, found.device, found.dtype, found.function)
+        spent, way = library.facts(*told, id(tensor) + found.offset, CALLS), "by torch's functions of C"
+    return {f"address, device and type of {TENSORS} tensors, {way}": TENSORS * spent}
 
 
 def _each(work: Callable[[], Any], count: int) -> float:
@@ -159,10 +185,13 @@ def _compiled(folder: Path) -> Any:
     source, path = folder / "steps.c", folder / "libsteps.so"
     source.write_text(CODE)
     include = sysconfig.get_paths()["include"]
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(path)], check=True)
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", f"-I{HEADERS}", str(source), "-o", str(path)], check=True
+    )
     library = ctypes.PyDLL(str(path))
     for name, kinds in (
         ("place", [ctypes.c_void_p, ctypes.c_long]), ("lock", [ctypes.c_long]), ("data_ptr", [ctypes.py_object, ctypes.c_long]),
+        ("hooks", [ctypes.py_object, ctypes.c_long]), ("facts", [*[ctypes.c_void_p] * 5, ctypes.c_long]),
         ("address", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]), ("tensor", [ctypes.c_void_p, ctypes.py_object, ctypes.c_long]), ("stream", [ctypes.c_void_p, ctypes.c_long]),
     ):  # fmt: skip
         function = getattr(library, name)

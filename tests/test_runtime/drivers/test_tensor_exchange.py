@@ -60,7 +60,13 @@ class Tensor:
     def __init__(self, address=FIRST, dtype="float32", place=ON_CUDA):
         self.address, self.dtype, self.place, self.asked = address, dtype, place, []
         device = max(self.get_device(), 0)
-        self.handle = {"asked": self.asked, "address": address, "device": device, "type": place - 1, "dtype": DTYPES.get(dtype, 99)}
+        self.handle = {
+            "asked": self.asked,
+            "address": address,
+            "device": device,
+            "type": place - 1,
+            "dtype": DTYPES.get(dtype, 99),
+        }
 
     def data_ptr(self):
         self.asked.append("method")
