@@ -7,6 +7,7 @@ asks for them.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,9 +17,9 @@ from msgspec import Raw, Struct
 
 from bundler.format.blob_table import BlobTable
 from bundler.format.document_pieces import Pieces
-from bundler.format.entries import Target, Toolchain
+from bundler.format.entries import Target, Toolchain, file_layout
 from bundler.format.entry_rows import Count, SpecRow
-from bundler.format.lazy_kernel import KernelFiles, LazyKernel, UnmadeKernels, kernel_files
+from bundler.format.lazy_kernel import FileOrder, LazyKernel, UnmadeKernels, file_order
 from bundler.format.limits import Limits
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # Stands for the name of the kernel, at the beginning of a file name, which cannot hold it.
 NAME = "*"
+_NAMES_REMEMBERED = 4096
 
 
 class KernelReferences(Struct, array_like=True, frozen=True, gc=False):
@@ -71,7 +73,7 @@ class KernelTables(NamedTuple):
 class Shared(NamedTuple):
     """What kernels with the same numbers have in common."""
 
-    files: KernelFiles
+    order: FileOrder
     name: str
     target: Target
     toolchain: Toolchain
@@ -102,9 +104,9 @@ class SharedByNumbers(dict[tuple[int, ...], Shared]):
         tables = self._tables
         file_names = tables.file_lists[file_list]
         self._limits.check("files_per_kernel", len(file_names), "kernel")
-        files = kernel_files(_with_name(tables.names[name], file_names))
+        order = file_order(file_layout(_with_name(tables.names[name], file_names)))
         _ = tables.specs[spec]
-        found = self[numbers] = Shared(files, tables.names[name], tables.targets[target], tables.toolchains[toolchain])
+        found = self[numbers] = Shared(order, tables.names[name], tables.targets[target], tables.toolchains[toolchain])
         return found
 
 
@@ -129,14 +131,18 @@ class TableKernels(UnmadeKernels):
         shared = map(self._shared.__getitem__, map(numbers_of, rows))
         return tuple(
             [
-                of_row(self, row, files, row.key, name, target, toolchain)
-                for row, (files, name, target, toolchain) in zip(rows, shared, strict=True)
+                of_row(self, row, order, row.key, name, target, toolchain)
+                for row, (order, name, target, toolchain) in zip(rows, shared, strict=True)
             ]
         )
 
     def references(self, row: KernelNumbers) -> FileReferences:
         """Return the files of a kernel."""
         return _FILE_REFERENCES.decode(row.references)
+
+    def filenames(self, row: KernelNumbers) -> tuple[str, ...]:
+        """Return the names of a kernel's files."""
+        return _with_name(self._tables.names[row.name], self._tables.file_lists[row.file_list])
 
     def spec(self, row: KernelNumbers) -> LaunchSpec:
         """Return a kernel's launch spec; those of one row and name are one object."""
@@ -163,5 +169,6 @@ class TableKernels(UnmadeKernels):
         return self._tables.pieces.any_holds(text)
 
 
-def _with_name(name: str, file_list: Sequence[str]) -> tuple[str, ...]:
+@functools.lru_cache(_NAMES_REMEMBERED)
+def _with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
     return tuple([name + item[1:] if item.startswith(NAME) else item for item in file_list])

@@ -131,7 +131,9 @@ def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order, mo
     monkeypatch.setattr(container, "frames_at_once", lambda: 1)
     data, blobs = wide
     with Bundle.from_bytes(data) as bundle:
-        frames = [section for section in bundle.blobs.sections if section.codec == container_layout.ZSTD and section.blobs]
+        frames = [
+            section for section in bundle.blobs.sections if section.codec == container_layout.ZSTD and section.blobs
+        ]
         assert len(frames) > bundle.blobs._buffers._most > container.CACHED_FRAMES
         held = {digest: bundle.blobs.stored_blobs([digest])[0] for digest in [*blobs][::order]}
     assert held == blobs
