@@ -168,7 +168,10 @@ class KernelCheck:
         try:
             return self.shared[numbers_of(row)].order.layout
         except IndexError:
-            raise FormatError(f"{key}: a number beyond its table, in {row!r:.200}", key=key) from None
+            raise FormatError(
+                f"{key}: a number beyond its table, among those of name, target, toolchain, launch spec and file list: "
+                f"{numbers_of(row)}", key=key,
+            ) from None  # fmt: skip
         except (UnsafeName, LimitExceeded):
             raise
         except FormatError as error:
