@@ -127,7 +127,7 @@ def decode_rows(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
     return _Rows(row, limits).entries(open_ended=open_ended)
 
 
-class ListedFiles(NamedTuple):
+class FilesOfRow(NamedTuple):
     """The files of a kernel, as numbers."""
 
     blobs: tuple[int, ...]
@@ -166,9 +166,9 @@ class _Rows:
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         return entries
 
-    def references(self, row: KernelRow) -> ListedFiles:
+    def references(self, row: KernelRow) -> FilesOfRow:
         """Return the files of a kernel."""
-        return ListedFiles(tuple([file.blob for file in row.files]), _spans_of_files(row.files))
+        return FilesOfRow(tuple([file.blob for file in row.files]), _spans_of_files(row.files))
 
     def filenames(self, row: KernelRow) -> tuple[str, ...]:
         """Return the names of a kernel's files."""

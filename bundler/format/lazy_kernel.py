@@ -31,7 +31,7 @@ _NAMES_REMEMBERED = 4096
 NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 
 
-class References(Protocol):
+class ListedFiles(Protocol):
     """The files of a kernel as its manifest lists them."""
 
     @property
@@ -50,7 +50,7 @@ class KernelSource(Protocol):
     def blob_table(self) -> BlobTable:
         """The blobs that the numbers of its kernels' files refer to."""
 
-    def references(self, row: Any) -> References:
+    def references(self, row: Any) -> ListedFiles:
         """Return the files of a kernel."""
 
     def filenames(self, row: Any) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class KernelSource(Protocol):
 StoredNumbers = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
 
 
-class _Wanted:
+class _PickedFiles:
     """Files of a kernel, by their positions in its manifest.
 
     Attributes:
@@ -101,7 +101,7 @@ class FileOrder:
 
     def __init__(self, layout: FileLayout) -> None:
         self.layout, files = layout, len(layout.order)
-        self.all, self.launch = _Wanted(layout.order, files), _Wanted(layout.launch, files)
+        self.all, self.launch = _PickedFiles(layout.order, files), _PickedFiles(layout.launch, files)
 
 
 file_order = lru_cache(_NAMES_REMEMBERED)(FileOrder)
@@ -237,7 +237,7 @@ class LazyKernel(Kernel):
         return sum([sizes[blob] for blob in self._source.references(self._row).blobs])
 
     @property
-    def stored_references(self) -> References:
+    def stored_references(self) -> ListedFiles:
         """Its files, in the order of the manifest."""
         return self._source.references(self._row)
 

@@ -70,7 +70,7 @@ class KernelTables(NamedTuple):
     blobs: BlobTable
 
 
-class Shared(NamedTuple):
+class SharedTraits(NamedTuple):
     """What kernels with the same numbers have in common."""
 
     order: FileOrder
@@ -87,7 +87,7 @@ _REFERENCES = msgspec.msgpack.Decoder(KernelReferences)
 _FILE_REFERENCES = msgspec.msgpack.Decoder(FileReferences)
 
 
-class SharedByNumbers(dict[tuple[int, ...], Shared]):
+class SharedByNumbers(dict[tuple[int, ...], SharedTraits]):
     """What each combination of numbers stands for, in the order in which kernels are the first to have them.
 
     Raises, for one that is asked for the first time:
@@ -99,14 +99,16 @@ class SharedByNumbers(dict[tuple[int, ...], Shared]):
         super().__init__()
         self._tables, self._limits = tables, limits
 
-    def __missing__(self, numbers: tuple[int, ...]) -> Shared:
+    def __missing__(self, numbers: tuple[int, ...]) -> SharedTraits:
         name, target, toolchain, spec, file_list = numbers
         tables = self._tables
         file_names = tables.file_lists[file_list]
         self._limits.check("files_per_kernel", len(file_names), "kernel")
         order = file_order(file_layout(_with_name(tables.names[name], file_names)))
         _ = tables.specs[spec]
-        found = self[numbers] = Shared(order, tables.names[name], tables.targets[target], tables.toolchains[toolchain])
+        found = self[numbers] = SharedTraits(
+            order, tables.names[name], tables.targets[target], tables.toolchains[toolchain]
+        )
         return found
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of a manifest are checked by columns, and where that shows nothing one by one; both find the same."""
 
+from itertools import pairwise
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -180,7 +182,7 @@ def test_a_blob_table_is_sorted_or_not(heads, ascending):
     """Also where digests begin alike."""
     digests = [head + bytes([number]) * 24 for number, head in enumerate(heads)]
     digests = sorted(digests) if ascending else digests
-    expected = all(one < two for one, two in zip(digests, digests[1:], strict=False))
+    expected = all(one < two for one, two in pairwise(digests))
     assert BlobTable(b"".join(digests), [0] * len(digests)).is_sorted() == expected
 
 
