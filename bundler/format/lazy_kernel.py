@@ -233,8 +233,7 @@ class LazyKernel(Kernel):
     @property
     def size(self) -> int:
         """Bytes of all files as stored."""
-        sizes = self._source.blob_table.sizes
-        return sum([sizes[blob] for blob in self._source.references(self._row).blobs])
+        return sum(self._source.blob_table.sizes_of(self._source.references(self._row).blobs))
 
     @property
     def stored_references(self) -> ListedFiles:
@@ -300,7 +299,7 @@ def blobs_of_files(kernel: Kernel) -> Sequence[tuple[bytes, int]]:
     stored = as_stored(kernel)
     if stored is not None:
         table, blobs = stored.blob_table, stored.stored_references.blobs
-        return [*zip(table.digests_of(blobs), [table.sizes[blob] for blob in blobs], strict=True)]
+        return [*zip(table.digests_of(blobs), table.sizes_of(blobs), strict=True)]
     return [(digest_raw(artifact.digest), artifact.size) for artifact in kernel.artifacts]
 
 
