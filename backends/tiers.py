@@ -116,6 +116,8 @@ class Tiers(Backend):
         return found
 
     def _fill(self, nearer: Sequence[Tier], got: dict[str, bytes]) -> None:
+        if not nearer and not self._unmirrored:
+            return
         # What was read in part only (`Unread`) must not be stored as if it were whole.
         items = {key: got[key] for key in write_order(got) if not isinstance(got[key], Unread)}
         for tier in nearer:
@@ -331,8 +333,10 @@ class Tiers(Backend):
         return answers
 
 
-def _without(wanted: Mapping[str, int], found: Collection[str]) -> dict[str, int]:
+def _without(wanted: dict[str, int], found: Collection[str]) -> dict[str, int]:
     """Return the keys that were not found, with how large each may be."""
+    if not found:
+        return wanted
     return {key: most for key, most in wanted.items() if key not in found}
 
 

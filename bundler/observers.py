@@ -13,7 +13,6 @@ docs/metrics.md lists what is told.
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,13 +20,15 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Protocol, Self, TypeVar
 
+from bundler.package_loggers import logger, logs_info
+
 if TYPE_CHECKING:
     from bundler.trace_spans import Fact
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Labels = Mapping[str, str]
-LOG = logging.getLogger("bundler.events")
+LOG = logger("bundler.events")
 #: What a field of a log record begins with, so that it hides none of logging's own.
 FIELD = "bundler_"
 # A program may open stores without end; what was told of so many is enough to look at.
@@ -102,7 +103,7 @@ class Step:
         self._facts.update({name: value for name, value in facts.items() if value is not None})
 
     def __enter__(self) -> Self:
-        if _TRACING in sys.modules:
+        if _traces():
             from bundler.trace_spans import span
 
             self._span = span(self._name)
@@ -142,7 +143,13 @@ _UNOBSERVED = _Unobserved("", {})
 
 def observed() -> bool:
     """Tell whether anybody hears of steps now: a listener, a program that traces, or one that logs what happens."""
-    return bool(listeners) or _TRACING in sys.modules or LOG.isEnabledFor(logging.INFO)
+    return bool(listeners) or _traces() or logs_info(LOG)
+
+
+def _traces() -> bool:
+    """Tell whether the program traces: some libraries, redis-py is one, import OpenTelemetry wherever it is installed."""
+    tracing = sys.modules.get(_TRACING)
+    return tracing is not None and not isinstance(tracing.get_tracer_provider(), tracing.ProxyTracerProvider)
 
 
 def step(name: str, **facts: Fact | None) -> Step:
@@ -159,7 +166,7 @@ def ended(name: str, seconds: float, **facts: Fact) -> None:
     if not observed():
         return
     _tell(name, seconds, facts)
-    if _TRACING in sys.modules:
+    if _traces():
         from bundler.trace_spans import past_span
 
         past_span(name, seconds, facts)
@@ -190,7 +197,7 @@ def observing(name: str, *told: str) -> Callable[[Callable[P, R]], Callable[P, R
 def _tell(name: str, seconds: float, facts: Mapping[str, Fact]) -> None:
     for listener in listeners:
         listener.step(name, seconds, facts)
-    if LOG.isEnabledFor(logging.INFO):
+    if logs_info(LOG):
         words = " ".join(f"{fact}={value}" for fact, value in facts.items())
         fields = {f"{FIELD}event": name, f"{FIELD}seconds": seconds}
         LOG.info("%s %.6f s %s", name, seconds, words, extra=fields | {f"{FIELD}{k}": v for k, v in facts.items()})

@@ -21,7 +21,7 @@ import redis
 from redis.connection import _HiredisParser, _RESP2Parser
 from redis.utils import HIREDIS_AVAILABLE
 
-from bundler.backends.redis import server_exchange
+from bundler.backends.redis import server_connections
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy" / "redis"
 PASSWORDS = {name: f"{name}-s3cret" for name in ("reader", "writer", "guest", "admin")}
@@ -161,9 +161,11 @@ def running(name, *arguments, files=("cache.conf",)):
 
 def parse_with(name, monkeypatch):
     """Let connections that are made from now on use one of `PARSERS`."""
-    arguments = server_exchange.connection_arguments
+    arguments = server_connections.connection_arguments
     monkeypatch.setattr(
-        server_exchange, "connection_arguments", lambda settings: arguments(settings) | {"parser_class": PARSERS[name]}
+        server_connections,
+        "connection_arguments",
+        lambda settings: arguments(settings) | {"parser_class": PARSERS[name]},
     )
 
 

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from bundler.backends.keys import KEY_CHARACTERS
-from bundler.backends.redis.value_parts import HEAD_BYTES, HEADER_BYTES, NONE_OF_OURS, REF_BYTES, WHOLE_BYTES
+from bundler.backends.redis.value_parts import HEAD_BYTES, HEADER_BYTES, NONE_OF_OURS, REF_BYTES, SPLIT, WHOLE_BYTES
 
 SCRIPT_KEYS = 256
 # Longer than any name that this package makes, with the longest namespace.
@@ -100,12 +100,28 @@ return found
     reads=True,
 )
 # Start the life of each key anew; returns as HEADS does.
-TOUCH = Script(f"""{_HEADS}{_TIMES}
+CLAIM = Script(f"""{_HEADS}{_TIMES}
 local found = {{}}
 for i, key in ipairs(KEYS) do
   local head = head_of(key)
   if head ~= '' and head ~= '{NONE_OF_OURS.decode()}' then redis.call('PEXPIRE', key, lives_ms(head, ARGV[1])) end
   found[i] = head
+end
+return found
+""")
+# The same for who does not ask what is there, with as few calls as can be; returns names and heads of those that have parts, which
+# are to live on too.
+TOUCH = Script(f"""{_TIMES}
+local found = {{}}
+for i, key in ipairs(KEYS) do
+  local head = redis.pcall('GETRANGE', key, 0, {HEAD_BYTES})
+  if type(head) == 'string' and head ~= '' then
+    redis.call('PEXPIRE', key, lives_ms(head, ARGV[1]))
+    if string.sub(head, 1, {len(SPLIT)}) == '{SPLIT.decode()}' then
+      found[#found + 1] = key
+      found[#found + 1] = head
+    end
+  end
 end
 return found
 """)

@@ -12,7 +12,8 @@ evict, and a prune that believed it would remove what a tag needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any, Self
 
 from bundler.backends.backend_errors import BackendDenied, BackendFull
 from bundler.backends.batches import batches
@@ -27,7 +28,8 @@ from bundler.backends.redis.server_exchange import FRAMING_BYTES, Command, Link,
 from bundler.backends.redis.url_settings import RedisSettings, parse
 from bundler.backends.redis.value_parts import Head
 
-T = TypeVar("T")
+# A server touches so many in some milliseconds, and hardly answers.
+TOUCHED_KEYS = 4 * values.BATCH_KEYS
 
 
 class RedisBackend(Backend):
@@ -152,19 +154,28 @@ class RedisBackend(Backend):
         return frozenset(gone)
 
     def touch(self, keys: Collection[str]) -> None:
-        self._touched(_unique(keys), _is_large)
+        self._touched(_unique(keys), self._heads_of_parts)
 
     def claim(self, keys: Collection[str]) -> frozenset[str]:
         wanted = _unique(keys)
-        heads = self._touched(wanted, bool)
+        heads = self._touched(wanted, partial(self._heads, scripts.CLAIM))
         return self.exists(wanted) if heads is None else self._whole(heads)
 
-    def _touched(self, wanted: list[str], tell: Callable[[bytes], bool]) -> Mapping[str, bytes] | None:
-        """Touch objects; returns the first bytes of those that `tell` asks for, None when we may not touch."""
+    def _heads_of_parts(self, keys: Collection[str]) -> dict[str, bytes]:
+        """Touch objects; returns the heads of those that have parts."""
+        found: dict[str, bytes] = {}
+        for batch in batches(keys, TOUCHED_KEYS):
+            groups = self._link.groups([self._name("o", key) for key in batch])
+            for told in self._link.call(scripts.TOUCH, groups, self._ttl_ms()):
+                found |= {self._key(name.decode()): head for name, head in zip(told[::2], told[1::2], strict=True)}
+        return found
+
+    def _touched(self, wanted: list[str], touch: Callable[[list[str]], dict[str, bytes]]) -> dict[str, bytes] | None:
+        """Touch objects, and the parts of those whose heads `touch` returns; returns these, None when we may not touch."""
         if not self._may_touch:
             return None
         try:
-            heads = self._heads(scripts.TOUCH, wanted, tell=tell)
+            heads = touch(wanted)
             parts = [(self._part(name), head.ttl_ms) for head in _split(heads) for name, _ in head.parts]
             for batch in batches(parts, values.BATCH_KEYS):
                 self._link.exchange([(name, ("PEXPIRE", name, ttl_ms)) for name, ttl_ms in batch])
@@ -242,16 +253,14 @@ class RedisBackend(Backend):
         GETRANGE for each, and not MGET for all: the server copies no more than the limit, however large a value is, and an
         exchange of 300 values takes about 1 ms longer.
         """
-        sizes = {self._name(kind, key): most_bytes + values.HEADER_BYTES for key, most_bytes in most.items()}
+        begin = self._name(kind, "")
+        sizes = [(f"{begin}{key}", most_bytes + values.HEADER_BYTES) for key, most_bytes in most.items()]
         answers = self._link.exchange_strings(
-            [(name, ("GETRANGE", name, 0, size)) for name, size in sizes.items()],
-            sum(sizes.values()) + FRAMING_BYTES * len(sizes),
+            [(name, ("GETRANGE", name, 0, size)) for name, size in sizes],
+            sum([size for _, size in sizes]) + FRAMING_BYTES * len(sizes),
         )
-        return {
-            self._key(name): stored or b""
-            for name, stored in zip(sizes, answers, strict=True)
-            if stored != b""  # nothing is there
-        }
+        # Of what is not there the answer is empty, of what is no string None.
+        return {key: stored or b"" for key, stored in zip(most, answers, strict=True) if stored != b""}
 
     def _lengths(self, names: Sequence[str]) -> dict[str, int]:
         """Return how many bytes each key of the server has; of one that holds no string nothing."""
@@ -310,21 +319,14 @@ class RedisBackend(Backend):
             # A head is all that is stored under its key, so its first bytes are the value.
             self._link.call(scripts.SWAP, [[self._name("o", key)]], 1, heads[key], 0, b"", 0)
 
-    def _heads(
-        self, script: scripts.Script, keys: Collection[str], *arguments: Any, tell: Callable[[bytes], bool] = bool
-    ) -> dict[str, bytes]:
-        """Run a script that returns the first bytes of objects; return those whose keys are there, whatever they hold.
-
-        Args:
-            script, keys, arguments: what to run.
-            tell: by the first bytes, which are to be returned.
-        """
+    def _heads(self, script: scripts.Script, keys: Collection[str], *arguments: Any) -> dict[str, bytes]:
+        """Run a script that returns the first bytes of objects; return those whose keys are there, whatever they hold."""
         found: dict[str, bytes] = {}
         for batch in batches(keys, values.BATCH_KEYS):
             groups = self._link.groups([self._name("o", key) for key in batch])
             answers = self._link.call(script, groups, self._ttl_ms(), *arguments)
             for names, answer in zip(groups, answers, strict=True):
-                found |= {self._key(name): head for name, head in zip(names, answer, strict=True) if tell(head)}
+                found |= {self._key(name): head for name, head in zip(names, answer, strict=True) if head}
         return found
 
     def _whole(self, heads: Mapping[str, bytes]) -> frozenset[str]:
@@ -384,10 +386,6 @@ def _ms(seconds: float) -> int:
 
 def _unique(keys: Collection[str]) -> list[str]:
     return list(dict.fromkeys(map(check_key, keys)))
-
-
-def _is_large(head: bytes) -> bool:
-    return head.startswith(values.SPLIT)
 
 
 def _none_of_ours(heads: Mapping[str, bytes]) -> set[str]:

@@ -10,7 +10,6 @@ their own; here a call is one exchange, sent once, within one allowance of time.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import time
 from abc import ABC, abstractmethod
@@ -18,96 +17,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
-from redis.retry import Retry
 
 from bundler.backends.batches import batches
 from bundler.backends.redis.command_packing import Word, packed
 from bundler.backends.redis.lua_scripts import NAME_BYTES, SCAN_SHORT, SCRIPT_KEYS, Script
-from bundler.backends.redis.metered_socket import REPLY_BYTES, Metered
+from bundler.backends.redis.metered_socket import REPLY_BYTES
 from bundler.backends.redis.reply_errors import OverlongReply, errors_by_meaning, is_wrong_type, meaning
+from bundler.backends.redis.server_connections import Connected, answer_of, opened_connection
 from bundler.backends.redis.url_settings import RedisSettings
 
-READ_BYTES = 256 * 1024
 # What the protocol adds to a value.
 FRAMING_BYTES = 64
 # A connection unused for longer may be dead unnoticed: a new one costs less than a wait for an answer that never comes.
 IDLE_S = 30.0
 KEPT_CONNECTIONS = 8
 SCAN_COUNT = 2000
-
-# Told so, a release of redis-py that has this argument does not read its own version from disk, which takes 2 ms of a start.
-_UNNAMED: dict[str, Any] = (
-    {"driver_info": None} if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters else {}
-)
+_HARMLESS = {"EXISTS", "GETRANGE", "PEXPIRE", "STRLEN"}
 
 #: The key by which a command finds its server, and its words.
 Command: TypeAlias = tuple[str, tuple[Word, ...]]
-
-
-class _Limited(AbstractConnection):
-    """A connection over a `Metered` socket, which does not tell the server the name and version of its library."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**_UNNAMED, **kwargs)
-        # Each of these would be an exchange more at every connection; which one there is depends on the release.
-        self.driver_info = self.lib_name = self.lib_version = None
-
-    def _connect(self) -> Any:
-        return Metered(super()._connect(), self.socket_timeout or 0.0)  # type: ignore[no-untyped-call,safe-super]  # redis-py's
-
-    def begin(self, most_bytes: int = REPLY_BYTES) -> None:
-        """Start the allowance anew."""
-        if self._sock is not None:
-            self._sock.begin(most_bytes)
-
-
-class _Tcp(_Limited, Connection):
-    """Over TCP."""
-
-
-class _Tls(_Limited, SSLConnection):
-    """Over TLS."""
-
-
-class _Unix(_Limited, UnixDomainSocketConnection):
-    """Over a socket of this host."""
-
-    host = ""
-
-
-def connection_arguments(settings: RedisSettings) -> dict[str, Any]:
-    """Return what redis-py is told for each connection, but for the address; no time-out or retry is left to its defaults."""
-    arguments: dict[str, Any] = {
-        "username": settings.user,
-        "password": settings.secret(),
-        "db": settings.db,
-        "protocol": 2,
-        "socket_connect_timeout": settings.connect_timeout_s,
-        "socket_timeout": settings.timeout_s,
-        "socket_read_size": READ_BYTES,
-        "retry": Retry(NoBackoff(), 0),
-        "retry_on_timeout": False,
-        "retry_on_error": [],
-        "health_check_interval": 0,  # see IDLE_S
-    }
-    if settings.socket is None:
-        arguments["socket_keepalive"] = True
-    if settings.tls:
-        arguments |= {
-            "ssl_cert_reqs": "required",
-            "ssl_check_hostname": True,
-            "ssl_ca_certs": settings.ca,
-            "ssl_certfile": settings.cert,
-            "ssl_keyfile": settings.key,
-        }
-    return arguments
-
-
-#: A connection of one of the three classes above; `Any`, since redis-py annotates only some of their methods.
-Connected: TypeAlias = Any
 
 
 class Node:
@@ -121,8 +50,8 @@ class Node:
         self._idle: deque[tuple[Connected, float]] = deque()
         self._pid, self._closed = os.getpid(), False
 
-    def take(self) -> Connected:
-        """Return a connection that answers nothing but what is asked on it."""
+    def take(self, *, logs_in_later: bool = False) -> Connected:
+        """Return a connection that answers nothing but what is asked on it; a new one may have a `login` left to send."""
         if self._pid != os.getpid():
             self._idle, self._pid = deque(), os.getpid()
         while self._idle:
@@ -133,7 +62,7 @@ class Node:
             if time.monotonic() - since_s < IDLE_S and _is_quiet(connection):
                 return connection
             connection.disconnect()
-        connection = self._made()
+        connection = opened_connection(self._settings, self.address, logs_in_later=logs_in_later)
         connection.connect()
         return connection
 
@@ -153,13 +82,6 @@ class Node:
             with contextlib.suppress(IndexError):
                 self._idle.pop()[0].disconnect()
 
-    def _made(self) -> Connected:
-        arguments = connection_arguments(self._settings)
-        if self.address is None:
-            return _Unix(path=self._settings.socket, **arguments)
-        host, port = self.address
-        return (_Tls if self._settings.tls else _Tcp)(host=host, port=port, **arguments)
-
 
 def _is_quiet(connection: Connected) -> bool:
     # Whatever can be read from an idle connection is its end, or an answer that nobody waits for any more.
@@ -177,32 +99,40 @@ def run(work: Sequence[tuple[Node, Sequence[tuple[Word, ...]]]], most_bytes: int
     After any other failure, or when we are interrupted, connections are dropped: an answer that comes late must never be
     taken for the answer to something else.
     """
-    taken: list[tuple[Connected, int]] = []
+    taken: list[Connected] = []
     try:
         for node, commands in work:
-            connection = node.take()
-            taken.append((connection, len(commands)))
-            connection.begin()
-            connection.send_packed_command(packed(commands), check_health=False)
-        answers = [_answers(connection, count, most_bytes) for connection, count in taken]
+            taken.append(node.take(logs_in_later=_change_nothing(commands)))
+            _send(taken[-1], [*taken[-1].login, *commands])
+        answers = [
+            _answers(connection, commands, most_bytes) for connection, (_, commands) in zip(taken, work, strict=True)
+        ]
     except BaseException:
-        for connection, _ in taken:
+        for connection in taken:
             connection.disconnect()
         raise
-    for (node, _), (connection, _) in zip(work, taken, strict=True):
+    for (node, _), connection in zip(work, taken, strict=True):
         node.give(connection)
     return answers
 
 
-def _answers(connection: Connected, count: int, most_bytes: int) -> list[Any]:
+def _change_nothing(commands: Sequence[tuple[Word, ...]]) -> bool:
+    """Tell whether commands may be sent before it is known who we are to the server: to whomever it takes us for, they do no harm."""
+    return {words[0] for words in commands} <= _HARMLESS
+
+
+def _send(connection: Connected, commands: Sequence[tuple[Word, ...]]) -> None:
+    connection.begin()
+    connection.send_packed_command(packed(commands), check_health=False)
+
+
+def _answers(connection: Connected, commands: Sequence[tuple[Word, ...]], most_bytes: int) -> list[Any]:
     connection.begin(most_bytes)
-    found: list[Any] = []
-    for _ in range(count):
-        try:
-            found.append(connection.read_response())
-        except ResponseError as error:
-            found.append(error)
-    return found
+    if not connection.is_known():
+        connection.log_in()
+        _send(connection, commands)
+        connection.begin(most_bytes)
+    return [answer_of(connection) for _ in commands]
 
 
 def _is_unknown(answer: Any) -> bool:
@@ -244,6 +174,8 @@ class Link(ABC):
     def exchange_strings(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
         """Do the same; the answer to a command whose key holds a list, a hash or the like is None."""
         answers = self.replies(commands, most_bytes)
+        if not any(isinstance(answer, Exception) for answer in answers):
+            return answers
         return self.checked([None if is_wrong_type(answer) else answer for answer in answers])
 
     def call(self, script: Script, groups: Sequence[Sequence[str]], *arguments: Any) -> list[Any]:
@@ -266,7 +198,10 @@ class Link(ABC):
 
     def checked(self, answers: list[Any]) -> list[Any]:
         """Return answers of which none is an error; raises what the first one means."""
-        return [_sound(answer, self.shown) for answer in answers]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise meaning(answer, self.shown) from answer
+        return answers
 
 
 class Single(Link):

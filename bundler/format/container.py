@@ -91,7 +91,8 @@ class Container:
         self._ahead, self._threads = FramesAhead[FrameDecoding](), 0
         self._buffers = FrameBuffers(CACHED_FRAMES + 2 * (frames_at_once() - 1))
         head = read_head(source, limits)
-        self.major, self.minor, self.newer_minor, self.read_only, self.compatible_flags, self.sections = head
+        self.major, self.minor, self.newer_minor = head.major, head.minor, head.newer_minor
+        self.read_only, self.compatible_flags, self.sections = head.read_only, head.compatible_flags, head.sections
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)

@@ -17,8 +17,7 @@
 The launch set of all kernels is in frames of its own, so a reader that only launches never touches IR.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module, as in `entry_rows`.
 import struct
 from typing import Any, Protocol
 

@@ -35,8 +35,8 @@ from bundler.format.entry_rows import (
     TargetRow,
     ToolchainRow,
     check_path,
+    check_value,
     tuning_records,
-    value_of,
 )
 from bundler.format.lazy_kernel import LazyKernel, file_order, spans_of
 from bundler.format.limits import Limits
@@ -204,7 +204,7 @@ class _Rows:
             limits.check("kernel_bytes", size, f"kernel {row.key}")
         if row.spec.entry is None:
             raise FormatError(f"{row.key}: the launch spec names no entry point", key=row.key)
-        value_of(bytes(row.spec.tensor_descriptors), limits, _ARRAYS_AROUND_VALUE)
+        check_value(bytes(row.spec.tensor_descriptors), limits, _ARRAYS_AROUND_VALUE)
         return LazyKernel.of_row(
             self,
             row,

@@ -6,8 +6,7 @@ launch spec, file names, and pieces of launch facts and key parts are numbers in
 and nothing else, in the order in which the kernels refer to it.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module, as in `entry_rows`.
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -27,12 +26,12 @@ from bundler.format.entry_rows import (
     SpecRow,
     TargetRow,
     ToolchainRow,
+    check_value,
     tuning_records,
-    value_of,
 )
 from bundler.format.kernel_columns import REFERENCE_BYTES, KernelCheck
 from bundler.format.lazy_kernel import spans_of
-from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.limits import Limits
 from bundler.format.summary import count
 from bundler.format.table_kernels import KernelNumbers, KernelTables, TableKernels
 
@@ -41,7 +40,6 @@ _FILE_LIST_BYTES = 4 << 20
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
-_NO_DESCRIPTORS = b"\x92\xa4list\x90"
 T = TypeVar("T")
 
 
@@ -141,9 +139,7 @@ class _Tables:
         content, check = self._content, self._check
         self._check_blob_table()
         for packed in {bytes(spec.tensor_descriptors) for spec in self._specs}:
-            # What a value is needs an import, which who only restores does not pay for: nearly all have the same.
-            if packed != _NO_DESCRIPTORS or self._limits.depth < DEFAULT_LIMITS.depth:
-                value_of(packed, self._limits, _ARRAYS_AROUND_VALUE)
+            check_value(packed, self._limits, _ARRAYS_AROUND_VALUE)
         rows = self._table("kernels", _KERNELS, "kernels")
         check.check(rows)
         tuning_files = self._table("tuning_files", _PLACED, "kernels")

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bundler.format.blob_table import BlobTable
 from bundler.format.digest import DIGEST_BYTES, digest_raw, digest_text
-from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain
+from bundler.format.entries import (
+    Artifact,
+    FileLayout,
+    Keep,
+    Kernel,
+    StoredFile,
+    StoredFiles,
+    Target,
+    Toolchain,
+)
 from bundler.format.entry_rows import NUMBERS_PER_SPAN
 from bundler.format.sentinel import Span
 
@@ -81,15 +90,26 @@ class _PickedFiles:
     """Files of a kernel, by their positions in its manifest.
 
     Attributes:
+        layout: what the names of these say about them, where these alone are the files.
         positions: where each stands.
         as_listed: whether these are all files, in the order of the manifest.
         pick: returns what stands at these positions.
     """
 
-    __slots__ = ("as_listed", "pick", "positions")
+    __slots__ = ("as_listed", "layout", "pick", "positions")
 
-    def __init__(self, positions: tuple[int, ...], files: int) -> None:
+    def __init__(self, layout: FileLayout, positions: tuple[int, ...]) -> None:
+        files = len(layout.order)
         self.positions, self.as_listed = positions, positions == tuple(range(files))
+        places = {position: place for place, position in enumerate(positions)}
+        # A library is no file of a launch set, which is all that is wanted where not all files are.
+        self.layout = FileLayout(
+            tuple(range(len(positions))),
+            tuple([places[position] for position in layout.launch]),
+            places[layout.binary],
+            places[layout.metadata],
+            layout.has_library and len(positions) == files,
+        )
         # There are two at the least, device binary and metadata, so what this returns is a tuple.
         self.pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] = itemgetter(*positions)
 
@@ -100,8 +120,8 @@ class FileOrder:
     __slots__ = ("all", "launch", "layout")
 
     def __init__(self, layout: FileLayout) -> None:
-        self.layout, files = layout, len(layout.order)
-        self.all, self.launch = _PickedFiles(layout.order, files), _PickedFiles(layout.launch, files)
+        self.layout = layout
+        self.all, self.launch = _PickedFiles(layout, layout.order), _PickedFiles(layout, layout.launch)
 
 
 file_order = lru_cache(_NAMES_REMEMBERED)(FileOrder)
@@ -267,6 +287,19 @@ class LazyKernel(Kernel):
             spans,
         )
 
+    def stored_files(self, keep: Keep = "all") -> StoredFiles:
+        """Return what `files` yields, by columns."""
+        filenames, numbers, spans = self.stored_numbers(keep)
+        table, width = self._source.blob_table, DIGEST_BYTES
+        digests, sizes = table.digests, table.sizes
+        return StoredFiles(
+            filenames,
+            tuple([digests[number * width : number * width + width] for number in numbers]),
+            sum([sizes[number] for number in numbers]),
+            spans,
+            (self._order.launch if keep == "launch" else self._order.all).layout,
+        )
+
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; no other file is looked at."""
         binary = self._order.layout.binary
@@ -283,10 +316,31 @@ class LazyKernel(Kernel):
         return other
 
 
+def check_documents(kernel: Kernel) -> None:
+    """Decode tensor descriptors, launch facts and key parts of a kernel, and keep nothing of them; raises `FormatError`.
+
+    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
+    """
+    from bundler.format.keyparts import KeyParts
+    from bundler.format.launch_spec import LaunchFacts
+
+    kernel.spec.tensor_descriptors.plain()
+    if kernel.facts_bytes is not None:
+        LaunchFacts.from_bytes(kernel.facts_bytes)
+    if kernel.parts_bytes is not None:
+        KeyParts.from_bytes(kernel.parts_bytes)
+
+
 def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
     """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is certain, and decodes nothing."""
     source: KernelSource | None = getattr(kernel, "_source", None)
     return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
+
+
+def any_parts_may_hold(kernels: Iterable[Kernel], text: bytes) -> bool:
+    """Tell whether the key parts of one of many kernels may hold a text; False is certain, and looks once at what they have in common."""
+    sources: set[KernelSource | None] = {getattr(kernel, "_source", None) for kernel in kernels}
+    return any(source is None or source.any_parts_hold(text) for source in sources)
 
 
 def as_stored(kernel: Kernel) -> LazyKernel | None:
@@ -310,6 +364,7 @@ class _Refiled(LazyKernel):
     binary_file = Kernel.binary_file
     size = Kernel.size
     files = Kernel.files
+    stored_files = Kernel.stored_files
 
 
 @lru_cache(_SPANS_REMEMBERED)

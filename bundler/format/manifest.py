@@ -27,6 +27,7 @@ from bundler.format.entries import (
     entry_files,
 )
 from bundler.format.entry_rows import Entries, schema_of
+from bundler.format.frozen_values import FrozenValue
 from bundler.format.lazy_kernel import LazyKernel, UnmadeKernels
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
@@ -66,8 +67,8 @@ def _kernels() -> Any:
     return _Kernels()
 
 
-@dataclass(frozen=True, repr=False)
-class Content(Summarized):
+@dataclass(init=False, repr=False, eq=False)
+class Content(Summarized, FrozenValue):
     """Everything that decides what a bundle is, in canonical order.
 
     Build it with `Content.of`, which sorts and checks; two contents with the same entries encode to the same bytes.
@@ -80,6 +81,17 @@ class Content(Summarized):
     tuning_records: tuple[TuningRecord, ...] = ()
     # How it is, or will be, written; says nothing about what it is, but the digest depends on it.
     schema: int = field(default=SCHEMA, compare=False, repr=False)
+
+    def __init__(
+        self,
+        kernels: tuple[Kernel, ...] = (),
+        tuning_files: tuple[TuningFile, ...] = (),
+        helpers: tuple[HelperLibrary, ...] = (),
+        opaque: tuple[Opaque, ...] = (),
+        tuning_records: tuple[TuningRecord, ...] = (),
+        schema: int = SCHEMA,
+    ) -> None:
+        self._set_fields(locals())
 
     @staticmethod
     def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = (), *, schema: int = SCHEMA) -> Content:
@@ -182,7 +194,9 @@ class Content(Summarized):
             raise FormatError(f"content: schema {schema}, expected {known}", got=schema, expected=known)
         entries = decode(data, limits, open_ended=newer_minor)
         kernels: Any = entries.kernels
-        content = Content(kernels, *entries[1:-1], schema=schema)
+        content = Content(
+            kernels, entries.tuning_files, entries.helpers, entries.opaque, entries.tuning_records, schema
+        )
         content.check_unique()
         # What the property would find out again, from every file.
         vars(content)["blobs"] = entries.blobs

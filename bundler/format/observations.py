@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from bundler.errors import FormatError
 from bundler.format import wire
 from bundler.format.entry_rows import Count, schema_of
+from bundler.format.frozen_values import FrozenValue
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.summary import Summarized
 
@@ -41,8 +42,8 @@ class Observation(Struct, frozen=True, gc=False):
 
 
 # No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Tuning`.
-@dataclass(frozen=True, repr=False)
-class Observed(Summarized):
+@dataclass(init=False, repr=False, eq=False)
+class Observed(Summarized, FrozenValue):
     """Facts about the recording that are no part of what the bundle is.
 
     Attributes:
@@ -54,6 +55,15 @@ class Observed(Summarized):
     kernels: Mapping[str, Observation] = field(default_factory=dict)
     environments: tuple[tuple[tuple[str, str], ...], ...] = ()
     tunings: tuple[Tuning, ...] = ()
+
+    def __init__(
+        self,
+        kernels: Mapping[str, Observation] | None = None,
+        environments: tuple[tuple[tuple[str, str], ...], ...] = (),
+        tunings: tuple[Tuning, ...] = (),
+    ) -> None:
+        kernels = {} if kernels is None else kernels
+        self._set_fields(locals())
 
     @property
     def devices(self) -> tuple[int, ...]:

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from bundler.errors import FormatError, LimitExceeded, TruncatedBundle, UnsupportedVersion
 from bundler.format import wire
@@ -36,7 +37,7 @@ PREFIX_FACTOR = 4
 _ARRAYS_PER_SECTION, _NESTING = 3, 3
 
 
-class ContainerHead(NamedTuple):
+class ContainerHead(Struct, frozen=True):
     """What the header and the table of a container say.
 
     Attributes:

@@ -5,12 +5,11 @@
 asks for them.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module, as in `entry_rows`.
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw, Struct
@@ -58,7 +57,7 @@ class KernelNumbers(Struct, array_like=True, frozen=True, gc=False):
     references: Raw
 
 
-class KernelTables(NamedTuple):
+class KernelTables(Struct, frozen=True):
     """What kernels refer to."""
 
     names: Sequence[str]
@@ -70,7 +69,7 @@ class KernelTables(NamedTuple):
     blobs: BlobTable
 
 
-class SharedTraits(NamedTuple):
+class SharedTraits(Struct, frozen=True):
     """What kernels with the same numbers have in common."""
 
     order: FileOrder
@@ -133,8 +132,8 @@ class TableKernels(UnmadeKernels):
         shared = map(self._shared.__getitem__, map(numbers_of, rows))
         return tuple(
             [
-                of_row(self, row, order, row.key, name, target, toolchain)
-                for row, (order, name, target, toolchain) in zip(rows, shared, strict=True)
+                of_row(self, row, of.order, row.key, of.name, of.target, of.toolchain)
+                for row, of in zip(rows, shared, strict=True)
             ]
         )
 
@@ -146,7 +145,7 @@ class TableKernels(UnmadeKernels):
         """Return the names of a kernel's files."""
         return _with_name(self._tables.names[row.name], self._tables.file_lists[row.file_list])
 
-    def spec(self, row: KernelNumbers) -> LaunchSpec:
+    def spec(self, row: KernelNumbers) -> "LaunchSpec":
         """Return a kernel's launch spec; those of one row and name are one object."""
         found = self._launch_specs.get((row.spec, row.name))
         if found is None:

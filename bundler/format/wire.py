@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-import msgpack
 import msgspec
 
 from bundler.errors import FormatError, LimitExceeded
@@ -36,6 +35,9 @@ _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 _FIXED_ARRAY = 0x90
 _ARRAY_16_32 = {0xDC: 3, 0xDD: 5}  # where the members begin
 _ARRAY_HEADS = bytes([*range(0x90, 0xA0), 0xDC, 0xDD])
+# A table of contents of hundreds of sections and thousands of blobs.
+_SMALL_BYTES = 1 << 16
+_PLAIN = frozenset({list, str, bytes, int, float, bool, type(None)})
 
 
 def pack(data: Any) -> bytes:
@@ -44,6 +46,8 @@ def pack(data: Any) -> bytes:
     Raises:
         FormatError: a string is not Unicode text, or an integer needs more than 64 bits.
     """
+    import msgpack  # who only reads bundles needs msgspec alone
+
     try:
         packed: bytes = msgpack.packb(data, use_bin_type=True)
     except (ValueError, OverflowError) as error:
@@ -71,6 +75,13 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
         FormatError: not msgpack, trailing bytes, a map or extension type, or not an array.
         LimitExceeded: nested or long beyond the limits.
     """
+    if len(data) <= min(_SMALL_BYTES, limits.manifest_bytes, limits.array_items):
+        small = _small(data, limits)
+        if small is not None:
+            _check_depth(small, what, limits.depth)
+            return small
+    import msgpack  # knows better what is wrong, and takes a new process as long as a hundred kernels
+
     try:
         result = msgpack.unpackb(
             data,
@@ -89,6 +100,25 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
         raise _typed(error, what, limits) from error
     _check_depth(result, what, limits.depth)
     return expect(result, list, what)
+
+
+def _small(data: bytes, limits: Limits) -> list[Any] | None:
+    """Decode an array of few bytes, which has no more members and arrays than these; None when something is wrong with it."""
+    try:
+        _WALK.decode(data)
+        document = msgspec.msgpack.decode(data)
+    except MSGSPEC_ERRORS:
+        return None
+    level = [document]
+    while level:
+        if not {*map(type, level)} <= _PLAIN:
+            return None
+        if len(data) > limits.string_bytes:
+            texts = (item for item in level if type(item) is str)
+            if any(len(text.encode()) > limits.string_bytes for text in texts):
+                return None
+        level = [item for array in level if type(array) is list for item in array]
+    return document if type(document) is list else None
 
 
 def decode(
@@ -216,6 +246,8 @@ def _splitter(members: int) -> msgspec.msgpack.Decoder[tuple[msgspec.Raw, ...]]:
 
 
 def _typed(error: Exception, what: str, limits: Limits) -> FormatError:
+    import msgpack
+
     text = str(error)
     if isinstance(error, (msgpack.StackError, RecursionError)):
         return LimitExceeded(f"{what}: nested deeper than {limits.depth} arrays", what=what, limit=limits.depth)

@@ -201,8 +201,10 @@ class Shelves:
 
     def trust_in(self, found: Found, trust: Trust) -> Trust:
         """Return how far a kernel is trusted: nobody signed one of the store alone, which code may need."""
-        unsigned = found.place == "store" and self._store is not None and self._store.requires_signatures("code")
-        return "kernels" if unsigned else trust
+        # Looked up for each kernel, settings would cost as much as to read it.
+        if trust == "kernels" or found.place != "store" or self._store is None:
+            return trust
+        return "kernels" if self._store.requires_signatures("code") else trust
 
     def reject(self, found: Found) -> None:
         """Forget a kernel that Triton could not read; who builds it next publishes it anew."""

@@ -221,7 +221,7 @@ class Engine(Keeper):
             self.tally.fold()
 
     def _directory(self, root: str) -> CacheDirectory:
-        path = os.path.abspath(root)  # a program may have a relative one and change its working directory
+        path = root if root in self._directories else os.path.abspath(root)  # it may be relative to where we are now
         if path not in self._directories:
             from bundler.lifecycle.cache_directory import CacheDirectory
 

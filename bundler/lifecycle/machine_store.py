@@ -6,6 +6,7 @@ Users, sessions (`bundler/integrations`), the build service (`bundler/compile`) 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from bundler.backends.tiers import WhenDown
 from bundler.config import peers_setting
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Keep
+from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 from bundler.lifecycle.compatibility import Questions
@@ -25,6 +27,7 @@ from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions,
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
 from bundler.store.kernel_records import KernelRecords
+from bundler.store.store_signatures import SignedTag
 from bundler.store.store_urls import Opening, open_backend, store_url
 from bundler.store.unsigned_records import UnsignedRecords
 from bundler.trust.admission import policy_in_force
@@ -173,13 +176,19 @@ class Store(BundleStore):
                 questions.ask_for_gpus()
                 questions.ask_for_triton()
 
-            def ask(content: Content) -> None:
+            def ask(found: SignedTag) -> None:
+                # What was pushed last under a tag is of one target, as a rule, and the tag itself says of which.
+                for family, _ in found.hints[:1] if options.only == "usable" else ():
+                    with contextlib.suppress(ConfigError):  # whatever a store says
+                        questions.ask_for_ptxas_of(Target.parse(family.rpartition("/")[0]))
+
+            def ask_again(content: Content) -> None:
                 if options.only == "usable":
                     questions.ask_for_ptxas(content.kernels)
 
             try:
                 with observers.step("pull", store=self.name) as step:
-                    bundle = self._pull_to_place(tag_or_digest, ask)
+                    bundle = self._pull_to_place(tag_or_digest, ask, ask_again)
                     if step.observed:
                         step.note(digest=bundle.digest)
             except NotFound:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError, NotFound
 from bundler.format.bundle import BlobSource
 from bundler.format.digest import digest_text
+from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import Limits
 from bundler.store import bounds, object_proofs
 from bundler.store.damage import DAMAGED, checked, quarantine
@@ -57,6 +59,7 @@ class StoreBlobs(BlobSource):
         dictionaries: where to look for them, when somebody has some already.
         read_only: leave the store as it is.
         marks: marks what was pulled as in use, beside what is done with the first units; None where that was done.
+        buffers: memory for decoded units, where somebody has some from earlier ones.
     """
 
     verified = True
@@ -73,22 +76,22 @@ class StoreBlobs(BlobSource):
         dictionaries: Dictionaries | None = None,
         read_only: bool = False,
         marks: Marks | None = None,
+        buffers: FrameBuffers | None = None,
     ) -> None:
         self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
         self._marks = marks
         self.waits = not backend.reads_are_cheap
         self._hints = list(hints)
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
-        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified)
-        self._units: dict[bytes, list[Unit]] = {}
-        for unit in units:
-            for digest, _ in unit.blobs:
-                self._units.setdefault(digest, []).append(unit)
+        self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified, buffers=buffers)
+        self._units = _by_digest(list(units))
         # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
         self._cache: dict[bytes, memoryview] = {}
         # Decoded, and not compared with their digests yet; whoever compares one moves it.
         self._uncompared: dict[bytes, memoryview] = {}
         self._damaged: dict[str, BundlerError] = {}
+        # At most so much is kept; counting it each time would take longer than to fetch a few kernels from a directory.
+        self._most_bytes = 0
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises as `view_blob`."""
@@ -172,12 +175,7 @@ class StoreBlobs(BlobSource):
 
     def prefetch(self, digests: Collection[bytes]) -> None:
         """Fetch the units of these blobs in few round trips; what is missing or damaged shows when it is read."""
-        known = self._cache.keys() | self._uncompared.keys()
-        wanted: dict[str, Unit] = {}
-        # A blob that is in several units comes with one that is fetched anyway, if there is one.
-        for units in sorted([self._units.get(d, []) for d in digests if d not in known], key=len):
-            if units and not any(unit.key in wanted or unit.key in self._fetched for unit in units):
-                wanted[units[0].key] = units[0]
+        wanted = self._lacking(digests)
         if not wanted:
             return
         if self._marks is not None:
@@ -186,14 +184,33 @@ class StoreBlobs(BlobSource):
             hinted = self._hinted({unit.family for unit in batch})
             with store_errors(self._name):
                 found = self._backend.get_within(self._bounds(hinted, batch))
-            if self._marks is not None:
-                self._marks.begin()
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
             lost = self._learn(found.values())
             for key in [key for key, value in found.items() if dictionary_of(value) in lost] if lost else ():
                 self._open_alone(wanted[key], found.pop(key))
             self._fetched.add(batch, found)
-            self._trim()
+            self._trim(sum([unit.size for unit in batch]))
+        if self._marks is not None:
+            self._marks.begin()  # last, since the caller has nothing to do yet
+
+    def _lacking(self, digests: Collection[bytes]) -> dict[str, Unit]:
+        """Return the units that have to be fetched for some blobs, by key."""
+        cache, uncompared = self._cache, self._uncompared
+        wanted: dict[str, Unit] = {}
+        several: list[Sequence[Unit]] = []
+        for digest in digests:
+            units = self._units.get(digest, ()) if digest not in cache and digest not in uncompared else ()
+            if len(units) == 1:
+                wanted[units[0].key] = units[0]
+            elif units:
+                several.append(units)
+        if wanted and self._fetched:
+            wanted = {key: unit for key, unit in wanted.items() if key not in self._fetched}
+        # A blob that is in several units comes with one that is fetched anyway, if there is one.
+        for units in sorted(several, key=len):
+            if not any(unit.key in wanted or unit.key in self._fetched for unit in units):
+                wanted[units[0].key] = units[0]
+        return wanted
 
     def _bounds(self, dictionaries: list[str], units: list[Unit]) -> dict[str, int]:
         """Return how large each may be, with what proves it where somebody is asked who is not trusted."""
@@ -236,7 +253,7 @@ class StoreBlobs(BlobSource):
         self._learn([value])
         blobs = self._open(unit, value)
         self._cache.update(blobs)
-        self._trim()
+        self._trim(unit.size)
         return blobs
 
     def _open(self, unit: Unit, value: bytes) -> dict[bytes, memoryview]:
@@ -267,20 +284,21 @@ class StoreBlobs(BlobSource):
             return not self._backend.exists([dictionary_key(digest)])
         return False
 
-    def _trim(self) -> None:
+    def _trim(self, more_bytes: int) -> None:
+        """Let go of what came first, when so much more has come that what is kept has to be counted anew."""
+        self._most_bytes += more_bytes
+        if self._most_bytes <= CACHED_BYTES + CACHED_BYTES // 10:
+            return
         waiting = self._fetched.sizes()
         kept = sum([size for _, size in waiting])
         kept += sum([len(data) for cache in (self._cache, self._uncompared) for data in list(cache.values())])
         for cache in (self._cache, self._uncompared):
-            for oldest in list(cache):
-                if kept <= CACHED_BYTES:
-                    return
-                kept -= len(cache.pop(oldest, b""))
+            for oldest in list(cache) if kept > CACHED_BYTES else ():
+                kept -= len(cache.pop(oldest, b"")) if kept > CACHED_BYTES else 0
         for key, size in waiting:
-            if kept <= CACHED_BYTES:
-                return
-            if self._fetched.drop(key):
+            if kept > CACHED_BYTES and self._fetched.drop(key):
                 kept -= size
+        self._most_bytes = kept
 
 
 def unit_payload(
@@ -316,8 +334,22 @@ def unit_batches(units: Iterable[Unit]) -> Iterator[list[Unit]]:
     Sorted by size, since a damaged store may give as much for each unit as the largest one of a batch may have.
     """
     ordered = sorted(units, key=_size)
+    largest = ordered[-1].size if ordered else 0
+    if len(ordered) <= BATCH_KEYS and len(ordered) * largest <= BATCH_BYTES:
+        return iter([ordered] if ordered else [])
     return batches(ordered, BATCH_KEYS, BATCH_BYTES, _size, most_if_alike=LIED_BYTES)
 
 
-def _size(unit: Unit) -> int:
-    return unit.size
+_size = operator.attrgetter("size")
+
+
+def _by_digest(units: Sequence[Unit]) -> Mapping[bytes, Sequence[Unit]]:
+    """Return the units that have each blob: of nearly all blobs one."""
+    alone = {digest: only for unit in units for only in ((unit,),) for digest, _ in unit.blobs}
+    if len(alone) == sum([len(unit.blobs) for unit in units]):
+        return alone
+    found: dict[bytes, list[Unit]] = {}
+    for unit in units:
+        for digest, _ in unit.blobs:
+            found.setdefault(digest, []).append(unit)
+    return found

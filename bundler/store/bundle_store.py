@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from bundler.format.bundle import Bundle, require_content
 from bundler.format.bundle_union import merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
+from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
@@ -35,6 +35,7 @@ from bundler.store.store_layout import Hint
 from bundler.store.store_reports import PruneReport, PushReport, Sent, StoreStats, TagInfo, VerifyReport
 from bundler.store.store_signatures import SignedTag, StoreSignatures, admit_tag
 from bundler.store.stored_manifests import current_manifest, read_manifest, seen_too, without
+from bundler.store.unit_sealing import Sealing
 
 if TYPE_CHECKING:
     from bundler.trust.signature_policy import SignaturePolicy
@@ -45,7 +46,7 @@ MODES = ("merge", "replace", "create")
 # Each lost race means that another push succeeded; so many in a row for one tag mean that something is wrong with the store.
 SWAP_ATTEMPTS = 100
 _Seen = Callable[[Content], None]
-_log = logging.getLogger("bundler.store")
+_log = logger("bundler.store")
 
 
 class BundleStore:
@@ -279,12 +280,13 @@ class BundleStore:
             if new:
                 self._put(new, units)
                 sent.bytes += _size(new)
-        sealed = self._sealed(bundle, missing, compression)
-        for batch in batches(sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])):
-            values = dict(batch)
-            self._put(values, units)
-            sent.bytes += _size(values)
-            sent.units += len(values)
+        with Sealing(compression.seal, len(missing)) as sealing:
+            sealed = sealing.values(self._payloads(bundle, missing))
+            for batch in batches(sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])):
+                values = dict(batch)
+                self._put(values, units)
+                sent.bytes += _size(values)
+                sent.units += len(values)
         with store_errors(self.name):
             self._backend.flush()  # before the manifest: after a power failure it must not name what was lost
         if manifest not in present:
@@ -314,13 +316,12 @@ class BundleStore:
                 self._backend.delete(useless)
         return gone
 
-    def _sealed(
-        self, bundle: Bundle, units: Iterable[store_layout.Unit], compression: UnitCompression
-    ) -> Iterator[tuple[str, bytes]]:
-        """Yield what is to be stored for these units by key, unit by unit: the values are made as they are sent."""
+    def _payloads(
+        self, bundle: Bundle, units: Iterable[store_layout.Unit]
+    ) -> Iterator[tuple[store_layout.Unit, bytes]]:
         for unit in units:
             try:
-                yield unit.key, compression.seal(unit, _payload(bundle, unit))
+                yield unit, _payload(bundle, unit)
             except NotFound as error:
                 # The tag that was merged names a unit that is gone.  Readers skip its kernel until a process that has it pushes again.
                 _log.warning("%s: %s is dangling: %s", self.name, unit.key, error)
@@ -360,9 +361,13 @@ class BundleStore:
             )
         return frozenset(sound)
 
-    def _pull_to_place(self, tag_or_digest: str, seen: _Seen) -> Bundle:
-        """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile; `seen` gets the content."""
+    def _pull_to_place(self, tag_or_digest: str, named: Callable[[SignedTag], None], seen: _Seen) -> Bundle:
+        """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile.
+
+        `named` gets what the tag says, before anything else is read, and `seen` the content.
+        """
         found = self._references.find(tag_or_digest)
+        named(found)
         return self._open(found, admit_tag(self.signatures, self.name, found), seen=seen)
 
     def _open(self, found: SignedTag, doubt: str = "", *, read_only: bool = False, seen: _Seen | None = None) -> Bundle:

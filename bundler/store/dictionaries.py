@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -162,7 +163,7 @@ class UnitCompression:
     def __init__(self, backend: Backend, name: str, hints: Sequence[store_layout.Hint]) -> None:
         self._dictionaries, self._hints = Dictionaries(backend, name), list(hints)
         self._chosen: dict[str, Dictionary] = {}
-        self._compressors: dict[str, zstandard.ZstdCompressor] = {}
+        self._of_thread = threading.local()
 
     def choose(
         self, units: Sequence[store_layout.Unit], read: Callable[[store_layout.Unit], bytes]
@@ -201,13 +202,14 @@ class UnitCompression:
         return None
 
     def seal(self, unit: store_layout.Unit, payload: bytes) -> bytes:
-        """Return what is stored for a unit."""
+        """Return what is stored for a unit; threads may do this at the same time."""
         chosen = self._chosen.get(unit.family)
         if chosen is None or len(payload) > DICTIONARY_BYTES:
             return store_layout.seal(payload)
-        if unit.family not in self._compressors:
-            self._compressors[unit.family] = chosen.compressor()
-        return store_layout.seal_with(chosen.digest, self._compressors[unit.family].compress(payload))
+        compressors: dict[str, zstandard.ZstdCompressor] = self._of_thread.__dict__
+        if unit.family not in compressors:
+            compressors[unit.family] = chosen.compressor()
+        return store_layout.seal_with(chosen.digest, compressors[unit.family].compress(payload))
 
     def hints(self, families: Collection[str]) -> tuple[store_layout.Hint, ...]:
         """Return the dictionaries of these families for the tag to name, the latest first."""

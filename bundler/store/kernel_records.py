@@ -17,7 +17,6 @@ them.  A record whose units are gone or damaged is a miss; it is removed, so tha
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,20 +25,16 @@ from typing import NamedTuple
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend, Lease
-from bundler.errors import (
-    BundlerError,
-    FormatError,
-    LimitExceeded,
-    NotFound,
-    UnsafeName,
-)
+from bundler.errors import BundlerError, FormatError, LimitExceeded, NotFound, UnsafeName
 from bundler.format import content_rows, names, wire
 from bundler.format.bundle import Bundle, Keep, MemoryBlobs
 from bundler.format.bundle_union import merge
 from bundler.format.entries import Kernel
+from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.summary import Summarized
+from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
@@ -50,10 +45,12 @@ from bundler.user_warnings import warn
 RECORDS, FAILURES, LEASES = store_layout.RECORDS, f"{store_layout.MAJOR}/f", f"{store_layout.MAJOR}/c"
 # A record that another published, and that is lost when we look at it, leaves room for ours; until the next is faster again.
 ATTEMPTS = 3
+# Of lookups at the same time; a session has one for each kernel that it asks for.
+_BUFFERS = 1
 _VERSION = 1
 # Of what a compiler said; the end of it says most.
 _MESSAGE_CHARACTERS = 1000
-_log = logging.getLogger("bundler.store")
+_log = logger("bundler.store")
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,7 +103,7 @@ class _Record:
 
     @cached_property
     def units(self) -> list[store_layout.Unit]:
-        return list(store_layout.units_of_kernel(self.kernel))
+        return list(store_layout.units_of_kernels([self.kernel]))
 
 
 class KernelRecords:
@@ -136,7 +133,7 @@ class KernelRecords:
     ) -> None:
         self._backend, self.name, self._limits = backend, name, limits
         self._told: set[str] = set()
-        self._dictionaries = Dictionaries(backend, name)
+        self._dictionaries, self._buffers = Dictionaries(backend, name), FrameBuffers(_BUFFERS)
         self._excuse = excuse
 
     def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
@@ -297,7 +294,9 @@ class KernelRecords:
     def _read(self, group: list[_Record], blobs: dict[bytes, bytes], damaged: dict[str, str]) -> dict[str, _Record]:
         """Fetch the units of some kernels in one batch; returns those that are whole."""
         units = [unit for record in group for unit in record.units]
-        source = StoreBlobs(self._backend, self.name, units, self._limits, dictionaries=self._dictionaries)
+        source = StoreBlobs(
+            self._backend, self.name, units, self._limits, dictionaries=self._dictionaries, buffers=self._buffers
+        )
         digests = [[digest for unit in record.units for digest, _ in unit.blobs] for record in group]
         source.prefetch([digest for some in digests for digest in some])
         found = {}

@@ -20,11 +20,10 @@ Every module of this room reads and writes objects and refs through it.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -105,32 +104,26 @@ class Unit:
 
 def units_of(content: Content) -> Iterator[Unit]:
     """Yield the units of a bundle; a blob that two kernels share is in a unit of each."""
-    for kernel in content.kernels:
-        yield from units_of_kernel(kernel)
+    yield from units_of_kernels(content.kernels)
     companions: list[TuningFile | HelperLibrary | Opaque] = [*content.tuning_files, *content.helpers, *content.opaque]
     for entry in companions:
         yield Unit(((digest_raw(entry.artifact.digest), entry.artifact.size),))
 
 
-def units_of_kernel(kernel: Kernel) -> Iterator[Unit]:
-    """Yield the units of a kernel: its launch set, and the rest of it if there is more."""
-    files = blobs_of_files(kernel)
-    launch, rest = _sides(kernel.layout)
-    of_launch, of_rest = _families(kernel.target)
-    yield Unit(tuple(sorted({files[position] for position in launch})), of_launch)
-    if rest:
-        yield Unit(tuple(sorted({files[position] for position in rest})), of_rest)
-
-
-@functools.lru_cache
-def _families(target: Target) -> tuple[str, str]:
-    return f"{target}/launch", f"{target}/rest"
-
-
-@functools.lru_cache
-def _sides(layout: FileLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return which files of a kernel are its launch set, and which are not."""
-    return layout.launch, tuple([position for position in layout.order if position not in layout.launch])
+def units_of_kernels(kernels: Iterable[Kernel]) -> Iterator[Unit]:
+    """Yield the units of kernels: of each its launch set, and the rest of it if there is more."""
+    # Thousands have few layouts and targets, each of them one object, which is kept here: so no other one has its `id`.
+    known: dict[tuple[int, int], tuple[FileLayout, Target, tuple[int, ...], str, str]] = {}
+    for kernel in kernels:
+        layout, target = kernel.layout, kernel.target
+        if (id(layout), id(target)) not in known:
+            others = tuple([position for position in layout.order if position not in layout.launch])
+            known[id(layout), id(target)] = layout, target, others, f"{target}/launch", f"{target}/rest"
+        _, _, rest, of_launch, of_rest = known[id(layout), id(target)]
+        files = blobs_of_files(kernel)
+        yield Unit(tuple(sorted({files[position] for position in layout.launch})), of_launch)
+        if rest:
+            yield Unit(tuple(sorted({files[position] for position in rest})), of_rest)
 
 
 def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
@@ -205,6 +198,13 @@ def dictionary_of(value: bytes) -> bytes | None:
     if not value.startswith(_WITH_DICTIONARY) or len(value) < _HEAD_BYTES + DIGEST_BYTES:
         return None
     return value[_HEAD_BYTES : _HEAD_BYTES + DIGEST_BYTES]
+
+
+def frame_of(value: bytes) -> tuple[bytes | None, bytes]:
+    """Return the digest of the dictionary that a stored value needs, and its frame, which is empty when it is no such value; nothing is compared."""
+    if value.startswith(_WITH_DICTIONARY) and type(value) is bytes:
+        return value[_HEAD_BYTES : _HEAD_BYTES + DIGEST_BYTES], value[_HEAD_BYTES + DIGEST_BYTES :]
+    return None, value[_HEAD_BYTES:] if value.startswith(_ALONE) and type(value) is bytes else b""
 
 
 def dictionary_key(digest: bytes) -> str:

@@ -13,12 +13,15 @@ import zstandard
 
 from bundler.format.container_layout import frame_bytes
 from bundler.format.frame_buffers import FrameBuffers
+from bundler.format.limits import KIB
 from bundler.store.damage import DAMAGED
 from bundler.store.dictionaries import Dictionaries
-from bundler.store.store_layout import Unit, check_seal, decompressor, dictionary_of
+from bundler.store.store_layout import Unit, check_seal, decompressor, frame_of
 
 # One fetch is decoded while the next arrives, and kernels of the one before are still being read.
 _FETCHES_IN_USE = 3
+# Of one kernel as a rule: the next one has another size, and finds room there too.
+_SHARED_BYTES = 512 * KIB
 
 
 class FetchedUnits:
@@ -29,12 +32,17 @@ class FetchedUnits:
     Args:
         dictionaries: where to look for those that were fetched.
         verified: whether values come compared with the digest in their head.
+        buffers: memory that others use too, one after the other; None for memory of its own.
     """
 
-    def __init__(self, dictionaries: Dictionaries, *, verified: bool) -> None:
+    def __init__(self, dictionaries: Dictionaries, *, verified: bool, buffers: FrameBuffers | None = None) -> None:
         self._dictionaries, self._verified = dictionaries, verified
         self._waiting: dict[str, tuple[Unit, bytes, memoryview]] = {}
-        self._buffers = FrameBuffers(_FETCHES_IN_USE)
+        self._shared = buffers is not None
+        self._buffers = FrameBuffers(_FETCHES_IN_USE) if buffers is None else buffers
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
 
     def __contains__(self, key: str) -> bool:
         return key in self._waiting
@@ -43,7 +51,8 @@ class FetchedUnits:
         """Add those of some units that the store gave."""
         found = [unit for unit in units if unit.key in values]
         # Pages of it take memory as they are written, so a value that is damaged costs none.
-        room, start = self._buffers.take(sum([unit.size for unit in found])), 0
+        size = sum([unit.size for unit in found])
+        room, start = self._buffers.take(max(size, _SHARED_BYTES) if self._shared else size), 0
         for unit in found:
             end = start + unit.size
             self._waiting[unit.key] = unit, values[unit.key], room[start:end]
@@ -71,24 +80,22 @@ class FetchedUnits:
     def clear(self) -> None:
         """Forget all of them."""
         self._waiting.clear()
-        self._buffers.clear()
+        if not self._shared:
+            self._buffers.clear()
 
     def _is_decoded(self, unit: Unit, value: bytes, room: memoryview) -> bool:
         """Decode a value into the room that its payload has; tell whether it filled it."""
-        digest = dictionary_of(value)
+        digest, frame = frame_of(value)
         dictionary = None if digest is None else self._dictionaries.known(digest)
         if dictionary is None and digest is not None:
             return False
         try:
-            frame = check_seal(value, unit.key, unit.size, verified=self._verified)
+            if not self._verified or not frame:
+                check_seal(value, unit.key, unit.size)
             if zstandard.get_frame_parameters(frame).content_size != unit.size or not unit.size:
                 return False
             with decompressor(None if dictionary is None else dictionary.data).stream_reader(frame) as reader:
                 # The decoder compares the checksum when it is asked for more than there is, and does not tell what follows the frame.
-                return (
-                    reader.readinto(room) == unit.size
-                    and not reader.read(1)
-                    and frame_bytes(bytes(frame)) == len(frame)
-                )
+                return reader.readinto(room) == unit.size and not reader.read(1) and frame_bytes(frame) == len(frame)
         except (*DAMAGED, zstandard.ZstdError):
             return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import logging
 import os
 import re
 import select
@@ -17,9 +16,10 @@ import sys
 import time
 from typing import IO, Any
 
+from bundler.package_loggers import logger
 from bundler.toolchain.identity import triton_dir
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 # ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
 _TIMEOUT_S = 20
 _ANSWER_BYTES = 1 << 16

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may do what: the users, TLS, limits and files of deploy/, proven on real servers; and what is said to who may not."""
 
+import contextlib
 import os
 import re
+import socket
 import ssl
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -134,6 +137,90 @@ def test_nobody_comes_in_without_a_name(server):
             ):
                 with pytest.raises(BackendDenied, match="check user, password"):
                     call(backend)
+
+
+class _Scripted:
+    """A server that answers by a function of the words of each command; keeps what it got, connection by connection."""
+
+    def __init__(self, answer):
+        self.heard, self._answer = [], answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                client.settimeout(10)
+                self.heard.append([])
+                with client, contextlib.suppress(OSError):
+                    while data := client.recv(65536):
+                        words = [tuple(part.split(b"\r\n")[1::2]) for part in re.split(rb"\*\d+\r\n", data)[1:]]
+                        self.heard[-1].append([one[0].decode() for one in words])
+                        client.sendall(b"".join(self._answer(*one) for one in words))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        self._listener.close()
+
+
+def test_a_login_goes_with_the_first_commands_where_these_only_read():
+    """Then it costs no turn; a change is sent to nobody before the server has said who we are to it."""
+    answers = {b"AUTH": b"+OK\r\n", b"SELECT": b"+OK\r\n", b"GETRANGE": b"$1\r\n1\r\n", b"EVALSHA": b":1\r\n"}
+    with _Scripted(lambda *words: answers.get(words[0], b":1\r\n")) as server:
+        url = f"redis://u:p@127.0.0.1:{server.port}/2"
+        with RedisBackend.from_url(url, **PATIENT) as backend:
+            assert backend.read_ref("v1/t/x") == b"1"
+            assert backend.swap_ref("v1/t/x", None, b"1")
+        with RedisBackend.from_url(url, **PATIENT) as backend:
+            assert backend.swap_ref("v1/t/x", None, b"1")
+            assert backend.read_ref("v1/t/x") == b"1"
+    read = ["GETRANGE", "EXISTS", "PEXPIRE"]
+    assert server.heard == [[["AUTH", "SELECT", *read], ["EVALSHA"]], [["AUTH"], ["SELECT"], ["EVALSHA"], read]]
+
+
+def test_a_server_that_knows_no_users_is_logged_in_to_as_it_expects():
+    """Before Redis 6 a login is a password alone: what went with the wrong one is asked again, once."""
+    known = []
+
+    def answer(*words):
+        if words[0] == b"AUTH":
+            known.append(len(words) == 2)
+            return b"+OK\r\n" if known[-1] else b"-ERR wrong number of arguments for 'auth' command\r\n"
+        if not known[-1]:
+            return b"-NOAUTH Authentication required.\r\n"
+        return b"$1\r\n1\r\n" if words[0] == b"GETRANGE" else b":1\r\n"
+
+    with _Scripted(answer) as server, RedisBackend.from_url(f"redis://u:p@127.0.0.1:{server.port}", **PATIENT) as old:
+        assert old.read_ref("v1/t/x") == b"1"
+        assert old.read_ref("v1/t/x") == b"1"
+    read = ["GETRANGE", "EXISTS", "PEXPIRE"]
+    assert server.heard == [[["AUTH", *read]], [["AUTH"], ["AUTH"], read, read]]
+
+
+def test_who_is_let_in_without_a_name_is_not_let_in_with_a_wrong_one(server, admin):
+    """Where the default user may do everything a wrong password is denied all the same, reads and changes nothing."""
+    admin.set("tb:r:v1/t/x", b"secret")
+    admin.acl_setuser("default", enabled=True, nopass=True, keys=["*"], commands=["+@all"])
+    try:
+        for call in (
+            lambda b: b.read_ref("v1/t/x"),
+            lambda b: b.swap_ref("v1/t/y", None, b"1"),
+            lambda b: b.put({"a": b"1"}),
+        ):
+            wrong = RedisBackend.from_url(f"unix://writer:wrong@{server.socket}", **PATIENT)
+            with wrong, pytest.raises(BackendDenied, match="check user, password"):
+                call(wrong)
+        assert admin.keys("*") == [b"tb:r:v1/t/x"]
+    finally:
+        admin.acl_setuser("default", enabled=False, reset=True)
 
 
 def test_a_password_may_be_in_a_file_and_change(server, admin, tmp_path):

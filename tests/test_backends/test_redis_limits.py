@@ -17,7 +17,7 @@ import redis_server
 from redis.retry import Retry
 
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendTimeout, BackendUnavailable
-from bundler.backends.redis import RedisBackend, metered_socket, reply_errors, server_exchange
+from bundler.backends.redis import RedisBackend, metered_socket, reply_errors, server_connections, server_exchange
 from bundler.backends.redis.url_settings import parse
 from bundler.backends.testing.contract_hooks import in_threads
 
@@ -78,7 +78,7 @@ def fails_within(call, backend, seconds):
 
 def test_every_timeout_and_retry_is_set():
     """Nothing about time and repetition is left to redis-py's defaults, which change from release to release."""
-    plain = server_exchange.connection_arguments(parse("redis://u:p@h/2?timeout_s=3&connect_timeout_s=2", {}))
+    plain = server_connections.connection_arguments(parse("redis://u:p@h/2?timeout_s=3&connect_timeout_s=2", {}))
     retry = plain.pop("retry")
     assert isinstance(retry, Retry)
     assert retry.get_retries() == 0 if hasattr(retry, "get_retries") else retry._retries == 0
@@ -87,7 +87,7 @@ def test_every_timeout_and_retry_is_set():
         "socket_read_size": 262144, "retry_on_timeout": False, "retry_on_error": [], "health_check_interval": 0,
         "socket_keepalive": True,
     }  # fmt: skip
-    defaults = server_exchange.connection_arguments(parse("redis://h", {}))
+    defaults = server_connections.connection_arguments(parse("redis://h", {}))
     assert (defaults["socket_timeout"], defaults["socket_connect_timeout"]) == (0.25, 0.25)
 
 
@@ -95,7 +95,9 @@ def test_every_timeout_and_retry_is_set():
 def test_connections_have_what_was_set(url):
     """The connections that are made have the limits, no retries, no greetings, and check certificates and names."""
     settings = parse(url, {"timeout_s": 3, "connect_timeout_s": 2})
-    connection = server_exchange.Node(settings, settings.hosts[0] if settings.hosts else None)._made()
+    connection = server_connections.opened_connection(
+        settings, settings.hosts[0] if settings.hosts else None, logs_in_later=False
+    )
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (3, 2)
     assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
     assert (connection.protocol, connection.driver_info, connection.client_name) == (2, None, None)

@@ -6,7 +6,7 @@ import importlib.metadata
 import pytest
 from redis.connection import Connection
 
-from bundler.backends.redis import server_exchange
+from bundler.backends.redis import server_connections
 from bundler.backends.redis.command_packing import packed
 from bundler.backends.redis.url_settings import parse
 
@@ -37,4 +37,4 @@ def test_a_connection_reads_no_version_of_its_library(monkeypatch):
     """It is not told to the server, and to find it takes longer than to connect."""
     monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"the version of {name} was asked for"))
     settings = parse("redis://u:p@h", {})
-    assert server_exchange.Node(settings, settings.hosts[0])._made().username == "u"
+    assert server_connections.opened_connection(settings, settings.hosts[0], logs_in_later=False).username == "u"

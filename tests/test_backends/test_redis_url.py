@@ -11,6 +11,7 @@ import pytest
 
 from bundler.backends.backend_errors import BackendError, BadSettings, MissingExtra
 from bundler.backends.redis import SCHEMES, RedisBackend, shown
+from bundler.backends.redis.server_connections import opened_connection
 from bundler.backends.redis.url_settings import RedisSettings, parse
 
 SECRET = "s3cret"
@@ -174,9 +175,15 @@ def test_reprs_hold_no_secret():
     """Neither a store nor its settings, connections or links show who we are."""
     backend = RedisBackend.from_url(f"redis://{SECRET}-user:{SECRET}@h/1")
     texts = [repr(backend), repr(backend._settings), str(backend._settings), repr(backend._link), repr(vars(backend))]
-    texts += [repr(backend._link._node._made()), repr(vars(backend._link))]
+    texts += [*_connections(backend._settings), repr(vars(backend._link))]
     assert SECRET not in "".join(texts)
     assert repr(backend) == "<RedisBackend redis://h:6379/1 tb>"
+
+
+def _connections(settings):
+    """Return what a connection shows, whether it logs in at once or with the first commands."""
+    for later in (False, True):
+        yield repr(opened_connection(settings, settings.hosts[0], logs_in_later=later))
 
 
 def test_schemes():

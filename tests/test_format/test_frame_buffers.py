@@ -64,6 +64,14 @@ def test_much_larger_buffers_are_left_to_larger_frames(buffers):
     assert buffers.take(8 << 20)[0] == 1
 
 
+def test_a_last_frame_of_half_the_size_needs_no_buffer_of_its_own(buffers):
+    """It is decoded where one of the others was."""
+    view = buffers.take(4 << 20)
+    view[0] = 1
+    del view
+    assert buffers.take((2 << 20) - 5)[0] == 1
+
+
 def test_few_buffers_are_kept(buffers):
     """Frames that were all in use at once do not stay in memory."""
     views = [buffers.take(4096) for _ in range(50)]

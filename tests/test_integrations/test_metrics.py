@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 import urllib.request
 from pathlib import Path
 
@@ -122,6 +123,21 @@ def test_nobody_is_told_where_nobody_listens(monkeypatch):
         step.note(kernels=1)
     assert step is observers.step("pull")
     assert (step.observed, step._facts) == (False, {})
+
+
+def test_a_library_that_imports_opentelemetry_does_not_trace(monkeypatch):
+    """redis-py imports it wherever it is installed; a program traces once it has set a provider."""
+
+    class Proxy:
+        pass
+
+    tracing = types.SimpleNamespace(ProxyTracerProvider=Proxy, get_tracer_provider=Proxy)
+    monkeypatch.setitem(sys.modules, "tracing", tracing)
+    monkeypatch.setattr(observers, "_TRACING", "tracing")
+    monkeypatch.setattr(observers, "listeners", ())
+    assert observers.step("restore") is observers.step("pull")
+    tracing.get_tracer_provider = TracerProvider
+    assert observers.step("restore") is not observers.step("pull")
 
 
 def test_a_breaker_tells_each_change_and_who_comes_later(heard):
