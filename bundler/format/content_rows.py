@@ -38,7 +38,8 @@ from bundler.format.entry_rows import (
     check_value,
     tuning_records,
 )
-from bundler.format.lazy_kernel import LazyKernel, file_order, spans_of
+from bundler.format.kernel_source import file_order
+from bundler.format.lazy_kernel import LazyKernel, spans_of
 from bundler.format.limits import Limits
 from bundler.format.sentinel import Span
 

@@ -18,7 +18,8 @@ from bundler.format.blob_table import BlobTable
 from bundler.format.document_pieces import Pieces
 from bundler.format.entries import Target, Toolchain, file_layout
 from bundler.format.entry_rows import Count, SpecRow
-from bundler.format.lazy_kernel import FileOrder, LazyKernel, UnmadeKernels, file_order
+from bundler.format.kernel_source import FileOrder, UnmadeKernels, file_order
+from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import Limits
 
 if TYPE_CHECKING:
