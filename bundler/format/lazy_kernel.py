@@ -319,21 +319,6 @@ class LazyKernel(Kernel):
         return other
 
 
-def check_documents(kernel: Kernel) -> None:
-    """Decode tensor descriptors, launch facts and key parts of a kernel, and keep nothing of them; raises `FormatError`.
-
-    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
-    """
-    from bundler.format.keyparts import KeyParts
-    from bundler.format.launch_spec import LaunchFacts
-
-    kernel.spec.tensor_descriptors.plain()
-    if kernel.facts_bytes is not None:
-        LaunchFacts.from_bytes(kernel.facts_bytes)
-    if kernel.parts_bytes is not None:
-        KeyParts.from_bytes(kernel.parts_bytes)
-
-
 def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
     """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is certain, and decodes nothing."""
     source: KernelSource | None = getattr(kernel, "_source", None)
