@@ -71,26 +71,15 @@ class _PickedFiles:
     """Files of a kernel, by their positions in its manifest.
 
     Attributes:
-        layout: what the names of these say about them, where these alone are the files.
         positions: where each stands.
         as_listed: whether these are all files, in the order of the manifest.
         pick: returns what stands at these positions.
     """
 
-    __slots__ = ("as_listed", "layout", "pick", "positions")
+    __slots__ = ("as_listed", "pick", "positions")
 
-    def __init__(self, layout: FileLayout, positions: tuple[int, ...]) -> None:
-        files = len(layout.order)
+    def __init__(self, positions: tuple[int, ...], files: int) -> None:
         self.positions, self.as_listed = positions, positions == tuple(range(files))
-        places = {position: place for place, position in enumerate(positions)}
-        # A library is no file of a launch set, which is all that is wanted where not all files are.
-        self.layout = FileLayout(
-            tuple(range(len(positions))),
-            tuple([places[position] for position in layout.launch]),
-            places[layout.binary],
-            places[layout.metadata],
-            layout.has_library and len(positions) == files,
-        )
         # There are two at the least, device binary and metadata, so what this returns is a tuple.
         self.pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] = itemgetter(*positions)
 
@@ -101,8 +90,8 @@ class FileOrder:
     __slots__ = ("all", "launch", "layout")
 
     def __init__(self, layout: FileLayout) -> None:
-        self.layout = layout
-        self.all, self.launch = _PickedFiles(layout, layout.order), _PickedFiles(layout, layout.launch)
+        self.layout, files = layout, len(layout.order)
+        self.all, self.launch = _PickedFiles(layout.order, files), _PickedFiles(layout.launch, files)
 
 
 file_order = lru_cache(_LAYOUTS_REMEMBERED)(FileOrder)

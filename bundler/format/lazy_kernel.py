@@ -24,6 +24,7 @@ from bundler.format.entries import (
     StoredFiles,
     Target,
     Toolchain,
+    file_layout,
 )
 from bundler.format.entry_rows import NUMBERS_PER_SPAN
 from bundler.format.kernel_source import FileOrder, KernelSource, ListedFiles, StoredNumbers
@@ -192,7 +193,7 @@ class LazyKernel(Kernel):
             tuple([digests[number * width : number * width + width] for number in numbers]),
             sum([sizes[number] for number in numbers]),
             spans,
-            (self._order.launch if keep == "launch" else self._order.all).layout,
+            file_layout(filenames),
         )
 
     def binary_file(self) -> tuple[str, bytes]:
@@ -209,21 +210,6 @@ class LazyKernel(Kernel):
             _source=self._source, _row=self._row,
         )  # fmt: skip
         return other
-
-
-def check_documents(kernel: Kernel) -> None:
-    """Decode tensor descriptors, launch facts and key parts of a kernel, and keep nothing of them; raises `FormatError`.
-
-    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
-    """
-    from bundler.format.keyparts import KeyParts
-    from bundler.format.launch_spec import LaunchFacts
-
-    kernel.spec.tensor_descriptors.plain()
-    if kernel.facts_bytes is not None:
-        LaunchFacts.from_bytes(kernel.facts_bytes)
-    if kernel.parts_bytes is not None:
-        KeyParts.from_bytes(kernel.parts_bytes)
 
 
 def parts_may_hold(kernel: Kernel, text: bytes) -> bool:

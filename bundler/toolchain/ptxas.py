@@ -6,7 +6,6 @@ Compile jobs, recordings and the comparison of a kernel with this machine ask it
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import os
@@ -14,10 +13,13 @@ import re
 import select
 import sys
 import time
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from bundler.package_loggers import logger
 from bundler.toolchain.identity import triton_dir
+
+if TYPE_CHECKING:
+    import ast
 
 _LOG = logger("bundler.toolchain")
 # ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
@@ -28,6 +30,13 @@ _PAUSE_S = 0.0002
 _SIGKILL = 9
 _RELEASE = re.compile(r"release (\S+?), (V\S+)")
 _GET_PTXAS = re.compile(rb"^def get_ptxas\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+
+
+# Of Triton 3.6 and 3.7; to import what parses Python takes longer than to ask ptxas.
+_USUAL_CONDITION = re.compile(
+    rb"def get_ptxas\(arch: int\) -> knobs\.NvidiaTool:\n"
+    rb"    return knobs\.nvidia\.ptxas_blackwell if arch >= (\d+) else knobs\.nvidia\.ptxas\s*"
+)
 
 
 def ptxas_version(arch: int) -> str | None:
@@ -78,10 +87,20 @@ def _blackwell_threshold(compiler_source: str) -> int | None:
     try:
         with open(compiler_source, "rb") as file:
             source = file.read()
-        # Only that function: parsing all of the module takes as long as a restore of a hundred kernels.
-        text = _GET_PTXAS.search(source)
-        tree = ast.parse(text[0] if text is not None else source)
-    except (OSError, SyntaxError, ValueError):
+    except OSError:
+        return None
+    # Only that function: parsing all of the module takes as long as a restore of a hundred kernels.
+    text = _GET_PTXAS.search(source)
+    usual = _USUAL_CONDITION.fullmatch(text[0]) if text is not None else None
+    return int(usual[1]) if usual is not None else _parsed_threshold(source if text is None else text[0])
+
+
+def _parsed_threshold(source: bytes) -> int | None:
+    import ast  # what a release writes that is not known here
+
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
         return None
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.name == "get_ptxas":
@@ -90,6 +109,8 @@ def _blackwell_threshold(compiler_source: str) -> int | None:
 
 
 def _threshold_in(function: ast.FunctionDef) -> int | None:
+    import ast
+
     for node in ast.walk(function):
         match node:
             case ast.Compare(
