@@ -81,15 +81,20 @@ docs: .venv-docs/.ready ## build the documentation as a site, .build/site/index.
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 	@echo "make: the documentation is in .build/site/index.html"
 
-# `-m` puts the checkout first on the import path: what is measured and attacked is the checkout, in an environment that has what it needs.
+# What is measured and attacked is the wheel with its extensions, as users have it. Only the tools come from the checkout, through a link: the
+# package that lies there has no extensions, and would go before the wheel's.
+tool = mkdir -p .build/path && ln -sfn ../../tools .build/path/tools && PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.build/path .venv-test/bin/python -m
+# make bench PROGRAM=scale, make fuzz PROGRAM=redis: another program of the same package.
+PROGRAM ?=
+
 bench: .venv-test/.ready ## measure; ARGS go to the benchmark
-	.venv-test/bin/python -m tools.bench bundle $(ARGS)
+	$(tool) tools.bench $(or $(PROGRAM),bundle) $(ARGS)
 
 fuzz: .venv-test/.ready ## feed damaged bundles to the reader; ARGS go to the fuzzer
-	.venv-test/bin/python -m tools.fuzz bundle $(ARGS)
+	$(tool) tools.fuzz $(or $(PROGRAM),bundle) $(ARGS)
 
 crash: .venv-test/.ready ## stop every operation at every file-system call; needs a C compiler; ARGS go to the tool
-	.venv-test/bin/python -m tools.crash matrix $(ARGS)
+	$(tool) tools.crash $(or $(PROGRAM),matrix) $(ARGS)
 
 dist: .venv-dist/.ready ## wheels and source distribution of the commit, built, checked, installed on each Python and used there
 	.venv-dist/bin/python -m tools.wheels texts

@@ -36,6 +36,8 @@ STALE_AFTER_S = 24 * 3600.0
 _SHARD = "+"
 _GENERATIONS = "+gen"
 _log = logging.getLogger("bundler.backends")
+# A program that does not configure logging sees no lines of it.
+_log.addHandler(logging.NullHandler())
 
 
 class LocalBackend(Backend):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bundler import settings_files
 from bundler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bundler.user_settings import Settings, SignatureSettings
 
 PREFIX = "TRITON_BUNDLER_"
 SPOOL_DIRECTORY = f"{PREFIX}SPOOL"
@@ -32,13 +35,23 @@ Demand = Literal["require", "prefer", "off"]
 DEMANDS: tuple[str, ...] = ("require", "prefer", "off")
 
 
-class EnvironmentSetting(NamedTuple):
+# A process that imports the cache manager alone imports no msgspec, and a named tuple takes ten times as long to make as such a class.
+class EnvironmentSetting:
     """One variable that users set: its name without the prefix, the values it takes, its default and what it is for."""
 
-    name: str
-    values: str
-    default: str
-    meaning: str
+    __slots__ = ("default", "meaning", "name", "values")
+
+    def __init__(self, name: str, values: str, default: str, meaning: str) -> None:
+        self.name, self.values, self.default, self.meaning = name, values, default, meaning
+
+
+class SettingOrigin:
+    """What holds for one setting: `value` is None where nothing sets it, `origin` a variable, the path of a file, or `default`."""
+
+    __slots__ = ("origin", "setting", "value")
+
+    def __init__(self, setting: EnvironmentSetting, value: str | None, origin: str) -> None:
+        self.setting, self.value, self.origin = setting, value, origin
 
 
 SETTINGS = (
@@ -68,64 +81,14 @@ SETTINGS = (
 _NAMES = frozenset(setting.name for setting in SETTINGS)
 
 
-class SettingOrigin(NamedTuple):
-    """What holds for one setting: `value` is None where nothing sets it, `origin` a variable, the path of a file, or `default`."""
-
-    setting: EnvironmentSetting
-    value: str | None
-    origin: str
-
-
-class SignatureSettings(NamedTuple):
-    """What the user set about signatures; `epochs` is the directory that remembers which statements about tags were seen."""
-
-    kernels: Demand
-    code: Demand
-    keys: str
-    epochs: str
-    signing_key: str | None
-    store_name: str | None
-    passphrase_file: str | None
-
-
-class Settings(NamedTuple):
-    """What the user set, in the environment or a file; see `SETTINGS` for what each means."""
-
-    store: tuple[str, ...] = ()
-    peers: tuple[str, ...] = ()
-    tag: str | None = None
-    mode: Mode = "readwrite"
-    trust: Literal["kernels", "code", "signed"] = "kernels"
-    strict: Strict = "off"
-    replay: bool = False
-    launcher: Launcher = "bundler"
-    keep: Literal["all", "launch"] = "all"
-    namespace: str | None = None
-    timeout_s: float | None = None
-    local: str | None = None
-    report: str | None = None
-    metrics_file: str | None = None
-    password_file: str | None = None
-    signatures: Demand = "off"
-    code_signatures: Demand = "off"
-    keys: str | None = None
-    signing_key: str | None = None
-    signing_passphrase_file: str | None = None
-    store_name: str | None = None
-    disable: bool = False
-
-    @property
-    def server(self) -> dict[str, Any]:
-        """The settings that are for Redis stores only, by the names that `open_store` gives them."""
-        return _server(self.namespace, self.password_file, self.timeout_s)
-
-
 def settings() -> Settings:
     """Read the user's settings of this process.
 
     Raises:
         ConfigError: a variable, or a file, has a value that it cannot have; it is named.
     """
+    from bundler.user_settings import Settings
+
     signed = signature_settings()
     return Settings(
         store=store_setting(),
@@ -153,13 +116,21 @@ def settings() -> Settings:
     )
 
 
+def signature_demands() -> tuple[Demand, Demand]:
+    """Return what is asked for of kernels, and of code, which each hit of a session asks for; raises `ConfigError`."""
+    kernels = cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require"))
+    return kernels, cast(Demand, _one_of("CODE_SIGNATURES", kernels, *DEMANDS))
+
+
 def signature_settings() -> SignatureSettings:
     """Read what the user set about signatures; raises `ConfigError`."""
+    from bundler.user_settings import SignatureSettings
+
     local = _read("LOCAL") or os.path.join("~", ".cache", "triton-bundler")
-    kernels = cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require"))
+    kernels, code = signature_demands()
     return SignatureSettings(
         kernels=kernels,
-        code=cast(Demand, _one_of("CODE_SIGNATURES", kernels, *DEMANDS)),
+        code=code,
         keys=os.path.expanduser(_read("KEYS") or os.path.join("~", ".config", "triton-bundler", "keys")),
         epochs=os.path.join(os.path.expanduser(local), "epochs"),
         signing_key=_read("SIGNING_KEY"),
@@ -185,13 +156,9 @@ def metrics_file_setting() -> str | None:
 
 def server_settings() -> dict[str, Any]:
     """Return `Settings.server`, whatever other variables say; raises `ConfigError`."""
-    return _server(_read("NAMESPACE"), _read("PASSWORD_FILE"), _seconds("TIMEOUT_S"))
+    from bundler.user_settings import server_settings
 
-
-def _server(namespace: str | None, password_file: str | None, timeout_s: float | None) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"namespace": namespace, "password_file": password_file}
-    chosen |= {"timeout_s": timeout_s, "connect_timeout_s": timeout_s}
-    return {name: value for name, value in chosen.items() if value is not None}
+    return server_settings(_read("NAMESPACE"), _read("PASSWORD_FILE"), _seconds("TIMEOUT_S"))
 
 
 def unknown_variables() -> dict[str, str | None]:
@@ -317,7 +284,7 @@ def _seconds(name: str) -> float | None:
     return seconds
 
 
-class SpoolSettings(NamedTuple):
+class SpoolSettings:
     """What a recording parent told its child processes; set by us, not by users.
 
     Attributes:
@@ -326,8 +293,10 @@ class SpoolSettings(NamedTuple):
         inner: the cache manager class that the user had configured, as `module:Class`.
     """
 
-    directory: str | None
-    inner: str | None
+    __slots__ = ("directory", "inner")
+
+    def __init__(self, directory: str | None, inner: str | None) -> None:
+        self.directory, self.inner = directory, inner
 
 
 def spool_settings() -> SpoolSettings:

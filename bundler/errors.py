@@ -35,12 +35,7 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, ClassVar
-
-# A program that does not configure logging sees no log lines of this package.  Here, since every room imports this module, and the package itself
-# is to be imported in no time.
-logging.getLogger("bundler").addHandler(logging.NullHandler())
 
 
 class BundlerWarning(UserWarning):

@@ -7,14 +7,15 @@ a lock registers a method that makes the lock anew; every room may use this modu
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-_LOG = logging.getLogger("bundler")
+from bundler.package_loggers import logger
+
+_LOG = logger("bundler")
 
 
 class _Handlers:

@@ -13,7 +13,6 @@ docs/metrics.md lists what is told.
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,13 +20,15 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Protocol, Self, TypeVar
 
+from bundler.package_loggers import logger, logs_info
+
 if TYPE_CHECKING:
     from bundler.trace_spans import Fact
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Labels = Mapping[str, str]
-LOG = logging.getLogger("bundler.events")
+LOG = logger("bundler.events")
 #: What a field of a log record begins with, so that it hides none of logging's own.
 FIELD = "bundler_"
 # A program may open stores without end; what was told of so many is enough to look at.
@@ -142,7 +143,7 @@ _UNOBSERVED = _Unobserved("", {})
 
 def observed() -> bool:
     """Tell whether anybody hears of steps now: a listener, a program that traces, or one that logs what happens."""
-    return bool(listeners) or _traces() or LOG.isEnabledFor(logging.INFO)
+    return bool(listeners) or _traces() or logs_info(LOG)
 
 
 def _traces() -> bool:
@@ -196,7 +197,7 @@ def observing(name: str, *told: str) -> Callable[[Callable[P, R]], Callable[P, R
 def _tell(name: str, seconds: float, facts: Mapping[str, Fact]) -> None:
     for listener in listeners:
         listener.step(name, seconds, facts)
-    if LOG.isEnabledFor(logging.INFO):
+    if logs_info(LOG):
         words = " ".join(f"{fact}={value}" for fact, value in facts.items())
         fields = {f"{FIELD}event": name, f"{FIELD}seconds": seconds}
         LOG.info("%s %.6f s %s", name, seconds, words, extra=fields | {f"{FIELD}{k}": v for k, v in facts.items()})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from bundler.errors import ConfigError
 
@@ -25,19 +25,22 @@ PERSONAL = frozenset({"TRUST", "SIGNATURES", "CODE_SIGNATURES", "KEYS", "SIGNING
 MOST_BYTES = 1_000_000
 
 
-class FileValue(NamedTuple):
+class FileValue:
     """One setting as a file has it: `text` is what the environment variable would hold, `path` the file."""
 
-    text: str
-    path: str
+    __slots__ = ("path", "text")
+
+    def __init__(self, text: str, path: str) -> None:
+        self.text, self.path = text, path
 
 
-class SettingsFile(NamedTuple):
+class SettingsFile:
     """A file that may hold settings; `passed_over` says why one that exists is not read, None for one that is."""
 
-    path: str
-    personal: bool
-    passed_over: str | None = None
+    __slots__ = ("passed_over", "path", "personal")
+
+    def __init__(self, path: str, *, personal: bool, passed_over: str | None = None) -> None:
+        self.path, self.personal, self.passed_over = path, personal, passed_over
 
 
 def values(names: frozenset[str]) -> Mapping[str, FileValue]:

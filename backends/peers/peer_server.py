@@ -26,6 +26,8 @@ _LOOK_S = 0.5
 _REFUSAL_S = 0.2
 _REFUSAL = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _log = logging.getLogger("bundler.store")
+# A program that does not configure logging sees no lines of it.
+_log.addHandler(logging.NullHandler())
 
 
 class PeerServer:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Literal
 
-from bundler.config import PREFIX, Settings, settings, unknown_variables
+from bundler.config import PREFIX, settings, unknown_variables
 from bundler.errors import BundlerError
 from bundler.lifecycle.machine_store import open_store
 from bundler.project import page
@@ -21,6 +21,7 @@ from bundler.store.store_urls import local_directory, with_settings
 from bundler.toolchain import identity
 from bundler.toolchain.manager_environment import MANAGER_VARIABLE
 from bundler.toolchain.manager_environment import SESSION_MANAGER as MANAGER
+from bundler.user_settings import Settings
 
 # Importing from a slow network file system takes a while.
 _TIMEOUT_S = 120

@@ -12,6 +12,7 @@ from bundler import config, settings_files
 from bundler.cli import wording
 from bundler.cli.command import FINE, example, reports
 from bundler.cli.terminal import Column, Screen
+from bundler.config import SettingOrigin
 
 COLUMNS = (Column("setting"), Column("value", folds=True))
 ORIGIN = Column("from", folds=True)
@@ -57,9 +58,9 @@ def show(screen: Screen, origin: bool) -> int:
     return FINE
 
 
-def _value(one: config.SettingOrigin) -> str:
+def _value(one: SettingOrigin) -> str:
     return _masked(one) or one.setting.default.replace("`", "")
 
 
-def _masked(one: config.SettingOrigin) -> str | None:
+def _masked(one: SettingOrigin) -> str | None:
     return wording.masked(one.value) if one.value is not None else None

@@ -8,7 +8,6 @@ torch finds it by the entry point `torch_dynamo_backends`.  A graph that no prog
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,9 +22,10 @@ from bundler.codegen.module_decorators import current_target
 from bundler.codegen.program import FallbackCall, Program, program_of_graph
 from bundler.codegen.program_build import has_float8, refuse_missing_types
 from bundler.errors import ConfigError, UnsupportedOperator
+from bundler.package_loggers import logger
 from bundler.toolchain import tuner_toolchain as toolchain
 
-_log = logging.getLogger("bundler.codegen")
+_log = logger("bundler.codegen")
 _WHOLE_GRAPH = "the whole graph"
 
 

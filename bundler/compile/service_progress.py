@@ -6,16 +6,17 @@ The service writes them down in a `Ledger`; the `build` command shows them.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from bundler.package_loggers import logger
+
 # The timings of so many jobs are kept, the latest.
 TIMINGS = 10_000
-_LOG = logging.getLogger("bundler.compile")
+_LOG = logger("bundler.compile")
 
 Happening = Literal["submitted", "started", "compiled", "hit", "remembered", "failed", "cancelled"]
 

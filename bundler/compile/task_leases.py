@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import random
@@ -17,6 +16,7 @@ from bundler.backends.backend_errors import BackendError, BackendUnavailable
 from bundler.backends.local import LocalBackend
 from bundler.backends.port import Lease
 from bundler.compile.pool_tasks import LONGEST_PAUSE_S, Task
+from bundler.package_loggers import logger
 from bundler.toolchain.private_directory import TemporaryPlace
 from bundler.user_warnings import show
 
@@ -24,7 +24,7 @@ from bundler.user_warnings import show
 LEASE_S = 30.0
 _ATTEMPTS = 3
 _NAME = "triton-bundler"
-_LOG = logging.getLogger("bundler.compile")
+_LOG = logger("bundler.compile")
 
 TakeLease = Callable[[str, float], Lease | None]
 

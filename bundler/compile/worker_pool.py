@@ -8,7 +8,6 @@ it.  Code of users, above all callbacks of futures, runs in that thread too, but
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import threading
 import time
@@ -24,6 +23,7 @@ from bundler.compile.worker_processes import Answer, Event, ServerLost, Worker, 
 from bundler.errors import BundlerError, ConfigError, FormatError
 from bundler.fork_safety import after_fork
 from bundler.format import wire
+from bundler.package_loggers import logger
 
 # A task that ended so many workers is not tried again: the first death may have been the system's, which had no memory left.
 DEATHS = 2
@@ -33,7 +33,7 @@ MISSES = 5
 SERVERS = 3
 # A server that has not imported Triton by then never will.
 START_TIMEOUT_S = 120.0
-_LOG = logging.getLogger("bundler.compile")
+_LOG = logger("bundler.compile")
 
 
 class WorkerPool:

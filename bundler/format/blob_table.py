@@ -6,13 +6,17 @@
 
 from __future__ import annotations
 
-import struct
+import operator
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import islice
 from typing import Any
 
 from bundler.format.digest import DIGEST_BYTES
+
+# What is compared of a digest first.
+_HEAD_BYTES = 8
 
 
 class BlobTable(Sequence[tuple[bytes, int]]):
@@ -30,9 +34,13 @@ class BlobTable(Sequence[tuple[bytes, int]]):
         digests = self.digests
         return [digests[number * DIGEST_BYTES : number * DIGEST_BYTES + DIGEST_BYTES] for number in numbers]
 
-    def split_digests(self) -> list[bytes]:
-        """Return the raw digests, cut apart at once."""
-        return [*chain.from_iterable(struct.iter_unpack(f"{DIGEST_BYTES}s", self.digests))]
+    def is_sorted(self) -> bool:
+        """Tell whether each digest is greater than the one before it."""
+        packed = array("Q", self.digests)[:: DIGEST_BYTES // _HEAD_BYTES]
+        if sys.byteorder == "little":
+            packed.byteswap()
+        # As numbers, of which each is greater than the one before it, unless two digests begin alike.
+        return _is_ascending(packed.tolist()) or _is_ascending(self.digests_of(range(len(self))))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -48,3 +56,7 @@ class BlobTable(Sequence[tuple[bytes, int]]):
 
     def __hash__(self) -> int:
         return hash(self.digests)
+
+
+def _is_ascending(values: Sequence[Any]) -> bool:
+    return all(map(operator.lt, values, islice(values, 1, None)))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
 import os
 from abc import abstractmethod
@@ -19,7 +18,8 @@ from bundler.format.bundle_file import BytesSource, FileSource, replace_file
 from bundler.format.container import Container
 from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.digest import check_digest, digest_raw, digest_text
-from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile, check_documents
+from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
+from bundler.format.lazy_kernel import check_documents
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.observations import observed_of
@@ -390,4 +390,8 @@ def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
 
 
 def _matches(name: str, pattern: str | None) -> bool:
-    return pattern is None or fnmatch.fnmatchcase(name, pattern)
+    if pattern is None:
+        return True
+    import fnmatch  # few select by name
+
+    return fnmatch.fnmatchcase(name, pattern)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from array import array
@@ -13,39 +14,32 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import zstandard
 
-from bundler.errors import FormatError, LimitExceeded, NotFound, TruncatedBundle, UnsupportedVersion
-from bundler.format import wire
+from bundler.errors import BundlerError, FormatError, NotFound
+from bundler.format.blob_places import BlobPlaces
 from bundler.format.container_layout import (
     BLOB_SECTIONS,
     CONTENT,
-    HEADER,
-    HEADER_BYTES,
     IR,
     LAUNCH,
-    MAGIC,
-    MINORS,
     OBSERVED,
     STORED,
     ZSTD,
     ByteSource,
     Section,
-    dictionary,
-    frame_bytes,
 )
 from bundler.format.digest import check_digest, digest_text
 from bundler.format.frame_buffers import FrameBuffers
-from bundler.format.frames_ahead import decoded_together, frames_at_once
-from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
+from bundler.format.frame_decoding import FrameDecoding, check_frame, undecodable
+from bundler.format.frames_ahead import FramesAhead, frames_at_once
+from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
-from bundler.format.summary import count, plural
+from bundler.format.section_table import read_exactly, read_head
 
 # A restore goes through launch set and IR side by side, and a kernel may lie across the border of two frames.
 CACHED_FRAMES = 3
 # Who asks for so many blobs at once goes through the bundle, and wants the frames that follow too.
 _MANY = 16
-# Our writer's sections with a prefix are larger than that prefix, but for the last one.
-PREFIX_FACTOR = 4
-_NOWHERE = -1
+_NONE = -1  # no section has this number
 
 
 class _DecodedFrame:
@@ -54,17 +48,24 @@ class _DecodedFrame:
     Attributes:
         number: which.
         data: its bytes.
-        ends: where its blobs end; the first begins at the beginning.
-        places: raw digest of a blob -> its place among them.
         used: when it was last looked at.
     """
 
-    __slots__ = ("data", "ends", "number", "places", "used")
+    __slots__ = ("_content", "_numbers", "_section", "data", "number", "used")
 
-    def __init__(self, number: int, data: memoryview, sizes: Iterable[int], digests: Iterable[bytes]) -> None:
+    def __init__(self, number: int, data: memoryview, section: Section, content: Content) -> None:
         self.number, self.data, self.used = number, data, 0
-        self.ends = [*itertools.accumulate(sizes), 0]  # so that the one before the first is 0
-        self.places = dict(zip(digests, itertools.count(), strict=False))
+        self._section, self._content = section, content
+        self._numbers: dict[bytes, int] | None = None
+
+    # Not a `cached_property`, for the reason that `BlobPlaces` has.
+    @property
+    def numbers(self) -> dict[bytes, int]:
+        """The number of each of its blobs, by raw digest."""
+        if self._numbers is None:
+            blobs = self._section.blobs
+            self._numbers = dict(zip(self._content.digests_of(blobs), blobs, strict=True))
+        return self._numbers
 
 
 _CHUNK_BYTES = 1 << 20
@@ -89,10 +90,11 @@ class Container:
         # No lock: another thread could hold it at the moment of a fork.  This list is never changed, but replaced.
         self._frames: list[_DecodedFrame] = []
         self._uses = itertools.count(1)
-        self._ahead = 0
+        self._ahead, self._threads = FramesAhead[FrameDecoding](), 0
         self._buffers = FrameBuffers(CACHED_FRAMES + 2 * (frames_at_once() - 1))
-        table_offset, table = self._read_header()
-        self.sections = self._read_table(table, table_offset)
+        head = read_head(source, limits)
+        self.major, self.minor, self.newer_minor = head.major, head.minor, head.newer_minor
+        self.read_only, self.compatible_flags, self.sections = head.read_only, head.compatible_flags, head.sections
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
@@ -101,11 +103,11 @@ class Container:
                 f"content: schema {self.content.schema} in a bundle of version {self.major}.x, expected {self.major}",
                 got=self.content.schema, expected=self.major,
             )  # fmt: skip
-        self._section_numbers = self._checked_places()
+        self.places = BlobPlaces(self.sections, array("Q", self.content.blob_sizes))
 
     def stored(self, section: Section) -> bytes:
         """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`, `DigestMismatch`."""
-        data = self._read_exactly(section.offset, section.stored_bytes, "section")
+        data = read_exactly(self._source, section.offset, section.stored_bytes, "section")
         check_digest(data, section.sha256, f"section at offset {section.offset}")
         return data
 
@@ -116,13 +118,20 @@ class Container:
 
     def close(self) -> None:
         """Release the source and the decoded frames."""
+        self._ahead.close()
         self._frames = []
         self._buffers.clear()
         self._source.close()
 
     def prefetch(self, digests: Collection[bytes]) -> None:
-        """Note whether frames are to be decoded ahead; each is decoded when the first of its blobs is read, if not before."""
-        self._ahead = frames_at_once() - 1 if len(digests) >= _MANY else 0
+        """Have the frames of many blobs decoded ahead, where there are processors to spare; each is decoded when it is read, if not before."""
+        first = itertools.islice(digests, _MANY) if len(digests) >= _MANY else ()
+        known = [self.content.blob_number(digest) for digest in first] if self._wants_frames(digests) else []
+        self._begin_with([number for number in known if number is not None])
+
+    def prefetch_numbers(self, numbers: Collection[int]) -> None:
+        """Do the same for blobs that are given by number."""
+        self._begin_with([*itertools.islice(numbers, _MANY)] if self._wants_frames(numbers) else [])
 
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises as `view_blob`."""
@@ -157,127 +166,53 @@ class Container:
             DigestMismatch, FormatError: the section that a blob lies in is damaged.
         """
         views: list[memoryview] = []
-        places: dict[bytes, int] = {}
-        data, ends = memoryview(b""), [0]
+        data, numbers = memoryview(b""), dict[bytes, int]()
+        offsets, sizes = self.places.offsets, self.places.sizes
         # A restore reads hundreds of thousands: nearly all lie in the frame of the one before.
         for digest in digests:
-            if digest not in places:
+            if digest not in numbers:
                 frame = self._frame_of(digest)
-                data, ends, places = frame.data, frame.ends, frame.places
-            place = places[digest]
-            views.append(data[ends[place - 1] : ends[place]])
+                data, numbers = frame.data, frame.numbers
+            blob = numbers[digest]
+            start = offsets[blob]
+            views.append(data[start : start + sizes[blob]])
         return views
+
+    def stored_by_number(self, numbers: Iterable[int]) -> list[memoryview]:
+        """Return the bytes of several blobs by their numbers in `Content.blobs`, which the caller compares with their digests.
+
+        Raises:
+            DigestMismatch, FormatError: the section that a blob lies in is damaged.
+        """
+        views: list[memoryview] = []
+        data, current = memoryview(b""), _NONE
+        sections, offsets, sizes = self.places.sections, self.places.offsets, self.places.sizes
+        for blob in numbers:
+            if sections[blob] != current:
+                current = sections[blob]
+                data = self._frame(current).data
+            start = offsets[blob]
+            views.append(data[start : start + sizes[blob]])
+        return views
+
+    def frame_view(self, section: int) -> memoryview:
+        """Return the raw bytes of a section that has blobs, decoded; `places` tells where in it each blob lies.
+
+        Who keeps a view of it keeps the decoded frame in memory, and it stays what it is as long.
+
+        Raises:
+            DigestMismatch, FormatError: the section is damaged.
+        """
+        return self._frame(section).data
 
     def verify(self, digests: Collection[bytes]) -> None:
         """Decode and check every section and these blobs; raises what reading them would raise."""
         wanted = set(digests)
         for number, section in enumerate(self.sections):
             if section.kind in BLOB_SECTIONS:
-                self.view_blobs([*wanted.intersection(self._frame(number).places)])
+                self.view_blobs([*wanted.intersection(self._frame(number).numbers)])
             else:
                 self.stored(section)
-
-    def _read_exactly(self, offset: int, size: int, what: str) -> bytes:
-        data = self._source.read(offset, size)
-        if len(data) != size:
-            raise TruncatedBundle(
-                f"{what}: expected {count(size, 'byte')} at offset {offset}, the file has {count(self._source.size, 'byte')}; "
-                "copy or download the bundle again",
-                what=what,
-                expected=offset + size,
-                got=self._source.size,
-            )
-        return data
-
-    def _read_header(self) -> tuple[int, bytes]:
-        magic = self._source.read(0, len(MAGIC))
-        # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next read.
-        if not magic or not MAGIC.startswith(magic):
-            raise FormatError(
-                f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
-            )
-        head = self._read_exactly(0, HEADER_BYTES, "header")
-        _, major, minor, incompatible, read_only, self.compatible_flags, offset, size = HEADER.unpack_from(head)
-        if major not in MINORS or incompatible:
-            known = " and ".join(f"{major}.x" for major in MINORS)
-            raise UnsupportedVersion(
-                f"bundle format {major}.{minor} with incompatible flags {incompatible:#x}; this version reads "
-                f"{known} without such flags: upgrade triton-bundler",
-                got=(major, minor, incompatible),
-                expected=(max(MINORS), MINORS[max(MINORS)], 0),
-            )
-        self.major, self.minor = major, minor
-        self.newer_minor = minor > MINORS[major]
-        self.read_only = read_only != 0
-        self._limits.check("document_bytes", size, "table of contents")
-        if offset < HEADER_BYTES or offset + size > self._source.size:
-            raise TruncatedBundle(
-                f"table of contents: expected the file to have {offset + size} bytes, it has {self._source.size}; "
-                "copy or download the bundle again",
-                expected=offset + size,
-                got=self._source.size,
-            )
-        if offset + size != self._source.size:
-            raise FormatError(f"{count(self._source.size - offset - size, 'byte')} after the end of the bundle")
-        table = self._read_exactly(offset, size, "table of contents")
-        check_digest(head[: HEADER.size] + table, head[HEADER.size :], "header and table of contents")
-        return offset, table
-
-    def _read_table(self, table: bytes, end: int) -> list[Section]:
-        sections: list[Section] = []
-        position = HEADER_BYTES
-        for item in wire.unpack(table, "table of contents", self._limits):
-            kind, codec, offset, stored, raw, digest, blobs, prefix = wire.fields(
-                item, "section", int, int, int, int, int, bytes, list, list, open_ended=self.newer_minor
-            )
-            # No digest covers bytes between sections, so there must be none.
-            if offset != position:
-                raise FormatError(f"section {len(sections)} begins at {offset}, expected {position}: a hole or overlap")
-            if not {*map(type, blobs), *map(type, prefix)} <= {int}:
-                raise FormatError(f"section {len(sections)}: expected numbers of blobs, and of sections before it")
-            section = Section(kind, codec, offset, stored, raw, digest, tuple(blobs), tuple(prefix))
-            self._check_section(section, sections)
-            sections.append(section)
-            position += stored
-        self._check_prefixes(sections)
-        if position != end:
-            raise FormatError(f"sections end at {position}, expected {end}: a hole or overlap")
-        return sections
-
-    def _check_section(self, section: Section, before: list[Section]) -> None:
-        what = f"section {len(before)}"
-        # A megabyte more as stored: what does not compress grows a little.
-        limit = self._limits.frame_bytes if section.kind in BLOB_SECTIONS else self._limits.manifest_bytes
-        if section.raw_bytes > limit or section.stored_bytes > limit + MIB:
-            raise LimitExceeded(f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit)
-        if section.codec not in {STORED, ZSTD} or (
-            section.codec == STORED and section.raw_bytes != section.stored_bytes
-        ):
-            raise FormatError(f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}")
-        # A small section may well be all zeros; of a large one such growth is a bomb.
-        large = section.raw_bytes > self._limits.ratio_applies_above_bytes
-        if large and section.raw_bytes > self._limits.ratio * section.stored_bytes:
-            raise LimitExceeded(
-                f"{what}: {section.stored_bytes} bytes would expand to {section.raw_bytes}, more than "
-                f"{self._limits.ratio} times", limit=self._limits.ratio,
-            )  # fmt: skip
-        # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the most.
-        earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
-        if len(earlier) != len(section.prefix) or any(s.kind not in {LAUNCH, IR} or s.prefix for s in earlier):
-            raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
-        if sum(s.raw_bytes for s in earlier) > self._limits.window_bytes:
-            raise LimitExceeded(f"{what}: its prefix is over {self._limits.window_bytes} bytes")
-
-    def _check_prefixes(self, sections: list[Section]) -> None:
-        """Bound what a reader decodes for prefixes by what there is: one large prefix may serve a thousand tiny sections."""
-        raw = sum(section.raw_bytes for section in sections)
-        prefixed = sum(sections[p].raw_bytes for section in sections for p in section.prefix)
-        limit = PREFIX_FACTOR * raw + self._limits.window_bytes
-        if prefixed > limit:
-            raise LimitExceeded(
-                f"table of contents: prefixes of {prefixed} bytes in all for sections of {raw}, over the limit of {limit}",
-                limit=limit, got=prefixed,
-            )  # fmt: skip
 
     def _manifest(self, kind: int) -> bytes:
         found = [section for section in self.sections if section.kind == kind]
@@ -285,71 +220,87 @@ class Container:
             raise FormatError(f"expected one section of kind {kind}, got {len(found)}")
         return self.decoded(found[0])
 
-    def _checked_places(self) -> array[int]:
-        """Return which section each blob lies in; raises `FormatError` unless the sections hold each blob once, and nothing else."""
-        sizes = self.content.blob_sizes
-        known = len(sizes)
-        numbers = array("i", [_NOWHERE]) * known
-        for number, section in enumerate(self.sections):
-            if section.kind not in BLOB_SECTIONS:
-                continue
-            for blob in section.blobs:
-                if not 0 <= blob < known or numbers[blob] != _NOWHERE:
-                    raise FormatError(f"section {number}: blob {blob} is unknown or stored twice")
-                numbers[blob] = number
-            size = sum([sizes[blob] for blob in section.blobs])
-            if size != section.raw_bytes:
-                raise FormatError(f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}")
-        lost = numbers.count(_NOWHERE)
-        if lost:
-            raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
-        return numbers
-
     def _frame_of(self, digest: bytes) -> _DecodedFrame:
         """Return the frame that a blob lies in; raises `NotFound`."""
         for frame in self._frames:
-            if digest in frame.places:
+            if digest in frame.numbers:
                 frame.used = next(self._uses)
                 return frame
         blob = self.content.blob_number(digest)
         if blob is None:
             raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
-        return self._frame(self._section_numbers[blob])
+        return self._frame(self.places.sections[blob])
 
     def _frame(self, number: int) -> _DecodedFrame:
         # Two threads may decode the same frame, which costs time, never correctness.
         frame = next((frame for frame in self._frames if frame.number == number), None)
         if frame is None:
-            # Those that are ahead, of launch set and of IR, stay beside those that are looked at.
-            most, ahead = CACHED_FRAMES + 2 * self._ahead, self._following(number)
-            # Before the next ones are decoded, so that their memory can be used again.
-            self._frames = self._youngest(most - 1 - len(ahead))
-            decoded = decoded_together(self._decoded, number, ahead)
-            for frame in decoded:
-                frame.used = next(self._uses)
-            self._frames = [*self._youngest(most - len(decoded)), *decoded]
-            return decoded[-1]
+            # Before others are decoded, so that their memory can be used again.
+            self._frames = self._youngest(CACHED_FRAMES - 1)
+            self._begin_following(number)
+            frame = _DecodedFrame(number, self._raw(number), self.sections[number], self.content)
+            self._frames = [*self._youngest(CACHED_FRAMES - 1), frame]
         frame.used = next(self._uses)
         return frame
 
-    def _following(self, number: int) -> list[int]:
-        """Return the frames of the same kind that follow, as many as are wanted, without those that are decoded."""
-        kind, present = self.sections[number].kind, {frame.number for frame in self._frames}
-        if not self._ahead or kind not in {LAUNCH, IR}:
-            return []
-        same = (n for n in range(number + 1, len(self.sections)) if self.sections[n].kind == kind and n not in present)
-        return list(itertools.islice(same, self._ahead))
-
-    def _decoded(self, number: int) -> _DecodedFrame:
-        section, sizes = self.sections[number], self.content.blob_sizes
-        prefix = b"".join(self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes)
-        return _DecodedFrame(
-            number, self._decode_blobs(section, prefix), [sizes[blob] for blob in section.blobs],
-            self.content.digests_of(section.blobs),
-        )  # fmt: skip
-
     def _youngest(self, most: int) -> list[_DecodedFrame]:
         return sorted(self._frames, key=lambda frame: frame.used)[-most:]
+
+    # Frames that are decoded ahead ----------------------------------------------------------------------------------------
+
+    def _wants_frames(self, blobs: Collection[object]) -> bool:
+        """Note whether frames are to be decoded ahead for who asks for these blobs; tells whether the first are to be begun now."""
+        self._threads = frames_at_once() - 1 if len(blobs) >= _MANY else 0
+        return self._threads > 0 and not self._frames
+
+    def _begin_with(self, blobs: Iterable[int]) -> None:
+        """Begin the frames of the blobs that are read first: of a restore of everything, one of the launch set and one of IR."""
+        first = dict.fromkeys([self.places.sections[blob] for blob in blobs])
+        self._begin([number for number in first if self._may_be_ahead(number)][: self._threads])
+
+    def _begin_following(self, number: int) -> None:
+        """Begin the frames of the same kind that follow, as many as threads decode at once, and forget others of this kind."""
+        kind, wanted = self.sections[number].kind, [number]
+        if self._threads and kind in {LAUNCH, IR}:
+            present = {frame.number for frame in self._frames}
+            same = (
+                n for n in range(number + 1, len(self.sections)) if self.sections[n].kind == kind and n not in present
+            )
+            wanted += filter(self._may_be_ahead, itertools.islice(same, self._threads))
+        self._ahead.forget(
+            n for n in self._ahead.begun() if n not in wanted and (self.sections[n].kind == kind or not self._threads)
+        )
+        self._begin(wanted[1:])
+
+    def _begin(self, numbers: Iterable[int]) -> None:
+        begun = self._ahead.begun()
+        for number in numbers:
+            if number not in begun:
+                # What is wrong with it shows when it is asked for.
+                with contextlib.suppress(BundlerError, MemoryError):
+                    self._ahead.begin(number, self._prepared(number, b""), self._threads)
+
+    def _may_be_ahead(self, number: int) -> bool:
+        section = self.sections[number]
+        return section.kind in {LAUNCH, IR} and section.codec == ZSTD and not section.prefix
+
+    # Decoding -------------------------------------------------------------------------------------------------------------
+
+    def _raw(self, number: int) -> memoryview:
+        section = self.sections[number]
+        decoding = self._ahead.take(number)
+        if decoding is None:
+            if section.codec == STORED:
+                return memoryview(self.stored(section))
+            decoding = self._prepared(
+                number, b"".join([self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes])
+            )
+            decoding.decode()
+        return decoding.finish()
+
+    def _prepared(self, number: int, prefix: bytes) -> FrameDecoding:
+        section = self.sections[number]
+        return FrameDecoding(section, self.stored(section), prefix, self._limits, self._buffers)
 
     def decoded(self, section: Section) -> bytes:
         """Return the raw bytes of a section that needs no prefix; raises as `stored`, and `FormatError`."""
@@ -357,43 +308,10 @@ class Container:
         if section.codec == STORED:
             return data
         try:
-            self._check_frame(section, data)
+            check_frame(section, data, self._limits)
             raw: bytes = zstandard.ZstdDecompressor().decompress(
                 data, max_output_size=section.raw_bytes, allow_extra_data=False
             )
         except zstandard.ZstdError as error:
-            raise _undecodable(section, error) from error
+            raise undecodable(section, error) from error
         return raw
-
-    def _decode_blobs(self, section: Section, prefix: bytes) -> memoryview:
-        data = self.stored(section)
-        if section.codec == STORED:
-            return memoryview(data)
-        try:
-            self._check_frame(section, data)
-            room = self._buffers.take(section.raw_bytes)
-            decoder = zstandard.ZstdDecompressor(dict_data=dictionary(prefix) if prefix else None)
-            with decoder.stream_reader(data) as reader:
-                # Nothing follows; but the decoder compares the checksum when it is asked for more.
-                whole = reader.readinto(room) == section.raw_bytes and not reader.read(1)
-            if not whole or frame_bytes(data) != len(data):
-                raise FormatError(
-                    f"section at offset {section.offset}: not one whole frame of {section.raw_bytes} bytes"
-                )
-        except zstandard.ZstdError as error:
-            raise _undecodable(section, error) from error
-        return room.toreadonly()
-
-    def _check_frame(self, section: Section, data: bytes) -> None:
-        """Check what a frame declares; the decoder makes room for it, whatever limit it is given."""
-        frame = zstandard.get_frame_parameters(data)
-        self._limits.check("window_bytes", frame.window_size, "zstd window")
-        if frame.content_size != section.raw_bytes or not frame.has_checksum:
-            raise FormatError(
-                f"section at offset {section.offset}: the frame declares {frame.content_size} bytes "
-                f"(checksum: {frame.has_checksum}), the table {section.raw_bytes}"
-            )
-
-
-def _undecodable(section: Section, error: zstandard.ZstdError) -> FormatError:
-    return FormatError(f"section at offset {section.offset}: {error}", offset=section.offset)

@@ -17,8 +17,7 @@
 The launch set of all kernels is in frames of its own, so a reader that only launches never touches IR.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module, as in `entry_rows`.
 import struct
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ import zstandard
 from msgspec import Struct
 
 from bundler.format.digest import DIGEST_BYTES
+from bundler.format.entry_rows import Count
 from bundler.format.limits import MIB
 
 MAGIC = b"\x89TBNDL\r\n"
@@ -59,14 +59,14 @@ class ByteSource(Protocol):
         """Release the source; closing twice is fine."""
 
 
-class Section(Struct, frozen=True, gc=False):
+class Section(Struct, array_like=True, frozen=True, gc=False):
     """One entry of the table of contents; `blobs` are indices into the content's blob table, in frame order."""
 
-    kind: int
-    codec: int
-    offset: int
-    stored_bytes: int
-    raw_bytes: int
+    kind: Count
+    codec: Count
+    offset: Count
+    stored_bytes: Count
+    raw_bytes: Count
     sha256: bytes
     blobs: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()

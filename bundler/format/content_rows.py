@@ -6,22 +6,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
 from bundler.errors import FormatError
 from bundler.format import names, wire
+from bundler.format.blob_table import BlobTable
 from bundler.format.digest import digest_raw, digest_text
 from bundler.format.entries import (
     Artifact,
     HelperLibrary,
     Kernel,
     Opaque,
-    StoredFile,
     TuningFile,
     check_files,
 )
@@ -35,10 +34,10 @@ from bundler.format.entry_rows import (
     TargetRow,
     ToolchainRow,
     check_path,
+    check_value,
     tuning_records,
-    value_of,
 )
-from bundler.format.lazy_kernel import LazyKernel, spans_of
+from bundler.format.lazy_kernel import LazyKernel, kernel_files, spans_of
 from bundler.format.limits import Limits
 from bundler.format.sentinel import Span
 
@@ -126,13 +125,22 @@ def decode_rows(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
     return _Rows(row, limits).entries(open_ended=open_ended)
 
 
+class ListedFiles(NamedTuple):
+    """The files of a kernel, as numbers."""
+
+    blobs: tuple[int, ...]
+    spans: tuple[int, ...]
+
+
 class _Rows:
     """A decoded content; its kernels ask it for their files."""
 
     def __init__(self, content: ContentRow, limits: Limits) -> None:
         self._content, self._limits = content, limits
-        self._table = [(blob.digest, blob.size) for blob in content.blobs]
-        self._blob_sizes = [blob.size for blob in content.blobs]
+        self.blob_table = BlobTable(
+            b"".join([blob.digest for blob in content.blobs]), [blob.size for blob in content.blobs]
+        )
+        self._blob_sizes = self.blob_table.sizes
         self._targets, self._toolchains = Once(TargetRow.target), Once(ToolchainRow.toolchain)
         self._used: set[int] = set()
         self._restored_bytes = 0
@@ -147,34 +155,18 @@ class _Rows:
             tuple(HelperLibrary(row.path, self._placed(row, "helper library"), row.machine) for row in content.helpers),
             tuple(Opaque(row.path, self._placed(row, "opaque file")) for row in content.opaque),
             tuning_records(content.tuning_records, self._limits, open_ended=open_ended),
-            tuple(self._table),
+            self.blob_table,
         )
         self._check_texts()
         # As restored: a blob that a thousand files share is written a thousand times.
         self._limits.check("raw_bytes", self._restored_bytes, "bundle, all files")
-        if len(self._used) != len(self._table) or any(one >= two for (one, _), (two, _) in pairwise(self._table)):
+        if len(self._used) != len(self.blob_table) or not self.blob_table.is_sorted():
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         return entries
 
-    def files(self, row: KernelRow, positions: Iterable[int]) -> Iterator[StoredFile]:
-        """Yield the files of a kernel at these positions."""
-        files, table = row.files, self._table
-        for position in positions:
-            file = files[position]
-            digest, size = table[file.blob]
-            yield file.name, digest, size, spans_of(file.spans) if file.spans else ()
-
-    def file(self, row: KernelRow, position: int) -> tuple[str, bytes]:
-        """Return name and raw digest of one file of a kernel."""
-        return row.files[position].name, self._table[row.files[position].blob][0]
-
-    def blobs(self, row: KernelRow) -> list[tuple[bytes, int]]:
-        """Return raw digest and size of each file of a kernel."""
-        return [self._table[file.blob] for file in row.files]
-
-    def sizes(self, row: KernelRow) -> list[int]:
-        """Return the size of each file of a kernel."""
-        return [self._blob_sizes[file.blob] for file in row.files]
+    def references(self, row: KernelRow) -> ListedFiles:
+        """Return the files of a kernel."""
+        return ListedFiles(tuple([file.blob for file in row.files]), _spans_of_files(row.files))
 
     def spec(self, row: KernelRow) -> LaunchSpec:
         """Return a kernel's launch spec."""
@@ -201,14 +193,21 @@ class _Rows:
         if len(files) > limits.files_per_kernel:
             limits.check("files_per_kernel", len(files), f"kernel {row.key}")
         size = sum(sizes := self._count(files))
-        layout = check_files(row.key, tuple([file.name for file in files]), sizes)
+        filenames = tuple([file.name for file in files])
+        check_files(row.key, filenames, sizes)
         if size > limits.kernel_bytes:
             limits.check("kernel_bytes", size, f"kernel {row.key}")
         if row.spec.entry is None:
             raise FormatError(f"{row.key}: the launch spec names no entry point", key=row.key)
-        value_of(bytes(row.spec.tensor_descriptors), limits, _ARRAYS_AROUND_VALUE)
+        check_value(bytes(row.spec.tensor_descriptors), limits, _ARRAYS_AROUND_VALUE)
         return LazyKernel.of_row(
-            self, row, layout, row.key, row.name, self._targets[row.target], self._toolchains[row.toolchain]
+            self,
+            row,
+            kernel_files(filenames),
+            row.key,
+            row.name,
+            self._targets[row.target],
+            self._toolchains[row.toolchain],
         )
 
     def _count(self, files: Sequence[FileRow]) -> list[int]:
@@ -217,9 +216,9 @@ class _Rows:
         try:
             sizes = [self._blob_sizes[blob] for blob in blobs]
         except IndexError:
-            wrong = next(file for file in files if file.blob >= len(self._table))
+            wrong = next(file for file in files if file.blob >= len(self.blob_table))
             raise FormatError(
-                f"file {wrong.name!r}: blob {wrong.blob} of {len(self._table)}", name=wrong.name
+                f"file {wrong.name!r}: blob {wrong.blob} of {len(self.blob_table)}", name=wrong.name
             ) from None
         for file in files:
             if file.spans and (len(file.spans) % NUMBERS_PER_SPAN or len(file.spans) > self._limits.array_items):
@@ -231,7 +230,7 @@ class _Rows:
     def _placed(self, row: PlacedRow | HelperRow, what: str) -> Artifact:
         file = row.file
         self._count([file])
-        digest, size = self._table[file.blob]
+        digest, size = self.blob_table[file.blob]
         artifact = Artifact(names.check_file_name(file.name), digest_text(digest), size, spans_of(file.spans))
         check_path(row.path, artifact, what)
         return artifact
@@ -254,6 +253,18 @@ class _Rows:
             texts.add(kernel.key)
         texts.update(helper.machine for helper in content.helpers)
         wire.check_texts(texts, "content", self._limits)
+
+
+def _spans_of_files(files: Sequence[FileRow]) -> tuple[int, ...]:
+    """Return the path sentinels of all files, each after the position of its file."""
+    return tuple(
+        [
+            number
+            for position, file in enumerate(files)
+            for start in range(0, len(file.spans), NUMBERS_PER_SPAN)
+            for number in (position, *file.spans[start : start + NUMBERS_PER_SPAN])
+        ]
+    )
 
 
 def encode_rows(entries: Entries) -> bytes:

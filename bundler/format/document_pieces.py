@@ -134,6 +134,53 @@ class Pieces:
         self._joined_runs: dict[tuple[int, int], bytes] = {}
         self._held: dict[bytes, bool] = {}
 
+    def take(self, documents: Sequence[tuple[int, ...]]) -> bool:
+        """Check the runs of the next documents at once.
+
+        Returns:
+            False when one may be wrong, and then none of them was taken: `check`, for one after the other, tells.
+        """
+        known = [*map(self._sizes.get, documents)]
+        new = [runs for runs, size in zip(documents, known, strict=True) if size is None]
+        measured = self._measured(new)
+        if measured is None:
+            return False
+        sizes, seen = measured
+        joined_bytes = self._joined_bytes + sum(filter(None, known)) + sum(sizes)
+        if max(sizes, default=0) > self._limits.facts_bytes or joined_bytes > self._limits.all_facts_bytes:
+            return False
+        self._seen, self._joined_bytes = seen, joined_bytes
+        if len(self._sizes) < _RUNS_REMEMBERED:
+            self._sizes.update(zip(new, sizes, strict=True))
+        return True
+
+    def _measured(self, documents: Sequence[tuple[int, ...]]) -> tuple[list[int], int] | None:
+        """Return the sizes of documents, and how many pieces were named after them; None where one may be wrong."""
+        lengths = [*map(len, documents)]
+        if any(length % 2 for length in lengths):
+            return None
+        try:
+            numbers = array("I", [*chain.from_iterable(documents)])
+        except OverflowError:
+            return None
+        # Each run as one number: kernels share most of their runs, and what is asked of a run is asked once.
+        runs = array("Q", numbers.tobytes()).tolist()
+        sizes = dict.fromkeys(runs, 0)
+        numbers = array("I", array("Q", sizes).tobytes())
+        seen, last, ends = self._seen, len(self._table), self._ends
+        for run, first, number in zip(sizes, numbers[::2], numbers[1::2], strict=True):
+            end = first + number
+            if end > seen:
+                if end > last or first > seen:
+                    return None
+                seen = end
+            if not number:
+                return None
+            sizes[run] = ends[end] - ends[first]
+        before = [*accumulate(map(sizes.__getitem__, runs), initial=0)]
+        bounds = [end // 2 for end in accumulate(lengths, initial=0)]
+        return [before[end] - before[begin] for begin, end in pairwise(bounds)], seen
+
     def check(self, runs: tuple[int, ...] | None, key: str) -> None:
         """Check the runs of the next document, which is one of this kernel.
 

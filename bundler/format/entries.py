@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
 from bundler.format.digest import digest_raw, digest_text, sha256
+from bundler.format.frozen_values import FrozenValue
 from bundler.format.metadata import check_metadata_size
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
@@ -30,6 +31,7 @@ Keep = Literal["all", "launch"]
 #: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.
 StoredFile = tuple[str, bytes, int, tuple[Span, ...]]
 
+
 _TARGET = r"([a-z]{1,16}):([A-Za-z0-9_.+-]{1,32})"
 _KEY_CHARACTERS = 12  # enough to recognise a kernel key
 # Every variant of a kernel has files of the same names.
@@ -37,13 +39,34 @@ _LAYOUTS_REMEMBERED = 4096
 PACKED = "it came by pack, and a cache directory does not hold them"
 
 
-@dataclass(frozen=True, order=True)
-class Target:
+@dataclass(init=False, repr=False, eq=False)
+class Target(FrozenValue):
     """What a device binary runs on; `arch` is text, `90` for sm_90 and `gfx942` for an AMD chip."""
 
     backend: str
     arch: str
     warp_size: int = field(default=32, compare=False)
+
+    def __init__(self, backend: str, arch: str, warp_size: int = 32) -> None:
+        self._set_fields(locals())
+
+    def __eq__(self, other: object) -> bool:
+        return self.backend == other.backend and self.arch == other.arch if type(other) is Target else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.backend, self.arch))
+
+    def __lt__(self, other: Target) -> bool:
+        return (self.backend, self.arch) < (other.backend, other.arch) if type(other) is Target else NotImplemented
+
+    def __le__(self, other: Target) -> bool:
+        return self == other or self < other
+
+    def __gt__(self, other: Target) -> bool:
+        return other < self
+
+    def __ge__(self, other: Target) -> bool:
+        return other <= self
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.arch}"
@@ -84,7 +107,7 @@ class Artifact(Struct, frozen=True, gc=False):
         return names.artifact_kind(self.filename)
 
 
-class FileLayout(NamedTuple):
+class FileLayout(Struct, frozen=True, gc=False):
     """What the names of a kernel's files say about them; numbers are positions among these names.
 
     Attributes:
@@ -106,8 +129,26 @@ class FileLayout(NamedTuple):
         return all(position == place for place, position in enumerate(self.order))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Kernel:
+class StoredFiles(Struct, frozen=True, gc=False):
+    """Files of a kernel in Triton's order, by columns.
+
+    Attributes:
+        names: of each.
+        digests: the raw digest of each.
+        size_bytes: of all as stored.
+        spans: path sentinels, four numbers each: the position of the file here, then offset, place and style.
+        layout: what the names say about the files.
+    """
+
+    names: tuple[str, ...]
+    digests: tuple[bytes, ...]
+    size_bytes: int
+    spans: tuple[int, ...]
+    layout: FileLayout
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Kernel(FrozenValue):
     """All artifacts of one kernel key, from one compile.
 
     Launch facts and key parts are kept encoded and decoded when asked for: a bundle of thousands opens fast.
@@ -121,6 +162,19 @@ class Kernel:
     spec: LaunchSpec = field(repr=False)
     facts_bytes: bytes | None = field(default=None, repr=False)
     parts_bytes: bytes | None = field(default=None, repr=False)
+
+    def __init__(
+        self,
+        key: str,
+        name: str,
+        target: Target,
+        artifacts: tuple[Artifact, ...],
+        toolchain: Toolchain,
+        spec: LaunchSpec,
+        facts_bytes: bytes | None = None,
+        parts_bytes: bytes | None = None,
+    ) -> None:
+        self._set_fields(locals())
 
     def __repr__(self) -> str:
         files = f"{count(len(self.artifacts), 'file')}, {count(self.size, 'byte')}"
@@ -146,6 +200,17 @@ class Kernel:
         artifacts = self.launch_set if keep == "launch" else self.artifacts
         for a in sorted(artifacts, key=lambda artifact: names.artifact_order(artifact.filename)):
             yield a.filename, digest_raw(a.digest), a.size, a.spans
+
+    def stored_files(self, keep: Keep = "all") -> StoredFiles:
+        """Return what `files` yields, by columns; for who restores thousands of kernels."""
+        filenames, digests, sizes, spans = zip(*self.files(keep), strict=True)
+        flat = [
+            number
+            for position, some in enumerate(spans)
+            for span in some
+            for number in (position, span.offset, span.place, span.style)
+        ]
+        return StoredFiles(filenames, digests, sum(sizes), tuple(flat), file_layout(filenames))
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; for who launches thousands of kernels."""
@@ -233,21 +298,6 @@ def check_kernel(kernel: Kernel) -> Kernel:
     artifacts = kernel.artifacts
     check_files(kernel.key, tuple(a.filename for a in artifacts), [a.size for a in artifacts])
     return kernel
-
-
-def check_documents(kernel: Kernel) -> None:
-    """Decode tensor descriptors, launch facts and key parts, and keep nothing of them; raises `FormatError`.
-
-    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
-    """
-    from bundler.format.keyparts import KeyParts
-    from bundler.format.launch_spec import LaunchFacts
-
-    kernel.spec.tensor_descriptors.plain()
-    if kernel.facts_bytes is not None:
-        LaunchFacts.from_bytes(kernel.facts_bytes)
-    if kernel.parts_bytes is not None:
-        KeyParts.from_bytes(kernel.parts_bytes)
 
 
 def check_files(key: str, filenames: tuple[str, ...], sizes: Sequence[int]) -> FileLayout:

@@ -5,11 +5,10 @@
 its end is skipped, and `wire.check_canonical` refuses it where the version is known.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and each that is a text is compiled for it.
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -18,7 +17,7 @@ from bundler.errors import FormatError
 from bundler.format import names, wire
 from bundler.format.digest import DIGEST_BYTES
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
-from bundler.format.limits import Limits
+from bundler.format.limits import DEFAULT_LIMITS, Limits
 
 # Who restores kernels looks neither at launch facts nor at tuning records.
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)
 # Nearly every kernel has the same one: an empty list of tensor descriptors.
 _VALUES_REMEMBERED = 256
 _SMALL_VALUE_BYTES = 1024
+_EMPTY_VALUES = frozenset({b"\x92\xa4list\x90", b"\x92\xa5tuple\x90"})
 NUMBERS_PER_SPAN = 3  # offset, place, style
 Row = TypeVar("Row")
 Made = TypeVar("Made")
@@ -61,14 +61,17 @@ def schema_of(data: bytes, what: str, limits: Limits) -> int:
     return wire.decode(data, _HEAD, what, limits).schema
 
 
-class Entries(NamedTuple):
-    """The entries of a content, and its blob table: raw digest and size (bytes) of every blob, by digest."""
+class Entries(Struct, frozen=True):
+    """The entries of a content, and its blob table: raw digest and size (bytes) of every blob, by digest.
 
-    kernels: tuple[Kernel, ...]
+    The kernels may be `UnmadeKernels`, which `Content` takes.
+    """
+
+    kernels: Iterable[Kernel]
     tuning_files: tuple[TuningFile, ...]
     helpers: tuple[HelperLibrary, ...]
     opaque: tuple[Opaque, ...]
-    tuning_records: tuple[TuningRecord, ...]
+    tuning_records: "tuple[TuningRecord, ...]"
     blobs: Sequence[tuple[bytes, int]]
 
 
@@ -121,7 +124,7 @@ class SpecRow(Struct, array_like=True, frozen=True, gc=False):
     pdl: bool
     tensor_descriptors: Raw
 
-    def spec(self, name: str) -> LaunchSpec:
+    def spec(self, name: str) -> "LaunchSpec":
         """Return what it stands for; `name` is the entry point where the row names none."""
         from bundler.format.launch_spec import LaunchSpec
 
@@ -142,18 +145,24 @@ class SpecRow(Struct, array_like=True, frozen=True, gc=False):
         )
 
 
-def value_of(packed: bytes, limits: Limits | None = None, arrays: int = 0) -> Value:
+def check_value(packed: bytes, limits: Limits, arrays: int) -> None:
+    """Raise what `value_of` raises; nothing is decoded of the values that nearly every kernel has."""
+    if packed not in _EMPTY_VALUES or limits != DEFAULT_LIMITS:
+        value_of(packed, limits, arrays)
+
+
+def value_of(packed: bytes, limits: Limits | None = None, arrays: int = 0) -> "Value":
     """Return an encoded value; with `limits`, checked where it lies inside so many arrays."""
     if len(packed) <= _SMALL_VALUE_BYTES:
         return _small_value(packed, limits, arrays)
     return _value(packed, limits, arrays)
 
 
-def _value(packed: bytes, limits: Limits | None, arrays: int) -> Value:
+def _value(packed: bytes, limits: Limits | None, arrays: int) -> "Value":
     # Packed alone it lies inside no array; wrapped, it may also be a scalar, which is refused as such.
     bounds = () if limits is None else (wire.inside(limits, arrays - 1),)
     (data,) = wire.unpack(b"\x91" + packed, "value", *bounds)
-    if wire.pack(data) != packed:
+    if wire.encode(data) != packed:
         raise FormatError("value: expected each number in its shortest form")
     from bundler.format.constant_values import Value
 
@@ -163,12 +172,12 @@ def _value(packed: bytes, limits: Limits | None, arrays: int) -> Value:
 _small_value = functools.lru_cache(_VALUES_REMEMBERED)(_value)
 
 
-def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> tuple[TuningRecord, ...]:
+def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> "tuple[TuningRecord, ...]":
     """Return the tuning records of a content, which lie in one array."""
     limits.check("document_bytes", len(bytes(packed)), "tuning records")
     # They are inside the content's own array.
     rows = wire.unpack(bytes(packed), "tuning records", wire.inside(limits, 1))
-    if not open_ended and wire.pack(rows) != bytes(packed):
+    if not open_ended and wire.encode(rows) != bytes(packed):
         raise FormatError("tuning records: expected each number in its shortest form")
     if not rows:
         return ()

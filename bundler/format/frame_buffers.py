@@ -56,8 +56,9 @@ class FrameBuffers:
                 buffer = self._buffers.pop(0)
             except IndexError:  # another thread was faster
                 return None
-            # A much larger one is left to larger frames, which would need one more otherwise.
-            if size <= len(buffer) < 2 * _rounded(size) and _is_unused(buffer):
+            # A much larger one is left to larger frames, which would need one more otherwise.  One of twice the size is taken: a frame
+            # that is the last of its kind, and nearly half as long as the others, needs none of its own.
+            if size <= len(buffer) <= 2 * _rounded(size) and _is_unused(buffer):
                 return buffer
             self._buffers.append(buffer)
         return None

@@ -8,12 +8,26 @@ kernel lies in its manifest.  Everybody else sees a `Kernel`.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bundler.format.digest import digest_raw, digest_text
-from bundler.format.entries import Artifact, FileLayout, Keep, Kernel, StoredFile, Target, Toolchain
+from bundler.format.blob_table import BlobTable
+from bundler.format.digest import DIGEST_BYTES, digest_raw, digest_text
+from bundler.format.entries import (
+    Artifact,
+    FileLayout,
+    Keep,
+    Kernel,
+    StoredFile,
+    StoredFiles,
+    Target,
+    Toolchain,
+    file_layout,
+)
 from bundler.format.entry_rows import NUMBERS_PER_SPAN
 from bundler.format.sentinel import Span
 
@@ -21,24 +35,33 @@ if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec
 
 _SPANS_REMEMBERED = 1024
+# Every variant of a kernel has files of the same names.
+_NAMES_REMEMBERED = 4096
 # A file of a kernel that has path sentinels: its position, and then what a span has.
 NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
+
+
+class References(Protocol):
+    """The files of a kernel as its manifest lists them."""
+
+    @property
+    def blobs(self) -> tuple[int, ...]:
+        """For each file the number of its blob."""
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Path sentinels, four numbers each: the position of the file, then offset, place and style."""
 
 
 class KernelSource(Protocol):
     """A decoded manifest, of which each kernel is a row."""
 
-    def files(self, row: Any, positions: Iterable[int]) -> Iterable[StoredFile]:
-        """Return the files of a kernel at these positions."""
+    @property
+    def blob_table(self) -> BlobTable:
+        """The blobs that the numbers of its kernels' files refer to."""
 
-    def file(self, row: Any, position: int) -> tuple[str, bytes]:
-        """Return name and raw digest of one file of a kernel."""
-
-    def blobs(self, row: Any) -> Sequence[tuple[bytes, int]]:
-        """Return raw digest and size of each file of a kernel."""
-
-    def sizes(self, row: Any) -> Sequence[int]:
-        """Return the size of each file of a kernel."""
+    def references(self, row: Any) -> References:
+        """Return the files of a kernel."""
 
     def spec(self, row: Any) -> LaunchSpec:
         """Return a kernel's launch spec."""
@@ -54,6 +77,67 @@ class KernelSource(Protocol):
 
     def any_parts_hold(self, text: bytes) -> bool:
         """Tell whether the key parts of any kernel may hold a text that lies within one part; False is certain."""
+
+
+#: The files of a kernel that somebody wants, as numbers: their names, of which kernels with equal ones have the same object; the number of
+#: the blob of each; and path sentinels, four numbers each: the position of the file among these, then offset, place and style.
+StoredNumbers = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class _Wanted:
+    """Files of a kernel, by their positions in its manifest.
+
+    Attributes:
+        filenames: their names.
+        layout: what these say about them.
+        positions: where each stands.
+        as_listed: whether these are all files, in the order of the manifest.
+        pick: returns what stands at these positions.
+    """
+
+    __slots__ = ("as_listed", "filenames", "layout", "pick", "positions")
+
+    def __init__(self, filenames: tuple[str, ...], positions: tuple[int, ...]) -> None:
+        self.filenames = tuple([filenames[position] for position in positions])
+        self.layout = file_layout(self.filenames)
+        self.positions, self.as_listed = positions, positions == tuple(range(len(filenames)))
+        # There are two at the least, device binary and metadata, so what this returns is a tuple.
+        self.pick: Callable[[tuple[int, ...]], tuple[int, ...]] = itemgetter(*positions)
+
+
+class KernelFiles:
+    """The names of a kernel's files; all kernels whose files have these names share it.
+
+    Raises:
+        UnsafeName, FormatError: as `file_layout`.
+    """
+
+    __slots__ = ("all", "filenames", "launch", "layout")
+
+    def __init__(self, filenames: tuple[str, ...]) -> None:
+        self.filenames, self.layout = filenames, file_layout(filenames)
+        self.all = _Wanted(filenames, self.layout.order)
+        self.launch = _Wanted(filenames, self.layout.launch)
+
+
+kernel_files = lru_cache(_NAMES_REMEMBERED)(KernelFiles)
+
+
+class UnmadeKernels(ABC):
+    """The kernels of a decoded manifest, which was checked; they are made when somebody asks for them.
+
+    Attributes:
+        keys: the key of each.
+    """
+
+    keys: Sequence[str]
+
+    @abstractmethod
+    def make(self) -> tuple[Kernel, ...]:
+        """Return them, new ones each time."""
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(self.make())
 
 
 class _Lazy:
@@ -91,20 +175,30 @@ def _lazy_and_forgotten(make: Callable[[Any], Any]) -> Any:
     return _Lazy(make, kept=False)
 
 
+_new, _set = object.__new__, object.__setattr__
+
+
 class LazyKernel(Kernel):
     """A kernel that knows its row in a decoded manifest; equal to any other kernel with the same fields."""
 
     _source: KernelSource
     _row: Any
-    _layout: FileLayout
+    _files: KernelFiles
 
     @_lazy
     def artifacts(self) -> tuple[Artifact, ...]:
         """All its files, as the manifest lists them."""
-        positions = range(len(self._layout.order))
+        references, filenames, table = (
+            self._source.references(self._row),
+            self._files.filenames,
+            self._source.blob_table,
+        )
+        spans = spans_by_position(references.spans)
         return tuple(
-            Artifact(name, digest_text(digest), size, spans)
-            for name, digest, size, spans in self._source.files(self._row, positions)
+            [
+                Artifact(name, digest_text(table.digest(blob)), table.sizes[blob], spans.get(position, ()))
+                for position, (name, blob) in enumerate(zip(filenames, references.blobs, strict=True))
+            ]
         )
 
     @_lazy
@@ -131,15 +225,19 @@ class LazyKernel(Kernel):
 
     @classmethod
     def of_row(
-        cls, source: KernelSource, row: Any, layout: FileLayout,
+        cls, source: KernelSource, row: Any, files: KernelFiles,
         key: str, name: str, target: Target, toolchain: Toolchain,
     ) -> LazyKernel:  # fmt: skip
         """Return the kernel of a row whose files were checked."""
-        kernel = object.__new__(cls)
-        # A frozen dataclass sets its fields one by one, which takes longer than all else here.
-        kernel.__dict__.update(
-            key=key, name=name, target=target, toolchain=toolchain, _source=source, _row=row, _layout=layout
-        )
+        kernel: LazyKernel = _new(cls)
+        # One by one, and not by its `__dict__`: as long as nobody asks for that, a kernel takes less than half of the memory.
+        _set(kernel, "key", key)
+        _set(kernel, "name", name)
+        _set(kernel, "target", target)
+        _set(kernel, "toolchain", toolchain)
+        _set(kernel, "_source", source)
+        _set(kernel, "_row", row)
+        _set(kernel, "_files", files)
         return kernel
 
     @property
@@ -150,20 +248,66 @@ class LazyKernel(Kernel):
     @property
     def layout(self) -> FileLayout:
         """What the names of its files say about them."""
-        return self._layout
+        return self._files.layout
 
     @property
     def size(self) -> int:
         """Bytes of all files as stored."""
-        return sum(self._source.sizes(self._row))
+        sizes = self._source.blob_table.sizes
+        return sum([sizes[blob] for blob in self._source.references(self._row).blobs])
+
+    @property
+    def stored_references(self) -> References:
+        """Its files, in the order of the manifest."""
+        return self._source.references(self._row)
+
+    @property
+    def blob_table(self) -> BlobTable:
+        """The blobs that `stored_numbers` counts: the very object that `Content.blobs` is of the bundle that was loaded."""
+        return self._source.blob_table
+
+    def stored_numbers(self, keep: Keep = "all") -> StoredNumbers:
+        """Return the files that `keep` asks for, in Triton's order, by the numbers of their blobs; for who restores thousands."""
+        wanted, references = (
+            self._files.launch if keep == "launch" else self._files.all,
+            self._source.references(self._row),
+        )
+        if wanted.as_listed:
+            return wanted.filenames, references.blobs, references.spans
+        spans = references.spans
+        return wanted.filenames, wanted.pick(references.blobs), spans and _moved_spans(spans, wanted.positions)
 
     def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
-        return iter(self._source.files(self._row, self._layout.launch if keep == "launch" else self._layout.order))
+        filenames, numbers, flat = self.stored_numbers(keep)
+        digests, sizes, width = self._source.blob_table.digests, self._source.blob_table.sizes, DIGEST_BYTES
+        spans = _spans_in_order(flat, len(numbers)) if flat else repeat(())
+        # Each has one for each file, and the last may have no end.
+        return zip(  # noqa: B905
+            filenames,
+            [digests[number * width : number * width + width] for number in numbers],
+            [sizes[number] for number in numbers],
+            spans,
+        )
+
+    def stored_files(self, keep: Keep = "all") -> StoredFiles:
+        """Return what `files` yields, by columns."""
+        filenames, numbers, spans = self.stored_numbers(keep)
+        table, width = self._source.blob_table, DIGEST_BYTES
+        digests, sizes = table.digests, table.sizes
+        return StoredFiles(
+            filenames,
+            tuple([digests[number * width : number * width + width] for number in numbers]),
+            sum([sizes[number] for number in numbers]),
+            spans,
+            (self._files.launch if keep == "launch" else self._files.all).layout,
+        )
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; no other file is looked at."""
-        return self._source.file(self._row, self._layout.binary)
+        binary = self._files.layout.binary
+        start = self._source.references(self._row).blobs[binary] * DIGEST_BYTES
+        return self._files.filenames[binary], self._source.blob_table.digests[start : start + DIGEST_BYTES]
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""
@@ -175,18 +319,44 @@ class LazyKernel(Kernel):
         return other
 
 
+def check_documents(kernel: Kernel) -> None:
+    """Decode tensor descriptors, launch facts and key parts of a kernel, and keep nothing of them; raises `FormatError`.
+
+    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
+    """
+    from bundler.format.keyparts import KeyParts
+    from bundler.format.launch_spec import LaunchFacts
+
+    kernel.spec.tensor_descriptors.plain()
+    if kernel.facts_bytes is not None:
+        LaunchFacts.from_bytes(kernel.facts_bytes)
+    if kernel.parts_bytes is not None:
+        KeyParts.from_bytes(kernel.parts_bytes)
+
+
 def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
     """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is certain, and decodes nothing."""
-    source: KernelSource | None = vars(kernel).get("_source")
+    source: KernelSource | None = getattr(kernel, "_source", None)
     return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
+
+
+def any_parts_may_hold(kernels: Iterable[Kernel], text: bytes) -> bool:
+    """Tell whether the key parts of one of many kernels may hold a text; False is certain, and looks once at what they have in common."""
+    sources: set[KernelSource | None] = {getattr(kernel, "_source", None) for kernel in kernels}
+    return any(source is None or source.any_parts_hold(text) for source in sources)
+
+
+def as_stored(kernel: Kernel) -> LazyKernel | None:
+    """Return a kernel whose files are those of a row in a manifest, so that they have `stored_numbers`; None for any other kernel."""
+    return kernel if type(kernel) is LazyKernel else None  # one with other files has a row too
 
 
 def blobs_of_files(kernel: Kernel) -> Sequence[tuple[bytes, int]]:
     """Return raw digest and size of each file of a kernel, as its layout counts them; for who lists the blobs of thousands."""
-    if type(kernel) is LazyKernel:  # one with other files has a row too
-        of_row = vars(kernel)
-        found: Sequence[tuple[bytes, int]] = of_row["_source"].blobs(of_row["_row"])
-        return found
+    stored = as_stored(kernel)
+    if stored is not None:
+        table, blobs = stored.blob_table, stored.stored_references.blobs
+        return [*zip(table.digests_of(blobs), [table.sizes[blob] for blob in blobs], strict=True)]
     return [(digest_raw(artifact.digest), artifact.size) for artifact in kernel.artifacts]
 
 
@@ -197,6 +367,7 @@ class _Refiled(LazyKernel):
     binary_file = Kernel.binary_file
     size = Kernel.size
     files = Kernel.files
+    stored_files = Kernel.stored_files
 
 
 @lru_cache(_SPANS_REMEMBERED)
@@ -213,3 +384,21 @@ def spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
         position, *numbers = flat[start : start + NUMBERS_PER_FILE_SPAN]
         grouped.setdefault(position, []).extend(numbers)
     return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}
+
+
+@lru_cache(_SPANS_REMEMBERED)
+def _spans_in_order(flat: tuple[int, ...], files: int) -> tuple[tuple[Span, ...], ...]:
+    """Return the path sentinels of each of so many files."""
+    by_position = spans_by_position(flat)
+    return tuple([by_position.get(position, ()) for position in range(files)])
+
+
+@lru_cache(_SPANS_REMEMBERED)
+def _moved_spans(flat: tuple[int, ...], positions: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the path sentinels of the files at these positions, by their places among these."""
+    places = {position: place for place, position in enumerate(positions)}
+    each = [flat[start : start + NUMBERS_PER_FILE_SPAN] for start in range(0, len(flat), NUMBERS_PER_FILE_SPAN)]
+    moved = sorted(
+        (places[position], number, rest) for number, (position, *rest) in enumerate(each) if position in places
+    )
+    return tuple([number for place, _, rest in moved for number in (place, *rest)])

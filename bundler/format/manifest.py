@@ -27,7 +27,8 @@ from bundler.format.entries import (
     entry_files,
 )
 from bundler.format.entry_rows import Entries, schema_of
-from bundler.format.lazy_kernel import LazyKernel
+from bundler.format.frozen_values import FrozenValue
+from bundler.format.lazy_kernel import LazyKernel, UnmadeKernels
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
 from bundler.format.summary import Summarized
@@ -42,20 +43,55 @@ SCHEMA = content_tables.SCHEMA
 ROWS_SCHEMA = 1
 
 
-@dataclass(frozen=True, repr=False)
-class Content(Summarized):
+class _Kernels:
+    """The field `Content.kernels`: those of a decoded manifest are made when somebody reads it."""
+
+    def __get__(self, content: Content | None, owner: type) -> tuple[Kernel, ...]:
+        if content is None:
+            return ()  # what the field is where it is not given
+        fields = vars(content)
+        found = fields["kernels"]
+        if isinstance(found, UnmadeKernels):
+            # Two threads may make them twice, which costs time; all get those that were noted first.
+            found = fields.setdefault("_made", found.make())
+            fields["kernels"] = found
+        kernels: tuple[Kernel, ...] = found
+        return kernels
+
+    def __set__(self, content: Content, kernels: tuple[Kernel, ...] | UnmadeKernels) -> None:
+        vars(content)["kernels"] = kernels
+
+
+def _kernels() -> Any:
+    # What a type checker sees is the type of the field, which the descriptor stands for.
+    return _Kernels()
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Content(Summarized, FrozenValue):
     """Everything that decides what a bundle is, in canonical order.
 
     Build it with `Content.of`, which sorts and checks; two contents with the same entries encode to the same bytes.
     """
 
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[Kernel, ...] = _kernels()
     tuning_files: tuple[TuningFile, ...] = ()
     helpers: tuple[HelperLibrary, ...] = ()
     opaque: tuple[Opaque, ...] = ()
     tuning_records: tuple[TuningRecord, ...] = ()
     # How it is, or will be, written; says nothing about what it is, but the digest depends on it.
     schema: int = field(default=SCHEMA, compare=False, repr=False)
+
+    def __init__(
+        self,
+        kernels: tuple[Kernel, ...] = (),
+        tuning_files: tuple[TuningFile, ...] = (),
+        helpers: tuple[HelperLibrary, ...] = (),
+        opaque: tuple[Opaque, ...] = (),
+        tuning_records: tuple[TuningRecord, ...] = (),
+        schema: int = SCHEMA,
+    ) -> None:
+        self._set_fields(locals())
 
     @staticmethod
     def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = (), *, schema: int = SCHEMA) -> Content:
@@ -80,17 +116,25 @@ class Content(Summarized):
 
     def check_unique(self) -> None:
         """Raise `FormatError` when a kernel key or a path occurs twice, or one entry's path lies in another's."""
-        _refuse_repeats("kernel key", (kernel.key for kernel in self.kernels))
+        keys = self.kernel_keys
+        _refuse_repeats("kernel key", keys)
         placed: list[TuningFile | HelperLibrary | Opaque] = [*self.tuning_files, *self.helpers, *self.opaque]
         paths = [entry.path for entry in placed]
         # A kernel's own files differ (`check_kernel`): only those beside another entry's path can clash.
         shared = {path.partition("/")[0] for path in paths}
-        paths += [f"{k.key}/{name}" for k in self.kernels if k.key in shared for name, *_ in k.files()]
+        if not shared.isdisjoint(keys):
+            paths += [f"{k.key}/{name}" for k in self.kernels if k.key in shared for name, *_ in k.files()]
         _refuse_repeats("path", paths)
         folders = {path[:end] for path in paths for end, character in enumerate(path) if character == "/"}
         for path in paths:
             if path in folders:
                 raise FormatError(f"path {path!r} is a file and a directory at once", name=path)
+
+    @property
+    def kernel_keys(self) -> Sequence[str]:
+        """The key of each kernel; no kernel is made for it."""
+        kernels = vars(self)["kernels"]
+        return kernels.keys if isinstance(kernels, UnmadeKernels) else [kernel.key for kernel in kernels]
 
     @property
     def entries(self) -> Iterator[Entry]:
@@ -149,7 +193,10 @@ class Content(Summarized):
             known = f"{ROWS_SCHEMA} or {SCHEMA}"
             raise FormatError(f"content: schema {schema}, expected {known}", got=schema, expected=known)
         entries = decode(data, limits, open_ended=newer_minor)
-        content = Content(*entries[:-1], schema=schema)
+        kernels: Any = entries.kernels
+        content = Content(
+            kernels, entries.tuning_files, entries.helpers, entries.opaque, entries.tuning_records, schema
+        )
         content.check_unique()
         # What the property would find out again, from every file.
         vars(content)["blobs"] = entries.blobs

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses Triton's metadata JSON, which may come from anybody, within bounds.
 
-`parse_metadata` says what is in it, and refuses what Triton could not read.  `read_head` looks at the few members that tell whether a
+`parse_metadata` says what is in it, and refuses what Triton could not read.  `is_readable_head` looks at the few members that tell whether a
 kernel is the one that it is said to be; a restore asks it for every kernel.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and each that is a text is compiled for it.
 from typing import Any
 
 import msgspec
 
 from bundler.errors import FormatError, LimitExceeded
+from bundler.format import names
 
 # Triton writes 1 to 3 KB; parsed, JSON takes up to thirty times its size.
 METADATA_BYTES = 1 << 20
@@ -56,6 +56,22 @@ def read_head(data: bytes) -> MetadataHead | None:
         return _HEAD.decode(data)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         return None
+
+
+def is_readable_head(key: str, binary_name: str, metadata: bytes) -> bool:
+    """Tell whether Triton could surely read a kernel of this metadata, if its binary is whole; False says nothing."""
+    head = read_head(metadata)
+    if head is None or not _is_hash_of(key, head.hash):
+        return False
+    expected = names.BINARY_KIND_OF_BACKEND.get(head.target.backend)
+    return expected is None or binary_name.endswith(f".{expected}")
+
+
+def _is_hash_of(key: str, text: str) -> bool:
+    try:
+        return names.is_key_of(key, bytes.fromhex(text))
+    except ValueError:
+        return False
 
 
 def parse_metadata(data: bytes) -> dict[str, Any]:

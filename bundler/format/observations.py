@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from bundler.errors import FormatError
 from bundler.format import wire
 from bundler.format.entry_rows import Count, schema_of
+from bundler.format.frozen_values import FrozenValue
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.summary import Summarized
 
@@ -41,8 +42,8 @@ class Observation(Struct, frozen=True, gc=False):
 
 
 # No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Tuning`.
-@dataclass(frozen=True, repr=False)
-class Observed(Summarized):
+@dataclass(init=False, repr=False, eq=False)
+class Observed(Summarized, FrozenValue):
     """Facts about the recording that are no part of what the bundle is.
 
     Attributes:
@@ -54,6 +55,15 @@ class Observed(Summarized):
     kernels: Mapping[str, Observation] = field(default_factory=dict)
     environments: tuple[tuple[tuple[str, str], ...], ...] = ()
     tunings: tuple[Tuning, ...] = ()
+
+    def __init__(
+        self,
+        kernels: Mapping[str, Observation] | None = None,
+        environments: tuple[tuple[tuple[str, str], ...], ...] = (),
+        tunings: tuple[Tuning, ...] = (),
+    ) -> None:
+        kernels = {} if kernels is None else kernels
+        self._set_fields(locals())
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -78,7 +88,8 @@ class Observed(Summarized):
         schema = schema_of(data, "observed", limits)
         if schema != SCHEMA:
             raise FormatError(f"observed: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)
-        row = wire.decode(data, _DECODER, "observed", limits)
+        # Who found out the schema has gone through all of it.
+        row = wire.decode(data, _DECODER, "observed", limits, walked=True)
         if not newer_minor:
             wire.check_canonical(data, row if bytes(row.tunings) else row.known(), "observed")
         _check_lengths(row, limits)
@@ -145,17 +156,21 @@ class ObservedRow(Struct, array_like=True, frozen=True, gc=False):
 _DECODER = msgspec.msgpack.Decoder(ObservedRow)
 
 
-def _seen(rows: Iterable[ObservationRow]) -> tuple[dict[str, Observation], set[str]]:
+def _seen(rows: Sequence[ObservationRow]) -> tuple[dict[str, Observation], set[str]]:
     """Return the observations by key, and the texts that occur in them; equal ones are one object."""
-    seen: dict[str, Observation] = {}
     texts: dict[str, str] = {}
     shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    for row in rows:
-        if row.key in seen:
-            raise FormatError(f"observed: kernel key {row.key!r} occurs twice", name=row.key)
-        times = tuple([(texts.setdefault(time.stage, time.stage), time.time_us) for time in row.times])
-        devices, layouts = shared.setdefault(row.devices, row.devices), shared.setdefault(row.layouts, row.layouts)
-        seen[row.key] = Observation(devices, layouts, times)
+    keys = [row.key for row in rows]
+    devices = [shared.setdefault(row.devices, row.devices) for row in rows]
+    layouts = [shared.setdefault(row.layouts, row.layouts) for row in rows]
+    times = [
+        tuple([(texts.setdefault(time.stage, time.stage), time.time_us) for time in row.times]) if row.times else ()
+        for row in rows
+    ]
+    seen = dict(zip(keys, map(Observation, devices, layouts, times), strict=True))
+    if len(seen) < len(rows):
+        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise FormatError(f"observed: kernel key {twice!r} occurs twice", name=twice)
     layouts_seen = {text for group in shared for text in group if isinstance(text, str)}
     return seen, {*texts, *layouts_seen}
 

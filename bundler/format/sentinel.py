@@ -129,6 +129,16 @@ def check_edits(data: bytes | memoryview, edits: Sequence[Edit]) -> None:
             raise FormatError(f"no sentinel at offset {offset} of a file of {count(len(data), 'byte')}", offset=offset)
 
 
+def holds(data: bytes | memoryview, edits: Sequence[Edit]) -> bool:
+    """Tell whether a file holds what is to be changed, one behind the other."""
+    end = 0
+    for offset, old, _ in edits:
+        if not end <= offset <= len(data) or data[offset : offset + len(old)] != old:
+            return False
+        end = offset + len(old)
+    return True
+
+
 def edited(data: bytes | memoryview, edits: Sequence[Edit]) -> bytes:
     """Return a file with what is to be changed changed."""
     out: list[bytes | memoryview] = []

@@ -22,7 +22,7 @@ _DIGEST_CHARACTERS = len(_DIGEST) + 12
 _ITEMS_SHOWN = 3
 _ITEM_CHARACTERS = 100
 # Kernel keys and digests, of which the beginning tells enough in a list.
-_LONG_KEY = re.compile(r"\b(?:[A-Z2-7]{52}|[0-9a-f]{64})\b")
+_LONG_KEY = r"\b(?:[A-Z2-7]{52}|[0-9a-f]{64})\b"
 _KEY_CHARACTERS = 12
 # Properties of reports that answer the question which the report was asked for.
 _VERDICTS = ("sound", "complete", "usable", "sentence")
@@ -155,6 +155,6 @@ def _value(name: str, value: Any) -> str:
 
 def _listed(items: Sequence[str]) -> str:
     """Return the one that there is, or how many there are, and the first of them."""
-    items = [_LONG_KEY.sub(lambda key: f"{key[0][:_KEY_CHARACTERS]}…", item) for item in items]
+    items = [re.sub(_LONG_KEY, lambda key: f"{key[0][:_KEY_CHARACTERS]}…", item) for item in items]
     first = ", ".join(item if len(item) <= _ITEM_CHARACTERS else short(item) for item in items[:_ITEMS_SHOWN])
     return first if len(items) == 1 else f"{len(items):,}: {first}{', …' if len(items) > _ITEMS_SHOWN else ''}"

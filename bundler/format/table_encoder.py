@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes content of schema 2: numbers what kernels have in common, and puts each such thing into its table once.
 
-`Content.encode` calls `encode_tables`; `content_tables` reads what it wrote, and has the types of the records.
+`Content.encode` calls `encode_tables`; `content_tables` and `table_kernels` read what it wrote, and have the types of the records.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 from msgspec import Raw
 
 from bundler.format import wire
-from bundler.format.content_tables import NAME, SCHEMA
+from bundler.format.content_tables import SCHEMA
 from bundler.format.digest import digest_raw
 from bundler.format.document_pieces import Numbers, PieceWriter
 from bundler.format.entries import HelperLibrary, Kernel, Opaque, StoredFile, TuningFile, entry_kind
 from bundler.format.entry_rows import Entries, check_path
 from bundler.format.sentinel import Span
+from bundler.format.table_kernels import NAME
 
 
 def encode_tables(entries: Entries) -> bytes:

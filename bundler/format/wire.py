@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-import msgpack
 import msgspec
 
 from bundler.errors import FormatError, LimitExceeded
@@ -27,6 +26,7 @@ ARRAYS_PER_ITEM = 2
 # Facts of one kernel are a few kilobytes.
 MAX_SPLIT_BYTES = 1 << 16
 _PAIR = 2
+_BYTES_PER_CHARACTER = 4  # in UTF-8, at most
 # What decoding may end in; msgspec's own errors became a `ValueError` after 0.19.
 MSGSPEC_ERRORS = (ValueError, msgspec.MsgspecError, RecursionError)
 # Decodes nothing: it only goes through a document, and finds where an array or text declares more than there is.
@@ -35,6 +35,9 @@ _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 _FIXED_ARRAY = 0x90
 _ARRAY_16_32 = {0xDC: 3, 0xDD: 5}  # where the members begin
 _ARRAY_HEADS = bytes([*range(0x90, 0xA0), 0xDC, 0xDD])
+# A table of contents of hundreds of sections and thousands of blobs.
+_SMALL_BYTES = 1 << 16
+_PLAIN = frozenset({list, str, bytes, int, float, bool, type(None)})
 
 
 def pack(data: Any) -> bytes:
@@ -43,6 +46,8 @@ def pack(data: Any) -> bytes:
     Raises:
         FormatError: a string is not Unicode text, or an integer needs more than 64 bits.
     """
+    import msgpack  # who only reads bundles needs msgspec alone
+
     try:
         packed: bytes = msgpack.packb(data, use_bin_type=True)
     except (ValueError, OverflowError) as error:
@@ -70,6 +75,13 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
         FormatError: not msgpack, trailing bytes, a map or extension type, or not an array.
         LimitExceeded: nested or long beyond the limits.
     """
+    if len(data) <= min(_SMALL_BYTES, limits.manifest_bytes, limits.array_items):
+        small = _small(data, limits)
+        if small is not None:
+            _check_depth(small, what, limits.depth)
+            return small
+    import msgpack  # knows better what is wrong, and takes a new process as long as a hundred kernels
+
     try:
         result = msgpack.unpackb(
             data,
@@ -90,7 +102,33 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
     return expect(result, list, what)
 
 
-def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: Limits = DEFAULT_LIMITS) -> T:
+def _small(data: bytes, limits: Limits) -> list[Any] | None:
+    """Decode an array of few bytes, which has no more members and arrays than these; None when something is wrong with it."""
+    try:
+        _WALK.decode(data)
+        document = msgspec.msgpack.decode(data)
+    except MSGSPEC_ERRORS:
+        return None
+    level = [document]
+    while level:
+        if not {*map(type, level)} <= _PLAIN:
+            return None
+        if len(data) > limits.string_bytes:
+            texts = (item for item in level if type(item) is str)
+            if any(len(text.encode()) > limits.string_bytes for text in texts):
+                return None
+        level = [item for array in level if type(array) is list for item in array]
+    return document if type(document) is list else None
+
+
+def decode(
+    data: bytes,
+    decoder: msgspec.msgpack.Decoder[T],
+    what: str,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    walked: bool = False,
+) -> T:
     """Decode a positional record by its declared type; fields behind the declared ones are skipped.
 
     Args:
@@ -99,6 +137,7 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
             be more than `limits.document_bytes`, it is the type that bounds what is made of them.
         what: what they are, for error messages.
         limits: bounds for depth and for arrays in all.
+        walked: it is, or was a member of, what this function has decoded before.
 
     Raises:
         FormatError: not such a record.
@@ -109,7 +148,8 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str, limits: 
         unpack(data, what, limits)
     try:
         # The decoder allocates what an array declares, eight bytes a member.  After this walk each has its member.
-        _WALK.decode(data)
+        if not walked:
+            _WALK.decode(data)
         return decoder.decode(data)
     except MSGSPEC_ERRORS as error:
         # Whether it is beyond a limit, or has a map in it, is more worth saying than which field comes first.
@@ -170,6 +210,9 @@ def check_canonical(data: bytes, record: object, what: str) -> None:
 
 def check_texts(texts: Iterable[str], what: str, limits: Limits) -> None:
     """Raise `LimitExceeded` when the longest of these texts is over the limit."""
+    texts = [*texts]
+    if _BYTES_PER_CHARACTER * max(map(len, texts), default=0) <= limits.string_bytes:
+        return
     limits.check("string_bytes", max((len(text.encode()) for text in texts), default=0), f"{what}: a string")
 
 
@@ -203,6 +246,8 @@ def _splitter(members: int) -> msgspec.msgpack.Decoder[tuple[msgspec.Raw, ...]]:
 
 
 def _typed(error: Exception, what: str, limits: Limits) -> FormatError:
+    import msgpack
+
     text = str(error)
     if isinstance(error, (msgpack.StackError, RecursionError)):
         return LimitExceeded(f"{what}: nested deeper than {limits.depth} arrays", what=what, limit=limits.depth)

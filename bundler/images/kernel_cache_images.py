@@ -83,13 +83,13 @@ def cache_files(bundle: Bundle, root: str, triton_dir: str | None = None) -> Cac
             continue
         stored = StoredKernel.read(bundle.blobs, WantedKernel.of(kernel, "all"))
         ready = stored.ready_for(root, triton_dir).verified()
-        paths = {name: f"{root}/{kernel.key}/{name}" for name in ready.files}
-        metadata = next(name for name in ready.files if name.endswith(".json"))
+        paths = {name: f"{root}/{kernel.key}/{name}" for name in ready.names}
+        metadata = next(name for name in ready.names if name.endswith(".json"))
         group = json.dumps({"child_paths": paths}).encode()
         folder = f"{CACHE_FOLDER}/{kernel.key}"
-        made.files |= {f"{folder}/{name}": data for name, data in ready.files.items()}
+        made.files |= {f"{folder}/{name}": data for name, data in ready.files}
         made.files[f"{folder}/{names.GROUP_PREFIX}{metadata}"] = group
-        made.entries.append(_entry(parse_metadata(bytes(ready.files[metadata]))))
+        made.entries.append(_entry(parse_metadata(bytes(ready.contents[ready.names.index(metadata)]))))
     for entry in bundle.helpers:
         made.files[f"{CACHE_FOLDER}/{entry.path}"] = localize(
             entry.artifact.spans, bundle.read(entry.artifact), root, triton_dir

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, get_args
 
 from bundler.config import (
     Mode,
-    Settings,
     Strict,
     registered_bundles,
     says_strict,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import Store
     from bundler.store.bundle_store import PushMode
+    from bundler.user_settings import Settings
 
 # Triton asks this class only behind its own remote manager, which ours is in place of.
 _OTHER_REMOTE = "TRITON_REMOTE_CACHE_BACKEND"
@@ -291,6 +291,7 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
     from bundler.integrations.metrics_export import begin_metrics
     from bundler.integrations.sessions import Session
     from bundler.toolchain.cache_manager import asked_for
+    from bundler.user_settings import Settings
 
     problem: BundlerError | None = None
     chosen, store = Settings(strict=strict_setting()), None

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from bundler.errors import BundlerError, StrictModeViolation
 from bundler.integrations.session_tally import Tally
+from bundler.package_loggers import logger
 from bundler.user_warnings import show
 
 if TYPE_CHECKING:
     from bundler.config import Strict
 
-_LOG = logging.getLogger("bundler.integrations")
+_LOG = logger("bundler.integrations")
 
 
 class Excused:

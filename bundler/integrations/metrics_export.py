@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
-import logging
 import os
 from typing import TYPE_CHECKING
 
 from bundler import observers
 from bundler.config import metrics_file_setting
 from bundler.errors import ConfigError
+from bundler.package_loggers import logger
 from bundler.project import install
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 PID = "{pid}"
 _LIBRARY = "prometheus_client"
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
-_LOG = logging.getLogger("bundler.integrations")
+_LOG = logger("bundler.integrations")
 
 
 class _Exported:

@@ -14,16 +14,16 @@ warning, and the server goes on.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bundler.config import PREFIX, disabled, registered_bundles, store_setting, user_variables
 from bundler.integrations.import_wrappers import Around, wrap_when_imported
+from bundler.package_loggers import logger
 from bundler.user_warnings import show
 
-_LOG = logging.getLogger("bundler.integrations")
+_LOG = logger("bundler.integrations")
 # Servers load plug-ins several times in a process; both are inherited by forks.
 _plugged: set[str] = set()
 _told: set[str] = set()

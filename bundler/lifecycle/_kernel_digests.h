@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * SHA-256 for _kernel_writer.c and _kernel_reader.c, which no other file includes: `find_sha256` once, then `hash` in any thread.
+ * SHA-256 for _kernel_writer.c and _kernel_reader.c, which no other file includes: `find_sha256` once, then `hash_all` in any thread.
  *
- * SHA-256 is OpenSSL's: of the very library that Python's own _hashlib is linked with, found by name when the module is loaded.  A Python that
+ * Two files at once are hashed by _kernel_sha256.h where the processor can, and each by itself by OpenSSL elsewhere; a build with
+ * BUNDLER_OPENSSL_ONLY leaves all to OpenSSL, so that a test can compare both.
+ *
+ * OpenSSL's is that of the very library that Python's own _hashlib is linked with, found by name when the module is loaded.  A Python that
  * has OpenSSL built in shows nothing of it; there it is the system's libcrypto, if there is one.  Where there is none either,
- * `crypto.sha256` stays NULL, and Python hashes itself.
+ * `can_hash` says no, and Python hashes itself.
  */
 
 #ifndef BUNDLER_KERNEL_DIGESTS_H
 #define BUNDLER_KERNEL_DIGESTS_H
 
+#include "_kernel_sha256.h"
 #include <dlfcn.h>
-
-#define DIGEST_BYTES 32
 
 /* Functions of libcrypto, each of them in OpenSSL since 1.1; set once, when the module is loaded. */
 static struct {
@@ -22,6 +24,7 @@ static struct {
   int (*update)(void *, const void *, size_t);
   int (*end)(void *, unsigned char *, unsigned int *);
   const void *sha256;
+  int two_lanes; /* whether two files are hashed at once, without libcrypto */
 } crypto;
 
 /* POSIX lets a function's address be taken from dlsym; the C language only knows the way through memory. */
@@ -57,6 +60,11 @@ static void find_sha256_beside(const char *hashlib) {
 
 /* That there is no SHA-256 here is no error. */
 static void find_sha256(void) {
+#ifndef BUNDLER_OPENSSL_ONLY
+  crypto.two_lanes = has_two_lanes();
+  if (crypto.two_lanes)
+    return;
+#endif
   PyObject *hashlib = PyImport_ImportModule("_hashlib"), *file = NULL, *path = NULL;
   if (hashlib != NULL)
     file = PyObject_GetAttrString(hashlib, "__file__");
@@ -68,6 +76,8 @@ static void find_sha256(void) {
   Py_XDECREF(hashlib);
 }
 
+static int can_hash(void) { return crypto.two_lanes || crypto.sha256 != NULL; }
+
 /* Returns what a thread hashes with, for `forget_context`; NULL where it cannot. */
 static void *new_context(void) { return crypto.sha256 == NULL ? NULL : crypto.new_context(); }
 
@@ -76,13 +86,25 @@ static void forget_context(void *context) {
     crypto.free_context(context);
 }
 
-/* Needs no interpreter; returns whether the digest is there. */
-static int hash(void *context, const void *data, size_t size, unsigned char digest[DIGEST_BYTES]) {
+static int hash_by_openssl(void *context, const hashing_t *hashing) {
   unsigned char longest[64]; /* EVP_MAX_MD_SIZE */
-  if (context == NULL || !crypto.begin(context, crypto.sha256, NULL) || !crypto.update(context, data, size) ||
-      !crypto.end(context, longest, NULL))
+  if (context == NULL || !crypto.begin(context, crypto.sha256, NULL) ||
+      !crypto.update(context, hashing->data, hashing->size) || !crypto.end(context, longest, NULL))
     return 0;
-  memcpy(digest, longest, DIGEST_BYTES);
+  memcpy(hashing->digest, longest, DIGEST_BYTES);
+  return 1;
+}
+
+/* Needs no interpreter; returns whether the digests are there. */
+static int hash_all(void *context, next_hashing_t next, void *state) {
+  hashing_t hashing;
+  if (crypto.two_lanes) {
+    hash_two(next, state);
+    return 1;
+  }
+  while (next(state, &hashing))
+    if (!hash_by_openssl(context, &hashing))
+      return 0;
   return 1;
 }
 

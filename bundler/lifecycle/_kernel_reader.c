@@ -114,16 +114,28 @@ static int is_unchanged(const directory_t *directory, DIR *listing) {
   return errno == 0 && found == directory->count;
 }
 
-static int read_and_hash(int folder, file_t *file, void *context) {
-  return read_file(folder, file) &&
-         (crypto.sha256 == NULL || hash(context, file->data, (size_t)file->seen.st_size, file->digest));
+/* The files of a directory that are hashed together. */
+typedef struct {
+  directory_t *directory;
+  Py_ssize_t file;
+} hashed_t;
+
+static int next_file(void *state, hashing_t *hashing) {
+  hashed_t *hashed = state;
+  if (hashed->file == hashed->directory->count)
+    return 0;
+  file_t *file = &hashed->directory->files[hashed->file++];
+  *hashing = (hashing_t){file->data, (size_t)file->seen.st_size, file->digest};
+  return 1;
 }
 
 static void read_files(directory_t *directory, void *context) {
   DIR *listing = directory->sound ? opendir(directory->path) : NULL;
   int fine = listing != NULL;
   for (Py_ssize_t number = 0; fine && number < directory->count; number++)
-    fine = read_and_hash(dirfd(listing), &directory->files[number], context);
+    fine = read_file(dirfd(listing), &directory->files[number]);
+  hashed_t hashed = {directory, 0};
+  fine = fine && (!can_hash() || hash_all(context, next_file, &hashed));
   directory->sound = fine && is_unchanged(directory, listing);
   if (listing != NULL)
     closedir(listing);
@@ -191,7 +203,7 @@ static PyObject *files_of(const directory_t *directory) {
     const file_t *file = &directory->files[number];
     PyObject *name = PyUnicode_DecodeFSDefault(file->name);
     if (name == NULL || !set_item(bytes, name, Py_NewRef(file->bytes)) ||
-        (crypto.sha256 != NULL &&
+        (can_hash() &&
          !set_item(digests, name, PyBytes_FromStringAndSize((const char *)file->digest, DIGEST_BYTES))))
       Py_CLEAR(both);
     Py_XDECREF(name);

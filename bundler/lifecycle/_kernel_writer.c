@@ -10,37 +10,21 @@
 
 #include "_kernel_threads.h"
 #include "_kernel_checks.h"
-#include "_kernel_digests.h"
+#include "_kernel_metadata.h"
+#include "_new_kernels.h"
 #include <stdio.h>
 
-/* Answers a kernel of which a file does not have its digest; no error number of a system is that large. */
+/* Answers a kernel of which a file does not have its digest, or not the bytes that are to be changed; no error number of a system is that
+ * large. */
 #define DAMAGED (1 << 16)
 /* Answers a kernel whose device binary is not a whole ELF file. */
 #define NO_BINARY (DAMAGED + 1)
-#define ALREADY_CHECKED (-1)
+/* Answers a kernel whose metadata Python has to look at, before it is written. */
+#define UNSURE (DAMAGED + 2)
+/* Two files are hashed at once, and the largest files of two kernels are about as large. */
+#define HASHED_TOGETHER 2
 /* Linux writes no more in one call. */
 #define MOST_BYTES ((size_t)0x7ffff000)
-
-/* What is written in the place of some bytes of a file. */
-typedef struct {
-  Py_ssize_t offset, old_size, new_size;
-  const char *old, *new;
-} edit_t;
-
-typedef struct {
-  const char *name, *digest; /* no digest: the caller has compared it */
-  Py_buffer data;
-  edit_t *edits;
-  Py_ssize_t edit_count;
-} file_t;
-
-typedef struct {
-  const char *temporary, *key;
-  file_t *files;
-  Py_ssize_t count;
-  Py_ssize_t binary; /* which file is the device binary, or ALREADY_CHECKED */
-  int code;
-} kernel_t;
 
 typedef struct {
   int root, compares;
@@ -52,19 +36,35 @@ typedef struct {
 
 /* ---------------------------------------------------------------------------------------------- writing, without Python */
 
-/* Returns 0, DAMAGED or an error number. */
-static int compare_files(const kernel_t *kernel, void *context) {
-  unsigned char digest[DIGEST_BYTES];
-  for (Py_ssize_t number = 0; number < kernel->count; number++) {
-    const file_t *file = &kernel->files[number];
-    if (file->digest == NULL)
-      continue;
-    if (!hash(context, file->data.buf, (size_t)file->data.len, digest))
-      return ENOMEM;
-    if (memcmp(digest, file->digest, DIGEST_BYTES) != 0)
-      return DAMAGED;
+/* Kernels whose files are hashed together. */
+typedef struct {
+  kernel_t *kernels;
+  Py_ssize_t count, kernel, file;
+} hashed_t;
+
+static int next_file(void *state, hashing_t *hashing) {
+  hashed_t *hashed = state;
+  for (; hashed->kernel < hashed->count; hashed->kernel++, hashed->file = 0) {
+    kernel_t *kernel = &hashed->kernels[hashed->kernel];
+    while (hashed->file < kernel->count) {
+      file_t *file = &kernel->files[hashed->file++];
+      if (file->expected != NULL) {
+        *hashing = (hashing_t){file->data.buf, (size_t)file->data.len, file->digest};
+        return 1;
+      }
+    }
   }
   return 0;
+}
+
+/* Returns 0 or DAMAGED. */
+static int compare_digests(const kernel_t *kernel) {
+  for (Py_ssize_t number = 0; number < kernel->count; number++) {
+    const file_t *file = &kernel->files[number];
+    if (file->expected != NULL && memcmp(file->digest, file->expected, DIGEST_BYTES) != 0)
+      return DAMAGED;
+  }
+  return kernel->differs ? DAMAGED : 0;
 }
 
 static int open_at(int folder, const char *name, int flags) {
@@ -110,11 +110,42 @@ static int write_edited(int fd, const file_t *file) {
   return error;
 }
 
-static int write_file(int folder, const file_t *file) {
-  int error, fd = open_at(folder, file->name, O_WRONLY | O_CREAT | O_EXCL);
+/* The text of a group file has a zero byte wherever the kernel key stands. */
+static int write_group_text(int fd, const kernel_t *kernel) {
+  const char *text = kernel->group_text, *end = text + kernel->group_size;
+  size_t key_size = strlen(kernel->key), size = (size_t)kernel->group_size, filled = 0;
+  for (const char *at = text; (at = memchr(at, 0, (size_t)(end - at))) != NULL; at++)
+    size += key_size;
+  char *whole = malloc(size + 1);
+  if (whole == NULL)
+    return ENOMEM;
+  for (const char *at = text; at < end;) {
+    const char *next = memchr(at, 0, (size_t)(end - at));
+    size_t part = (size_t)((next == NULL ? end : next) - at);
+    memcpy(whole + filled, at, part);
+    filled += part;
+    if (next != NULL) {
+      memcpy(whole + filled, kernel->key, key_size);
+      filled += key_size;
+    }
+    at += part + 1;
+  }
+  int error = write_bytes(fd, whole, filled);
+  free(whole);
+  return error;
+}
+
+/* Without a file it is the group file that is written. */
+static int write_file(int folder, const kernel_t *kernel, const file_t *file) {
+  int error, fd = open_at(folder, file == NULL ? kernel->group_name : file->name, O_WRONLY | O_CREAT | O_EXCL);
   if (fd < 0)
     return errno;
-  error = file->edit_count > 0 ? write_edited(fd, file) : write_bytes(fd, file->data.buf, (size_t)file->data.len);
+  if (file == NULL)
+    error = write_group_text(fd, kernel);
+  else if (file->edit_count > 0)
+    error = write_edited(fd, file);
+  else
+    error = write_bytes(fd, file->data.buf, (size_t)file->data.len);
   if (close(fd) < 0 && error == 0)
     error = errno;
   return error;
@@ -126,26 +157,39 @@ static int write_files(int root, const kernel_t *kernel) {
   if (folder < 0)
     return errno;
   while (written < kernel->count && error == 0)
-    error = write_file(folder, &kernel->files[written++]);
-  if (error != 0)
+    error = write_file(folder, kernel, &kernel->files[written++]);
+  if (error == 0)
+    error = write_file(folder, kernel, NULL);
+  if (error != 0) {
+    unlinkat(folder, kernel->group_name, 0);
     while (written > 0)
       unlinkat(folder, kernel->files[--written].name, 0);
+  }
   close(folder);
   return error;
 }
 
-/* Returns 0, DAMAGED, NO_BINARY or an error, after which nothing is left, or minus the error of the rename, after which the temporary
- * directory is. */
-static int write_kernel(int root, const kernel_t *kernel, void *context) {
-  /* Shortly before they are written: they are in the processor's cache then. */
-  int error = compare_files(kernel, context);
+/* Whether Triton could surely read it, as far as nobody has looked.  Returns 0, NO_BINARY or UNSURE. */
+static int check_head(const kernel_t *kernel) {
+  if (kernel->binary == ALREADY_CHECKED)
+    return 0;
+  const file_t *binary = &kernel->files[kernel->binary];
+  if (!is_whole_elf(binary->data.buf, (uint64_t)binary->data.len))
+    return NO_BINARY;
+  if (kernel->metadata == ALREADY_CHECKED)
+    return 0;
+  const Py_buffer *metadata = &kernel->files[kernel->metadata].data;
+  return is_readable_head(metadata->buf, (size_t)metadata->len, kernel->key, binary->name) ? 0 : UNSURE;
+}
+
+/* Its files were hashed.  Returns 0, DAMAGED, NO_BINARY, UNSURE or an error, after which nothing is left, or minus the error of the rename, after
+ * which the temporary directory is. */
+static int write_kernel(int root, const kernel_t *kernel) {
+  int error = compare_digests(kernel);
+  if (error == 0)
+    error = check_head(kernel);
   if (error != 0)
     return error;
-  if (kernel->binary != ALREADY_CHECKED) {
-    const Py_buffer *binary = &kernel->files[kernel->binary].data;
-    if (!is_whole_elf(binary->buf, (uint64_t)binary->len))
-      return NO_BINARY;
-  }
   if (mkdirat(root, kernel->temporary, 0777) < 0)
     return errno;
   error = write_files(root, kernel);
@@ -158,19 +202,29 @@ static int write_kernel(int root, const kernel_t *kernel, void *context) {
 
 /* Whether the kernel, or what is in its place, is at fault; any other error would meet the next kernel too. */
 static int is_its_own(int code) {
-  return code == DAMAGED || code == NO_BINARY || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR;
+  return code >= DAMAGED || code == -ENOTEMPTY || code == -EEXIST || code == -ENOTDIR || code == -EISDIR;
+}
+
+/* Hashes a few kernels and writes them: what was just hashed is in the processor's cache.  Returns whether another one is to be begun. */
+static int write_together(batch_t *batch, kernel_t *kernels, Py_ssize_t count, void *context) {
+  hashed_t hashed = {kernels, count, 0, 0};
+  int is_hashed = hash_all(context, next_file, &hashed);
+  for (Py_ssize_t number = 0; number < count && !atomic_load(&batch->stopped); number++) {
+    kernels[number].code = is_hashed ? write_kernel(batch->root, &kernels[number]) : ENOMEM;
+    if (kernels[number].code != 0 && !is_its_own(kernels[number].code))
+      atomic_store(&batch->stopped, 1);
+  }
+  return !atomic_load(&batch->stopped);
 }
 
 static void *write_some(void *argument) {
   batch_t *batch = argument;
   void *context = batch->compares ? new_context() : NULL;
-  while (!atomic_load(&batch->stopped)) {
-    long long number = atomic_fetch_add(&batch->next, 1);
-    if (number >= batch->count)
+  for (int going = !atomic_load(&batch->stopped); going;) {
+    long long number = atomic_fetch_add(&batch->next, HASHED_TOGETHER), left = batch->count - number;
+    if (left <= 0)
       break;
-    batch->kernels[number].code = write_kernel(batch->root, &batch->kernels[number], context);
-    if (batch->kernels[number].code != 0 && !is_its_own(batch->kernels[number].code))
-      atomic_store(&batch->stopped, 1);
+    going = write_together(batch, &batch->kernels[number], left < HASHED_TOGETHER ? left : HASHED_TOGETHER, context);
   }
   forget_context(context);
   return NULL;
@@ -178,95 +232,9 @@ static void *write_some(void *argument) {
 
 /* ------------------------------------------------------------------------------------------------------ from and to Python */
 
-/* Returns a text that is one component of a path; NULL with an exception. */
-static const char *component(PyObject *text) {
-  Py_ssize_t size;
-  const char *name = PyUnicode_AsUTF8AndSize(text, &size);
-  if (name == NULL)
-    return NULL;
-  if (size == 0 || strlen(name) != (size_t)size || strchr(name, '/') != NULL || strcmp(name, ".") == 0 ||
-      strcmp(name, "..") == 0) {
-    PyErr_Format(PyExc_ValueError, "not the name of a file: %R", text);
-    return NULL;
-  }
-  return name;
-}
-
-/* As PyArg_ParseTuple, which takes it for granted that it is given a tuple. */
-#define PARSE(tuple, ...)                                                                                                       \
-  (PyTuple_Check(tuple) ? PyArg_ParseTuple(tuple, __VA_ARGS__) : (PyErr_SetString(PyExc_TypeError, "expected a tuple"), 0))
-
-/* The buffer of the file is there, and nothing of it was hashed yet. */
-static int read_edits(PyObject *given, file_t *file) {
-  Py_ssize_t count = PyTuple_Size(given), end = 0;
-  file->edits = calloc((size_t)count + 1, sizeof(edit_t));
-  if (file->edits == NULL)
-    return PyErr_NoMemory(), 0;
-  for (; file->edit_count < count; file->edit_count++) {
-    edit_t *edit = &file->edits[file->edit_count];
-    if (!PARSE(PyTuple_GetItem(given, file->edit_count), "ny#y#;expected (offset, old, new)", &edit->offset, &edit->old,
-               &edit->old_size, &edit->new, &edit->new_size))
-      return 0;
-    if (edit->offset < end || edit->offset > file->data.len || edit->old_size > file->data.len - edit->offset ||
-        memcmp((const char *)file->data.buf + edit->offset, edit->old, (size_t)edit->old_size) != 0) {
-      PyErr_SetString(PyExc_ValueError, "not the bytes that are to be changed");
-      return 0;
-    }
-    end = edit->offset + edit->old_size;
-  }
-  return 1;
-}
-
-static int read_file(PyObject *given, file_t *file, int *compares) {
-  PyObject *name, *data, *edits = NULL;
-  Py_ssize_t size = DIGEST_BYTES;
-  if (!PARSE(given, "UO|y#O!;expected (name, data), (name, data, digest) or (name, data, digest, edits)", &name, &data,
-             &file->digest, &size, &PyTuple_Type, &edits))
-    return 0;
-  if (size != DIGEST_BYTES || (file->digest != NULL && crypto.sha256 == NULL)) {
-    PyErr_SetString(PyExc_ValueError, crypto.sha256 == NULL ? "no digest can be compared here" : "not a SHA-256 digest");
-    return 0;
-  }
-  *compares |= file->digest != NULL;
-  file->name = component(name);
-  return file->name != NULL && PyObject_GetBuffer(data, &file->data, PyBUF_SIMPLE) == 0 &&
-         (edits == NULL || read_edits(edits, file));
-}
-
-static int read_kernel(PyObject *given, kernel_t *kernel, int *compares) {
-  PyObject *temporary, *key, *files;
-  Py_ssize_t number, count;
-  kernel->binary = ALREADY_CHECKED;
-  if (!PARSE(given, "UUO!|n;expected (temporary, key, files) or (temporary, key, files, binary)", &temporary, &key,
-             &PyTuple_Type, &files, &kernel->binary))
-    return 0;
-  kernel->temporary = component(temporary);
-  kernel->key = kernel->temporary == NULL ? NULL : component(key);
-  count = PyTuple_Size(files);
-  kernel->files = kernel->key == NULL ? NULL : calloc((size_t)count + 1, sizeof(file_t));
-  if (kernel->files == NULL)
-    return PyErr_Occurred() ? 0 : (PyErr_NoMemory(), 0);
-  for (number = 0; number < count; number++) {
-    kernel->count++; /* what is read of it so far is released */
-    if (!read_file(PyTuple_GetItem(files, number), &kernel->files[number], compares))
-      return 0;
-  }
-  if (PyTuple_Size(given) > 3 && (kernel->binary < 0 || kernel->binary >= count)) {
-    PyErr_SetString(PyExc_ValueError, "the binary is none of the files");
-    return 0;
-  }
-  return 1;
-}
-
 static void release(batch_t *batch) {
-  for (Py_ssize_t number = 0; number < batch->count; number++) {
-    kernel_t *kernel = &batch->kernels[number];
-    while (kernel->count > 0) {
-      PyBuffer_Release(&kernel->files[--kernel->count].data);
-      free(kernel->files[kernel->count].edits);
-    }
-    free(kernel->files);
-  }
+  for (Py_ssize_t number = 0; number < batch->count; number++)
+    release_kernel(&batch->kernels[number]);
   free(batch->kernels);
 }
 
@@ -381,7 +349,7 @@ static PyMethodDef methods[] = {
 static int set_up(PyObject *module) {
   find_sha256();
   int fine = add_type(module, "Threads", &threads_spec) && add_type(module, "Writing", &writing_spec);
-  return !fine ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", crypto.sha256 != NULL);
+  return !fine ? -1 : PyModule_AddIntConstant(module, "COMPARES_DIGESTS", can_hash());
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};

@@ -20,25 +20,19 @@ import contextlib
 import errno
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from bundler.errors import BundlerError, FormatError
-from bundler.format import names
+from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.sentinel import json_text
-from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
 from bundler.lifecycle.kernel_writer import (
-    DAMAGED,
-    NO_BINARY,
     OCCUPIED,
+    REFUSED,
+    UNSURE,
     Finish,
-    NewFile,
-    NewKernel,
-    ReadyKernel,
     Threads,
     begin_writing,
     make_directories,
@@ -46,6 +40,12 @@ from bundler.lifecycle.kernel_writer import (
     write_file,
     write_kernels,
 )
+from bundler.lifecycle.ready_kernel import NewKernel, ReadyKernel, new_kernel
+from bundler.package_loggers import logger
+
+# Only where something is in a kernel's place already is anything read.
+if TYPE_CHECKING:
+    from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 
 Outcome = Literal["restored", "present", "repaired"]
 
@@ -54,14 +54,9 @@ ASIDE_PREFIX = "tmp.bundler.old."
 # Long enough that no living restore or reader still uses what it left.
 STALE_AFTER_S = 24 * 3600
 ATTEMPTS = 4
-# Kernels of one name have files of the same names.
-_GROUP_FILES_REMEMBERED = 1024
-# No name of a file holds it.
-_DIRECTORY = "\0"
-
 # What file systems without hard links answer.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
-_log = logging.getLogger("bundler.lifecycle")
+_log = logger("bundler.lifecycle")
 
 
 class CacheDirectory:
@@ -118,23 +113,9 @@ class CacheDirectory:
 
     def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
         """Return what has to be written for a kernel, under a name of its own."""
-        key, contents, _, _, digests, binary, edits, _ = kernel
-        filenames = tuple(contents)
-        group, text = _group_file(filenames)
-        files: list[NewFile] = []
-        for name, data in contents.items():
-            if name in edits:
-                files.append((name, data, digests[name], edits[name]))
-            else:
-                files.append((name, data, digests[name]) if name in digests else (name, data))
-        # Key and names are of characters that JSON leaves alone, so only our path needs it.
-        written = text.replace(_DIRECTORY, self._json_prefix + key).encode()
         # An f-string reads its format anew each time, which takes ten times as long.
         temporary = "%s%d.%016x" % (TEMPORARY_PREFIX, os.getpid(), next(self._numbers))  # noqa: UP031
-        files.append((group, written))
-        if binary is None:
-            return temporary, key, tuple(files)
-        return temporary, key, tuple(files), filenames.index(binary)
+        return new_kernel(kernel, temporary, self._json_prefix)
 
     def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
         """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of each."""
@@ -209,13 +190,15 @@ class CacheDirectory:
 
     def _usable(self, kernel: ReadyKernel) -> bool:
         """Tell whether the directory holds this kernel, in our bytes or in those of another complete build."""
+        from bundler.lifecycle.kernel_directory import Rejected
+
         found = look(self.path, kernel.key)
         if isinstance(found, Rejected):
             if not found.missing:
                 _log.info("%s is broken: %s", self.place_of(kernel.key), found.reason)
             return False
-        return all(found.files.get(name) == data for name, data in kernel.files.items()) or same_launch(
-            self.path, found, kernel.stored_metadata
+        return all(found.files.get(name) == data for name, data in kernel.files) or same_launch(
+            self.path, found, bytes(kernel.stored_metadata)
         )
 
     def _move_aside(self, key: str) -> None:
@@ -242,14 +225,6 @@ class CacheDirectory:
                     remove_leftover(path)
 
 
-@functools.lru_cache(_GROUP_FILES_REMEMBERED)
-def _group_file(filenames: tuple[str, ...]) -> tuple[str, str]:
-    """Return name and text of the group file of these files, as json.dumps writes it; `_DIRECTORY` stands for where they lie."""
-    name = next(name for name in filenames if name.endswith(".json"))
-    members = ", ".join([f'"{name}": "{_DIRECTORY}/{name}"' for name in filenames])
-    return names.GROUP_PREFIX + name, f'{{"child_paths": {{{members}}}}}'
-
-
 class KernelBatch:
     """Kernels that are written into one cache directory together.
 
@@ -272,16 +247,15 @@ class KernelBatch:
         if self._codes is None and self._finish is not None:
             self._codes = self._finish()
 
-    def settled(self) -> Iterator[tuple[ReadyKernel, Outcome | BundlerError]]:
-        """Yield what became of each kernel that is in place now or was refused, then raise what the first of the others met.
+    def settled(self) -> Iterator[tuple[Sequence[ReadyKernel], Outcome | BundlerError]]:
+        """Yield kernels that are in place now or were refused, and what became of them, then raise what the first of the others met.
 
         Nothing became of any of them when they were not written to the end.
         """
         if self._codes is None:
             return
         if not any(self._codes):
-            for kernel in self._kernels:
-                yield kernel, "restored"
+            yield self._kernels, "restored"
             return
         failure: BundlerError | OSError | None = None
         failed = ""
@@ -289,7 +263,7 @@ class KernelBatch:
             if code == errno.ECANCELED:
                 continue
             try:
-                yield kernel, self._outcome(kernel, temporary, code)
+                yield [kernel], self._outcome(kernel, temporary, code)
             except (OSError, BundlerError) as error:
                 failure, failed = (failure or error), (failed or kernel.key)
         if isinstance(failure, OSError):
@@ -300,11 +274,23 @@ class KernelBatch:
     def _outcome(self, kernel: ReadyKernel, temporary: str, code: int) -> Outcome | BundlerError:
         if code == 0:
             return "restored"
-        if code in {DAMAGED, NO_BINARY}:
-            return kernel.why_refused()
+        if code in REFUSED:
+            return self._refused(kernel, code)
         if -code in OCCUPIED:
             return self._directory.replace(temporary, kernel.edited())
         raise OSError(abs(code), os.strerror(abs(code)))
+
+    def _refused(self, kernel: ReadyKernel, code: int) -> Outcome | BundlerError:
+        """Look for ourselves at a kernel that the writer refused, and place it if only the writer could not tell."""
+        try:
+            sound = kernel.verified()
+        except BundlerError as error:
+            return error
+        if code == UNSURE:
+            return self._directory.publish(sound)
+        return DigestMismatch(
+            f"{kernel.key}: its bytes changed in memory while it was written; restore it again", what=kernel.key
+        )
 
     def clear(self) -> None:
         """Remove temporary directories that are still there; calling it twice is fine."""
@@ -317,6 +303,8 @@ class KernelBatch:
 
 def look(directory: str, key: str) -> KernelFiles | Rejected:
     """Read a kernel where Triton would, changing nothing."""
+    from bundler.lifecycle.kernel_directory import Rejected, read_kernel
+
     target = os.path.join(directory, key)
     found = read_kernel(target, DEFAULT_LIMITS)
     if not isinstance(found, Rejected) and not all(
@@ -380,6 +368,8 @@ def _unlink(path: str) -> None:
 
 
 def _holds(path: str, data: bytes) -> bool:
+    from bundler.lifecycle.kernel_directory import read_file
+
     try:
         return read_file(*os.path.split(path), Limits(file_bytes=len(data))) == data
     except OSError:

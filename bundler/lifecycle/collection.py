@@ -6,7 +6,6 @@ Called at the end of a recording, by `triton-bundler run`, and by sessions for w
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,13 +21,14 @@ from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kerne
 from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
 from bundler.lifecycle.recorded_kernels import Sighting, Sightings
 from bundler.lifecycle.tuning_directory import winners_in, with_tunings
+from bundler.package_loggers import logger
 from bundler.toolchain import capture, identity
 
 if TYPE_CHECKING:
     from bundler.toolchain.child_recording import ChildSpool
     from bundler.toolchain.events import CompileEvent
 
-_log = logging.getLogger("bundler.lifecycle")
+_log = logger("bundler.lifecycle")
 
 
 def collect_sightings(

@@ -7,14 +7,14 @@ reads kernels meanwhile, and `Store.restore` fetches the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
 from typing import Self
 
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
-from bundler.format.lazy_kernel import parts_may_hold
+from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
 from bundler.lifecycle.threaded_call import ThreadedCall
-from bundler.toolchain import identity, ptxas, targets
+from bundler.toolchain import identity, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
 _LOCATION = identity.LOCATION_PART.encode()
@@ -49,7 +49,7 @@ class Questions:
         """Begin to ask for the ptxas of a target, unless that was done."""
         if target.backend == "cuda" and target.arch.isdecimal() and target not in self._targets:
             self._targets.add(target)
-            self._begin(partial(ptxas.ptxas_version, int(target.arch)))
+            self._begin(partial(_ptxas_version, int(target.arch)))
 
     def answered(self, within_s: float) -> bool:
         """Wait for so long at most; returns whether all is answered."""
@@ -81,7 +81,7 @@ class Machine:
         self.toolchain = identity.installed_triton()
         self.unchecked: set[str] = set()
         self._triton_dir = identity.triton_dir()
-        self._ptxas = cache(ptxas.ptxas_version)
+        self._ptxas = cache(_ptxas_version)
         # Thousands of kernels share few targets and toolchains.
         self._why_not_compiled = cache(self._why_not_compiled_so)
 
@@ -94,6 +94,13 @@ class Machine:
         """Return why the kernel cannot be used here, None when nothing known speaks against it."""
         reason = self._why_not_compiled(kernel.target, kernel.toolchain)
         return reason if reason is not None or self.toolchain is None else self._why_not_location(kernel)
+
+    def judging(self, kernels: Iterable[Kernel]) -> Callable[[Kernel], str | None]:
+        """Return what answers as `why_not` for each of these kernels, and asks once for all what none of them has in its key."""
+        if self.toolchain is not None and any_parts_may_hold(kernels, _LOCATION):
+            return self.why_not
+        compiled = self._why_not_compiled
+        return lambda kernel: compiled(kernel.target, kernel.toolchain)
 
     def why_not_helper(self, helper: HelperLibrary) -> str | None:
         """Return why a shared library cannot be loaded here."""
@@ -162,3 +169,9 @@ class Machine:
         elif ours != theirs.ptxas:
             return f"assembled by ptxas {theirs.ptxas}; this machine has {ours}"
         return None
+
+
+def _ptxas_version(arch: int) -> str | None:
+    from bundler.toolchain.ptxas import ptxas_version  # kernels that came by pack do not say which ptxas made them
+
+    return ptxas_version(arch)

@@ -15,18 +15,18 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bundler.errors import UnsafeName
 from bundler.format import names
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, Limits
-from bundler.format.metadata import METADATA_BYTES, parse_metadata, read_head
+from bundler.format.metadata import METADATA_BYTES, is_readable_head, parse_metadata
 from bundler.format.summary import count
 from bundler.lifecycle import elf
-from bundler.lifecycle.kernel_reader import read_ahead
 
 ATTEMPTS = 3
 # Of the source files that an assembly text names, so many are looked for in the binary; real ones name a few dozen.
@@ -54,7 +54,7 @@ Stamp = tuple[int, int, int]
 _NO_DIGESTS: Mapping[str, bytes] = {}
 
 
-class KernelFiles(NamedTuple):
+class KernelFiles(Struct, frozen=True):
     """A complete kernel directory.
 
     Attributes:
@@ -101,7 +101,7 @@ class KernelFiles(NamedTuple):
         return {os.path.dirname(os.path.dirname(directory + "file")) for directory in directories}
 
 
-class Rejected(NamedTuple):
+class Rejected(Struct, frozen=True):
     """Why a directory is not a kernel that could be used; `missing` when it is simply not there."""
 
     reason: str
@@ -147,6 +147,8 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
 
 def read_kernels(directories: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> Iterator[KernelFiles | Rejected]:
     """Yield what `read_kernel` returns for each directory; the next ones are read meanwhile."""
+    from bundler.lifecycle.kernel_reader import read_ahead  # a restore reads none
+
     for directory, read in zip(directories, read_ahead(directories, limits), strict=True):
         found = read_kernel(directory, limits) if read is None else _kernel_of(directory, *read, limits)
         yield found
@@ -165,7 +167,7 @@ def _kernel_of(
         found = _read_once(directory, sorted(files), limits, read)
     except UnsafeName as error:
         return Rejected(str(error))
-    return found if isinstance(found, Rejected) else found._replace(digests=digests)
+    return found if isinstance(found, Rejected) else replace(found, digests=digests)
 
 
 def _too_large(name: str, limits: Limits) -> str:
@@ -319,22 +321,6 @@ def why_unreadable(key: str, binary: tuple[str, bytes | memoryview], metadata: t
         return None
     checked = check_kernel_files(key, {binary[0]: bytes(binary[1]), metadata[0]: metadata[1]})
     return checked.reason if isinstance(checked, Rejected) else None
-
-
-def is_readable_head(key: str, binary_name: str, metadata: bytes) -> bool:
-    """Tell whether Triton could surely read a kernel of this metadata, if its binary is whole; False says nothing."""
-    head = read_head(metadata)
-    if head is None or not _is_hash_of(key, head.hash):
-        return False
-    expected = names.BINARY_KIND_OF_BACKEND.get(head.target.backend)
-    return expected is None or binary_name.endswith(f".{expected}")
-
-
-def _is_hash_of(key: str, text: str) -> bool:
-    try:
-        return names.is_key_of(key, bytes.fromhex(text))
-    except ValueError:
-        return False
 
 
 def _shown(value: object) -> str:

@@ -9,75 +9,67 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import sentinel
 from bundler.format.bundle import BlobSource, Keep
 from bundler.format.digest import check_digest
-from bundler.format.entries import Kernel, StoredFile, file_layout
+from bundler.format.entries import Kernel, StoredFiles, file_layout
+from bundler.format.lazy_kernel import spans_by_position
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
-from bundler.lifecycle.kernel_directory import Rejected, is_readable_head, why_unreadable
-from bundler.lifecycle.kernel_writer import Buffer, ReadyKernel
+from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, Buffer, FileEdits, ReadyKernel
 from bundler.lifecycle.restore_options import Trust
 
+if TYPE_CHECKING:
+    from bundler.lifecycle.kernel_directory import Rejected
+
 # Metadata of kernels of one name have their paths at the same few places.
-_EDITS_REMEMBERED = 1024
+_CHANGES_REMEMBERED = 1024
 NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
 
 
-class WantedKernel(NamedTuple):
+class WantedKernel(Struct, frozen=True, gc=False):
     """What is read of a kernel; the digests can be fetched beforehand.
 
     Attributes:
         kernel: which.
-        files: those that are wanted, in Triton's order: name, raw digest, size and path sentinels.
-        digests: the raw digest of each.
+        files: those that are wanted.
     """
 
     kernel: Kernel
-    files: Sequence[StoredFile]
-    digests: Sequence[bytes]
+    files: StoredFiles
 
     @classmethod
     def of(cls, kernel: Kernel, keep: Keep) -> WantedKernel:
         """Return what `keep` asks for."""
-        files = list(kernel.files(keep))
-        return cls(kernel, files, [file[1] for file in files])
+        return cls(kernel, kernel.stored_files(keep))
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of these files as stored."""
-        return sum([file[2] for file in self.files])
+    def digests(self) -> tuple[bytes, ...]:
+        """The raw digest of each file."""
+        return self.files.digests
 
 
 class StoredKernel:
     """A kernel with its bytes, as the bundle stores them: paths are sentinels.
 
     Attributes:
-        kernel: which.
-        files: name -> bytes, in Triton's order.
-        metadata: the metadata as the bundle stores it.
-        digests: name -> raw digest of the files that were not verified yet.
+        wanted: which, and its files.
+        contents: the bytes of each file, in Triton's order.
     """
 
     # A restore makes one of these for each kernel of a bundle.
-    __slots__ = (
-        "_binary_name", "_checked", "_metadata_name", "_spans", "_written_checked", "digests", "files", "kernel", "metadata",
-    )  # fmt: skip
+    __slots__ = ("_checked", "_digests", "contents", "wanted")
 
-    def __init__(self, wanted: WantedKernel, blobs: Sequence[Buffer], *, verified: bool) -> None:
-        self.kernel = wanted.kernel
-        names = tuple([file[0] for file in wanted.files])
-        layout = file_layout(names)
-        self._metadata_name, self._binary_name = names[layout.metadata], names[layout.binary]
-        # A source returns one for each digest; that `zip` checks it too would take as long as all else here.
-        self.files: dict[str, Buffer] = dict(zip(names, blobs))  # noqa: B905
-        self.digests: dict[str, bytes] = {} if verified else dict(zip(names, wanted.digests))  # noqa: B905
-        self._spans = [(file[0], file[3]) for file in wanted.files if file[3]]
-        self.metadata = bytes(blobs[layout.metadata])
-        self._checked = self._written_checked = False
+    def __init__(
+        self, wanted: WantedKernel, contents: Sequence[Buffer], *, verified: bool, checked: bool = False
+    ) -> None:
+        self.wanted, self.contents, self._checked = wanted, tuple(contents), checked
+        self._digests: tuple[bytes, ...] = () if verified else wanted.files.digests
 
     @classmethod
     def read(cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False) -> StoredKernel:
@@ -91,27 +83,23 @@ class StoredKernel:
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
-        blobs = source.view_blobs(wanted.digests)
+        contents = source.view_blobs(wanted.files.digests)
         # Some sources, a bundle file for one, compare the digests while they read; nothing is hashed twice.
         if not source.verified:
-            for (name, digest, _, _), data in zip(wanted.files, blobs, strict=True):
+            for name, digest, data in zip(wanted.files.names, wanted.files.digests, contents, strict=True):
                 check_digest(data, digest, name)
-        kernel = cls(wanted, blobs, verified=True)
-        kernel._checked = checked
-        return kernel
+        return cls(wanted, contents, verified=True, checked=checked)
 
     @classmethod
     def read_unverified(cls, source: BlobSource, wanted: WantedKernel) -> StoredKernel:
-        """Read a kernel's files; who writes it verifies them.
+        """Read a kernel's files; who writes it verifies them, and looks whether Triton can read them.
 
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
         # Files and stores leave the comparing to who writes; nothing is hashed twice.
         verified = source.verified and source.verifies_stored
-        kernel = cls(wanted, source.stored_blobs(wanted.digests), verified=verified)
-        kernel._written_checked = True
-        return kernel
+        return cls(wanted, source.stored_blobs(wanted.files.digests), verified=verified)
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.
@@ -124,49 +112,35 @@ class StoredKernel:
             FormatError: Triton could not read it there.
             DigestMismatch: it is damaged.
         """
-        edits: dict[str, tuple[sentinel.Edit, ...]] = {}
-        growth = 0
-        for name, spans in self._spans:
-            edits[name], grown = self._edits(name, spans, directory, triton_dir)
-            # With other paths it has another size.
-            if name == self._metadata_name and len(self.metadata) + grown > METADATA_BYTES:
-                check_metadata_size(len(self.metadata) + grown, name)
-            growth += grown
+        files = self.wanted.files
+        layout, metadata = files.layout, self.contents[files.layout.metadata]
+        changes = _changes(files.names, files.spans, directory, triton_dir) if files.spans else _NO_CHANGES
+        # With other paths it has another size.
+        if changes.metadata_growth + len(metadata) > METADATA_BYTES:
+            check_metadata_size(changes.metadata_growth + len(metadata), files.names[layout.metadata])
+        places = (ALREADY_CHECKED, ALREADY_CHECKED) if self._checked else (layout.binary, layout.metadata)
         ready = ReadyKernel(
-            self.kernel.key, self.files, self.metadata, tuple(edits), self.digests,
-            self._binary_name if self._written_checked else None, edits, growth,
+            self.wanted.kernel.key, files.names, self.contents, metadata, files.size_bytes + changes.growth, self._digests,
+            changes.edits, *places, changes.rewritten,
         )  # fmt: skip
-        # Once for all directories: paths decide nothing that is checked here.
-        if not self._checked:
-            self._check(ready)
-        # Who writes a file changes it once it was compared; what is not compared then is changed here.
-        return ready if self.digests else ready.edited()
-
-    def _edits(
-        self, name: str, spans: Sequence[sentinel.Span], directory: str, triton_dir: str | None
-    ) -> tuple[tuple[sentinel.Edit, ...], int]:
-        """Return what is changed in a file, and how many bytes it has more then."""
-        data = self.files[name]
-        try:
-            edits, grown = _edits_for(tuple(spans), directory, triton_dir)
-            sentinel.check_edits(data, edits)
-        except FormatError:
-            if name in self.digests:  # then it is other bytes that the spans are of
-                check_digest(data, self.digests[name], name)
-            raise
-        return edits, grown
-
-    def _check(self, ready: ReadyKernel) -> None:
-        """Raise `FormatError` when Triton could not read these files."""
-        key, binary, name = ready.key, self._binary_name, self._metadata_name
-        # The metadata is looked at with its sentinels, before its digest is compared: nobody sees it unless that is right.
-        if not (self._written_checked and is_readable_head(key, binary, self.metadata)):
-            # What is parsed now is verified first.
-            files = ready._replace(binary=None).verified().files
-            reason = why_unreadable(key, (binary, files[binary]), (name, bytes(files[name])))
-            if reason is not None:
-                raise FormatError(reason, key=key)
+        if self._digests:
+            return ready
+        # Who writes it need not look again; nor is it looked at for each directory: paths decide nothing that is checked.
+        ready = ready.verified()
         self._checked = True
+        return ready
+
+
+class _Changes(Struct, frozen=True):
+    """What is changed in the files of a kernel, and how many bytes all of them and the metadata have more then."""
+
+    edits: tuple[FileEdits, ...]
+    growth: int
+    metadata_growth: int
+    rewritten: tuple[str, ...]
+
+
+_NO_CHANGES = _Changes((), 0, 0, ())
 
 
 def places_no_code(keep: Keep, trust: Trust) -> bool:
@@ -194,15 +168,18 @@ def _paths(directory: str, triton_dir: str | None) -> dict[int, str]:
     return paths
 
 
-@lru_cache(_EDITS_REMEMBERED)
-def _edits_for(
-    spans: tuple[sentinel.Span, ...], directory: str, triton_dir: str | None
-) -> tuple[tuple[sentinel.Edit, ...], int]:
-    edits = sentinel.edits_of(spans, _paths(directory, triton_dir))
-    return edits, sum([len(new) - len(old) for _, old, new in edits])
+@lru_cache(_CHANGES_REMEMBERED)
+def _changes(filenames: tuple[str, ...], spans: tuple[int, ...], directory: str, triton_dir: str | None) -> _Changes:
+    """Return what is changed where path sentinels are, four numbers each; raises `FormatError` for spans of no file."""
+    paths = _paths(directory, triton_dir)
+    edits = tuple((position, sentinel.edits_of(some, paths)) for position, some in spans_by_position(spans).items())
+    growth = {position: sum(len(new) - len(old) for _, old, new in some) for position, some in edits}
+    metadata = file_layout(filenames).metadata
+    rewritten = tuple(filenames[position] for position, _ in edits)
+    return _Changes(edits, sum(growth.values()), growth.get(metadata, 0), rewritten)
 
 
-class Placed(NamedTuple):
+class Placed(Struct, frozen=True):
     """A kernel that is in place.
 
     Attributes:
@@ -250,7 +227,7 @@ def place_kernel(
     # First, so that nothing is fetched for a kernel that is refused.
     untrusted = why_not_trusted(kernel, keep, trust)
     if untrusted is not None:
-        return Rejected(untrusted)
+        return _rejected(untrusted)
     wanted = WantedKernel.of(kernel, keep)
     # From a store all files come in one round trip, not in one each.
     source.prefetch(wanted.digests)
@@ -259,10 +236,15 @@ def place_kernel(
         ready = stored.ready_for(directory.path, triton_dir)
     except (DigestMismatch, FormatError, NotFound) as error:
         # The kernel is compiled instead.  Trouble with the directory is no fault of the kernel, and goes to the caller.
-        return Rejected(error.message)
+        return _rejected(error.message)
     outcome = directory.publish(ready)
     if outcome == "present":
         # What lies there may be another build with other files, so the caller looks which.
         return Placed(outcome, 0, None)
-    size = sum(map(len, ready.files.values()))
-    return Placed(outcome, size, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.files})
+    return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.names})
+
+
+def _rejected(reason: str) -> Rejected:
+    from bundler.lifecycle.kernel_directory import Rejected  # a kernel that is placed needs nothing of it
+
+    return Rejected(reason)

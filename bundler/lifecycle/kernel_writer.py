@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`begin_writing` and `write_kernels`: write kernels below one directory, each whole, by one rename; `ReadyKernel` is one that only has to be written.
+"""`begin_writing` and `write_kernels`: write kernels below one directory, each whole, by one rename.
 
 The extension `_kernel_writer` does it where it was built, in threads that need no interpreter; elsewhere `write_in_python` does the same,
-one kernel after the other, before it returns.  `CacheDirectory` calls them, and knows what to do about each answer.  `StoredKernel` makes a
-`ReadyKernel` for each directory, and `PlacementQueue` passes it on.
+one kernel after the other, before it returns.  `CacheDirectory` calls them, and knows what to do about each answer.
 """
 
 from __future__ import annotations
@@ -14,31 +13,26 @@ import functools
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up
-from bundler.format.digest import DIGEST_BYTES, check_digest, sha256
-from bundler.format.sentinel import Edit, edited
-from bundler.lifecycle.elf import why_unusable
+from bundler.format.digest import DIGEST_BYTES, sha256
+from bundler.format.sentinel import edited, holds
+from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, KEY, Buffer, NewKernel
 
-Buffer = bytes | memoryview
-# Name and bytes; and the raw digest that the bytes must have, unless it was compared before; and what is changed in them after that.
-NewFile = tuple[str, Buffer] | tuple[str, Buffer, bytes] | tuple[str, Buffer, bytes, tuple[Edit, ...]]
-# Name of the temporary directory, name of the kernel's, and the files in it; and which of these is the device binary, unless that was
-# looked at before.
-NewKernel = tuple[str, str, tuple[NewFile, ...]] | tuple[str, str, tuple[NewFile, ...], int]
 # Waits, and returns the codes; calling it again returns them again.  Not for two threads at once.
 Finish = Callable[[], list[int]]
 # How many, or what `start_threads` returned.
 Threads = object
 BeginWriting = Callable[[str, tuple[NewKernel, ...], Threads], Finish]
 
-# The codes of a kernel of which a file does not have its digest, and of one whose device binary is not a whole ELF file; no error number
-# of a system is that large.
+# The codes of a kernel of which a file does not have its digest, or not the bytes that are to be changed; of one whose device binary is not a
+# whole ELF file; and of one whose metadata the caller has to look at first.  No error number of a system is that large.
 DAMAGED = 1 << 16
 NO_BINARY = DAMAGED + 1
+UNSURE = DAMAGED + 2
+REFUSED = frozenset({DAMAGED, NO_BINARY, UNSURE})
 
 # What stands in the place of a kernel; after any other error the next kernel would meet the same one.
 OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
@@ -46,65 +40,6 @@ OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR
 _PAUSES_S = (0.05, 0.25, 0.75)
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-Files = Mapping[str, Buffer]
-_ALL_COMPARED: Mapping[str, bytes] = {}
-_NO_EDITS: Mapping[str, tuple[Edit, ...]] = {}
-
-
-class ReadyKernel(NamedTuple):
-    """A kernel that only has to be written.
-
-    Attributes:
-        key: its kernel key, the name of the directory.
-        files: name -> bytes of every file but the group file, in Triton's order.
-        stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
-        rewritten: names of the files that hold a path of this machine.
-        digests: name -> raw digest of the files that were not verified yet; who writes the kernel compares them.
-        edits: name -> what is changed in a file that was not verified yet, when it is written.
-        growth: how many bytes the files have more then.
-        binary: the device binary, if nobody has looked yet whether it is whole; who writes the kernel does.
-    """
-
-    key: str
-    files: Files
-    stored_metadata: bytes
-    rewritten: tuple[str, ...] = ()
-    digests: Mapping[str, bytes] = _ALL_COMPARED
-    binary: str | None = None
-    edits: Mapping[str, tuple[Edit, ...]] = _NO_EDITS
-    growth: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files but the group file, as they are written."""
-        return sum(map(len, self.files.values())) + self.growth
-
-    def verified(self) -> ReadyKernel:
-        """Return the same kernel with nothing left to verify; raises `DigestMismatch` or `FormatError`."""
-        for name, digest in self.digests.items():
-            check_digest(self.files[name], digest, name)
-        if self.binary is not None:
-            reason = why_unusable(self.files[self.binary])
-            if reason is not None:
-                raise FormatError(f"{self.binary} is {reason}", key=self.key)
-        return self.edited()._replace(digests=_ALL_COMPARED, binary=None)
-
-    def edited(self) -> ReadyKernel:
-        """Return the same kernel with its files as they are written."""
-        changed = {name: edited(self.files[name], edits) for name, edits in self.edits.items()}
-        return self._replace(files={**self.files, **changed}, edits=_NO_EDITS, growth=0) if changed else self
-
-    def why_refused(self) -> BundlerError:
-        """Return what is wrong with a kernel that the writer refused."""
-        try:
-            self.verified()
-        except BundlerError as error:
-            return error
-        # Nothing was written, so there is something to tell.
-        return DigestMismatch(
-            f"{self.key}: its bytes changed in memory while it was written; restore it again", what=self.key
-        )
 
 
 def make_directories(path: str) -> None:
@@ -168,8 +103,8 @@ def _write_at_once(root: str, kernels: tuple[NewKernel, ...], threads: Threads) 
 def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> list[int]:
     """Write kernels, each into a temporary directory beside its place, which is then renamed once.
 
-    Before that, the bytes of each file that comes with a digest are compared with it, and then the headers of a device binary with its
-    length.  What is to be changed in a file is changed as it is written.
+    Before that, the bytes of each file that comes with a digest are compared with it, and then, where nobody has, the headers of the device
+    binary with its length, and the metadata with the kernel key.  What is to be changed in a file is changed as it is written.
 
     Args:
         root: the directory.
@@ -178,8 +113,8 @@ def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -
 
     Returns:
         A code for each kernel: 0, it is in place.  A positive error number: it could not be written, and nothing of it is left;
-        `ECANCELED` when it was not begun, because another one had failed; `DAMAGED` when a file does not have its digest and
-        `NO_BINARY` when the binary is none, which stop no other kernel.  A negative one: the rename failed with that number, and the
+        `ECANCELED` when it was not begun, because another one had failed; `DAMAGED` when a file does not have its digest,
+        `NO_BINARY` when the binary is none, and `UNSURE` when Triton could perhaps not read the metadata, which stop no other kernel.  A negative one: the rename failed with that number, and the
         temporary directory is there, whole.
     """
     return begin_writing(root, kernels, threads)()
@@ -191,34 +126,27 @@ def write_in_python(root: str, kernels: tuple[NewKernel, ...], _threads: Threads
         _check_form(kernel)
     codes = [errno.ECANCELED] * len(kernels)
     for number, kernel in enumerate(kernels):
-        temporary, key, files, *_ = kernel
-        codes[number] = _why_unsound(kernel) or _write_kernel(
-            os.path.join(root, temporary), os.path.join(root, key), files
-        )
-        if codes[number] not in {0, DAMAGED, NO_BINARY} and -codes[number] not in OCCUPIED:
+        codes[number] = _why_unsound(kernel) or _write_kernel(root, kernel)
+        if codes[number] and codes[number] not in REFUSED and -codes[number] not in OCCUPIED:
             break
     return codes
 
 
 def _check_form(kernel: NewKernel) -> None:
-    temporary, key, files, *binary = kernel
-    for name in (temporary, key, *(file[0] for file in files)):
+    temporary, key, names, contents, digests, edits, binary, metadata, group, _ = kernel
+    for name in (temporary, key, group, *names):
         if name in {"", ".", ".."} or "/" in name or "\0" in name:
             raise ValueError(f"not the name of a file: {name!r}")
-    for _, data, *more in files:
-        if more and len(more[0]) != DIGEST_BYTES:
-            raise ValueError("not a SHA-256 digest")
-        _check_edits(data, *more[1:])
-    if any(not 0 <= number < len(files) for number in binary):
+    if len(contents) != len(names) or len(digests) not in {0, len(names)}:
+        raise ValueError("expected bytes, and a digest or none at all, for each name")
+    if any(len(digest) != DIGEST_BYTES for digest in digests):
+        raise ValueError("not a SHA-256 digest")
+    if any(not 0 <= position < len(names) for position, _ in edits):
+        raise ValueError("what is to be changed is none of the files")
+    if not ALREADY_CHECKED <= binary < len(names):
         raise ValueError("the binary is none of the files")
-
-
-def _check_edits(data: Buffer, edits: tuple[Edit, ...] = ()) -> None:
-    end = 0
-    for offset, old, _ in edits:
-        if not end <= offset <= len(data) or data[offset : offset + len(old)] != old:
-            raise ValueError("not the bytes that are to be changed")
-        end = offset + len(old)
+    if not ALREADY_CHECKED <= metadata < (0 if binary == ALREADY_CHECKED else len(names)):
+        raise ValueError("the metadata is none of the files, or without a binary")
 
 
 def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
@@ -226,7 +154,7 @@ def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...
     for kernel in kernels:
         _check_form(kernel)
     unsound = [_why_unsound(kernel) for kernel in kernels]
-    plain = [(temporary, key, tuple(map(_as_written, files))) for temporary, key, files, *_ in kernels]
+    plain = [(*kernel[:4], (), kernel[5], ALREADY_CHECKED, ALREADY_CHECKED, *kernel[8:]) for kernel in kernels]
     finish = begin(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads)
 
     def codes() -> list[int]:
@@ -237,19 +165,25 @@ def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...
 
 
 def _why_unsound(kernel: NewKernel) -> int:
-    """Return `DAMAGED`, `NO_BINARY` or 0."""
-    _, _, files, *binary = kernel
-    if any(sha256(file[1]) != file[2] for file in files if len(file) > 2):  # noqa: PLR2004  # it has a digest
+    """Return `DAMAGED`, `NO_BINARY`, `UNSURE` or 0."""
+    from bundler.format.metadata import is_readable_head  # the extension looks itself
+    from bundler.lifecycle.elf import why_unusable
+
+    _, key, names, contents, digests, edits, binary, metadata, _, _ = kernel
+    compared = zip(contents, digests, strict=False)  # there may be no digests
+    if any(sha256(data) != digest for data, digest in compared):
         return DAMAGED
-    return NO_BINARY if any(why_unusable(files[number][1]) is not None for number in binary) else 0
+    if not all(holds(contents[position], some) for position, some in edits):
+        return DAMAGED
+    if binary != ALREADY_CHECKED and why_unusable(contents[binary]) is not None:
+        return NO_BINARY
+    if metadata != ALREADY_CHECKED and not is_readable_head(key, names[binary], bytes(contents[metadata])):
+        return UNSURE
+    return 0
 
 
-def _as_written(file: NewFile) -> tuple[str, Buffer]:
-    return file[0], edited(file[1], file[3]) if len(file) > 3 else file[1]  # noqa: PLR2004  # there is something to change
-
-
-def _write_kernel(temporary: str, target: str, files: tuple[NewFile, ...]) -> int:
-    ours = True
+def _write_kernel(root: str, kernel: NewKernel) -> int:
+    ours, temporary, target = True, os.path.join(root, kernel[0]), os.path.join(root, kernel[1])
 
     def write_and_rename() -> int:
         nonlocal ours
@@ -259,7 +193,7 @@ def _write_kernel(temporary: str, target: str, files: tuple[NewFile, ...]) -> in
             ours = False  # it may be somebody else's
             return error.errno or errno.EIO
         try:
-            _write_files(temporary, files)
+            _write_files(temporary, kernel)
         except OSError as error:
             return error.errno or errno.EIO
         ours = False  # the caller's now
@@ -276,11 +210,14 @@ def _write_kernel(temporary: str, target: str, files: tuple[NewFile, ...]) -> in
     return cleaned_up(write_and_rename, clear)
 
 
-def _write_files(temporary: str, files: tuple[NewFile, ...]) -> None:
+def _write_files(temporary: str, kernel: NewKernel) -> None:
+    _, key, names, contents, _, edits, _, _, group, text = kernel
+    changes = dict(edits)
     folder = os.open(temporary, _READ_DIRECTORY)
     try:
-        for file in files:
-            write_file(*_as_written(file), folder)
+        for position, (name, data) in enumerate(zip(names, contents, strict=True)):
+            write_file(name, edited(data, changes[position]) if position in changes else data, folder)
+        write_file(group, text.replace(KEY, key.encode()), folder)
     finally:
         os.close(folder)
 

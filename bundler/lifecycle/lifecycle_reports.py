@@ -7,16 +7,18 @@ and the command line read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from bundler.format.frozen_values import FrozenValue
 from bundler.format.summary import Summarized
 
 Reasons = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, repr=False)
-class RecordReport(Summarized):
+@dataclass(init=False, repr=False, eq=False)
+class RecordReport(Summarized, FrozenValue):
     """What a recording saw.
 
     Attributes:
@@ -40,9 +42,62 @@ class RecordReport(Summarized):
     without_facts: tuple[str, ...] = ()
     errors: int = 0
 
+    def __init__(
+        self,
+        sources: Mapping[str, int] | None = None,
+        hits: int = 0,
+        compiles: int = 0,
+        compile_seconds: float = 0.0,
+        left_out: Reasons = (),
+        not_portable: Reasons = (),
+        without_facts: tuple[str, ...] = (),
+        errors: int = 0,
+    ) -> None:
+        sources = {} if sources is None else sources
+        self._set_fields(locals())
 
-@dataclass(frozen=True, repr=False)
-class RestoreReport(Summarized):
+
+class RewrittenFiles:
+    """Files that hold a path of this machine, as a restore notes them: of each kernel only the key.
+
+    Args:
+        kernels: keys of kernels, by the names of their files that do; one that went to several directories is there as often.
+        others: paths of other files.
+    """
+
+    def __init__(self, kernels: Mapping[tuple[str, ...], Sequence[str]], others: set[str]) -> None:
+        self._kernels, self._others = kernels, others
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({f"{key}/{name}" for names, keys in self._kernels.items() for key in keys for name in names}
+                           | self._others))  # fmt: skip
+
+
+class _ListedWhenRead:
+    """A field of a report whose texts are made when somebody reads it; those of a hundred thousand kernels take 12 MB."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, report: Any, owner: type) -> Any:
+        if report is None:
+            return ()  # the default
+        given = vars(report)[self._name]
+        if not isinstance(given, tuple):
+            given = vars(report)[self._name] = tuple(given)
+        return given
+
+    def __set__(self, report: Any, given: Any) -> None:
+        vars(report)[self._name] = given
+
+
+def _listed_when_read() -> Any:
+    # What a type checker sees is the type of the field, which the descriptor stands for.
+    return _ListedWhenRead()
+
+
+@dataclass(init=False, repr=False, eq=False)
+class RestoreReport(Summarized, FrozenValue):
     """What a restore did.  Kernels count once, however many devices they were placed for.
 
     Attributes:
@@ -69,7 +124,7 @@ class RestoreReport(Summarized):
     damaged: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
-    rewritten: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = _listed_when_read()
     directories: tuple[str, ...] = ()
     rekeyed: Reasons = ()
     tuned: int = 0
@@ -78,14 +133,34 @@ class RestoreReport(Summarized):
     seconds: float = 0.0
     signatures: str = ""
 
+    def __init__(
+        self,
+        restored: tuple[str, ...] = (),
+        present: tuple[str, ...] = (),
+        repaired: tuple[str, ...] = (),
+        skipped: Reasons = (),
+        damaged: tuple[str, ...] = (),
+        unchecked: tuple[str, ...] = (),
+        companions: tuple[str, ...] = (),
+        rewritten: tuple[str, ...] = (),
+        directories: tuple[str, ...] = (),
+        rekeyed: Reasons = (),
+        tuned: int = 0,
+        files: int = 0,
+        bytes: int = 0,  # noqa: A002  # the field's name
+        seconds: float = 0.0,
+        signatures: str = "",
+    ) -> None:
+        self._set_fields(locals())
+
     @property
     def usable(self) -> int:
         """How many kernels are in place now."""
         return len(self.restored) + len(self.present) + len(self.repaired)
 
 
-@dataclass(frozen=True, repr=False)
-class CheckReport(Summarized):
+@dataclass(init=False, repr=False, eq=False)
+class CheckReport(Summarized, FrozenValue):
     """What a check found.  Kernels count once, however many devices they are placed for.
 
     Attributes:
@@ -103,6 +178,17 @@ class CheckReport(Summarized):
     unchecked: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
     signatures: str = ""
+
+    def __init__(
+        self,
+        missing: Reasons = (),
+        present: tuple[str, ...] = (),
+        skipped: Reasons = (),
+        unchecked: tuple[str, ...] = (),
+        directories: tuple[str, ...] = (),
+        signatures: str = "",
+    ) -> None:
+        self._set_fields(locals())
 
     @property
     def complete(self) -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.limits import MIB
 from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome
-from bundler.lifecycle.kernel_writer import ReadyKernel
+from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.threaded_call import processors
 
 # Enough to keep several threads busy, and few enough that little waits in memory: what waits keeps its decoded frames there too.
@@ -29,8 +29,8 @@ MOST_UNDER_WAY = 3
 # Nothing is written while the first batch is filled.
 KERNELS_AT_FIRST = 16
 
-# What became of a kernel; one that is damaged is not placed, and the error says why.
-Placed = Callable[[ReadyKernel, Outcome | BundlerError], None]
+# What became of kernels; one that is damaged is not placed, and the error says why.
+Placed = Callable[[Sequence[ReadyKernel], Outcome | BundlerError], None]
 
 
 class PlacementQueue:
@@ -39,7 +39,7 @@ class PlacementQueue:
     Not for several threads at once.  Call `finish` when the last kernel was added, and `close` in any case.
 
     Args:
-        placed: is told what became of each kernel, in the thread that fills the queue.
+        placed: is told what became of the kernels, in the thread that fills the queue.
     """
 
     def __init__(self, placed: Placed) -> None:
@@ -64,10 +64,10 @@ class PlacementQueue:
                 # Before its bytes are compared with those that are there.
                 kernel = kernel.verified()
             except (DigestMismatch, FormatError) as error:
-                self._placed(kernel, error)
+                self._placed([kernel], error)
                 return
             if directory.has(kernel):
-                self._placed(kernel, "present")
+                self._placed([kernel], "present")
                 return
         waiting = self._waiting.get(directory.path)
         if waiting is None:
@@ -141,7 +141,7 @@ class _BatchesUnderWay:
 
 def _tell(batch: KernelBatch, placed: Placed) -> None:
     def tell() -> None:
-        for kernel, outcome in batch.settled():
-            placed(kernel, outcome)
+        for kernels, outcome in batch.settled():
+            placed(kernels, outcome)
 
     cleaned_up(tell, batch.clear)

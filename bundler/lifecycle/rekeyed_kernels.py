@@ -42,6 +42,8 @@ class Rekeyed(NamedTuple):
 
     def told(self, report: RestoreReport) -> RestoreReport:
         """Return a restore's report with what was derived from what, and why not."""
+        if not (self.derived_from or self.refused or self.damaged):
+            return report
         in_place = {*report.restored, *report.present, *report.repaired}
         return replace(
             report,

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,13 +25,12 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary, Kernel
 from bundler.format.limits import MIB
-from bundler.lifecycle import rekeyed_kernels as rekeying
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
-from bundler.lifecycle.kernel_writer import ReadyKernel
-from bundler.lifecycle.lifecycle_reports import RestoreReport
+from bundler.lifecycle.lifecycle_reports import RestoreReport, RewrittenFiles
 from bundler.lifecycle.placement_queue import PlacementQueue
+from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import KERNELS_PER_RUN, NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.threaded_call import ThreadedCall, processors
@@ -38,6 +38,7 @@ from bundler.toolchain import directories
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
+    from bundler.lifecycle.rekeyed_kernels import Rekeyed
     from bundler.trust.signature_policy import SignaturePolicy
 
 # A kernel as it is written below each of its directories, or why it cannot be.
@@ -118,19 +119,32 @@ def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, 
         # Before anything is placed, and of the very digests that all that is placed is compared with.
         admission = admit(source, options.trust, options.signatures)
         options = msgspec.structs.replace(options, trust=admission.trust)
-        changed = rekeying.derive(source) if options.rekey else rekeying.Rekeyed(source, {}, {})
-        report = Restoration(changed.bundle, options, questions).run()
+        changed = _rekeyed(source) if options.rekey else None
+        report = Restoration(changed.bundle if changed else source, options, questions).run()
         if step.observed:
             placed = len(report.restored) + len(report.repaired)
             step.note(digest=source.digest, kernels=placed, skipped=len(report.skipped), bytes=report.bytes)
-    return replace(changed.told(report), signatures=admission.line)
+    report = changed.told(report) if changed else report
+    return replace(report, signatures=admission.line) if admission.line else report
+
+
+def _rekeyed(bundle: Bundle) -> Rekeyed:
+    from bundler.lifecycle.rekeyed_kernels import derive  # few ask for it
+
+    return derive(bundle)
 
 
 class _Tally:
-    """What one restore did so far."""
+    """What one restore did so far.
+
+    Of a hundred thousand kernels the keys are named here, which are those of the bundle, and hardly anything else: eight bytes for each.
+    """
 
     def __init__(self) -> None:
-        self.outcomes: dict[str, Outcome] = {}
+        # Keys of kernels that were written, one for each directory, by the files that hold a path of this machine.
+        self.written: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        self.present: list[str] = []
+        self.repaired: set[str] = set()
         self.skipped: list[tuple[str, str]] = []
         self.damaged: list[str] = []
         self.companions: list[str] = []
@@ -143,17 +157,30 @@ class _Tally:
         self.damaged.append(name)
 
     def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
-        key, outcomes = kernel.key, self.outcomes
         if isinstance(outcome, BundlerError):
-            self.spoiled(key, outcome)
+            self.spoiled(kernel.key, outcome)
             return
-        outcomes[key] = _worst(outcomes[key], outcome) if key in outcomes else outcome
-        if outcome != "present":
-            # One file more than the bundle has: Triton's group file.
-            self.files += len(kernel.files) + 1
-            self.bytes += kernel.size_bytes
-            for name in kernel.rewritten:
-                self.rewritten.add(f"{key}/{name}")
+        if outcome == "present":
+            self.present.append(kernel.key)
+            return
+        if outcome == "repaired":
+            self.repaired.add(kernel.key)
+        self.written[kernel.rewritten].append(kernel.key)
+        # One file more than the bundle has: Triton's group file.
+        self.files += len(kernel.names) + 1
+        self.bytes += kernel.size_bytes
+
+    def keys(self) -> Mapping[Outcome, tuple[str, ...]]:
+        """Return the keys of kernels by what became of them: by the most that was done for one that goes to several directories."""
+        return {
+            "restored": _once(chain.from_iterable(self.written.values()), self.repaired),
+            "repaired": _once(self.repaired),
+            "present": _once(self.present, set(chain.from_iterable(self.written.values())) if self.present else ()),
+        }
+
+    def rewritten_files(self) -> Any:
+        """Return what the report lists when it is asked for it: a text for each kernel would be most of its memory."""
+        return RewrittenFiles(self.written, self.rewritten)
 
     def wrote(self, files: int, size: int) -> None:
         self.files += files
@@ -161,13 +188,12 @@ class _Tally:
 
 
 def _size_of(wanted: WantedKernel) -> int:
-    return wanted.size_bytes
+    return wanted.files.size_bytes
 
 
-def _worst(one: Outcome, two: Outcome) -> Outcome:
-    """A kernel that goes to several directories counts as repaired, else restored, if it was that anywhere."""
-    order: tuple[Outcome, ...] = ("present", "restored", "repaired")
-    return max(one, two, key=order.index)
+def _once(keys: Iterable[str], without: Container[str] = ()) -> tuple[str, ...]:
+    """Return keys in order, each once; a set of a hundred thousand would take more memory than their kernels."""
+    return tuple(key for key, _ in groupby(sorted(keys)) if key not in without)
 
 
 class Restoration(RestorePlan):
@@ -225,10 +251,11 @@ class Restoration(RestorePlan):
 
         cleaned_up(place_all, queue.close)
 
-    def _placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
-        if isinstance(outcome, DigestMismatch):
-            self._show_source(kernel.digests.values())
-        self.tally.placed(kernel, outcome)
+    def _placed(self, kernels: Sequence[ReadyKernel], outcome: Outcome | BundlerError) -> None:
+        for kernel in kernels:
+            if isinstance(outcome, DigestMismatch):
+                self._show_source(kernel.digests)
+            self.tally.placed(kernel, outcome)
 
     def _show_source(self, digests: Iterable[bytes]) -> None:
         """Let the source, which left the digests to us, compare them too: a store removes what it finds damaged."""
@@ -348,20 +375,17 @@ class Restoration(RestorePlan):
 
     def _report(self, started: float) -> RestoreReport:
         tally, trees = self.tally, self.trees
-
-        def keys(outcome: Outcome) -> tuple[str, ...]:
-            return tuple(sorted(key for key, got in tally.outcomes.items() if got == outcome))
-
+        keys = tally.keys()
         return RestoreReport(
-            restored=keys("restored"),
-            present=keys("present"),
-            repaired=keys("repaired"),
+            restored=keys["restored"],
+            present=keys["present"],
+            repaired=keys["repaired"],
             skipped=tuple(sorted({*self.unusable, *tally.skipped, *(trees.unusable if trees else ())})),
             damaged=tuple(sorted({*tally.damaged, *(trees.damaged if trees else ())})),
             unchecked=tuple(sorted({*self.machine.unchecked, *(trees.unchecked if trees else ())})),
             # A file that goes to several directories is named once.
             companions=tuple(sorted(set(tally.companions))),
-            rewritten=tuple(sorted(tally.rewritten)),
+            rewritten=tally.rewritten_files(),
             directories=tuple(sorted(self.places)),
             tuned=tally.tuned,
             files=tally.files,

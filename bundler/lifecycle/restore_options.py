@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format.bundle import Keep
+from bundler.format.frozen_values import FrozenValue
 
 if TYPE_CHECKING:
     from bundler.lifecycle.family import Family
@@ -27,8 +28,8 @@ _CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("ker
 
 
 # No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Family`.
-@dataclass(frozen=True)
-class TreeOptions:
+@dataclass(init=False, repr=False, eq=False)
+class TreeOptions(FrozenValue):
     """How the trees of servers' caches in a bundle are restored, those that `pack_family` took.
 
     Attributes:
@@ -44,7 +45,14 @@ class TreeOptions:
     facts: Mapping[str, str] = field(default_factory=dict)
     families: Sequence[Family] = ()
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        roots: Mapping[str, str | os.PathLike[str]] | None = None,
+        facts: Mapping[str, str] | None = None,
+        families: Sequence[Family] = (),
+    ) -> None:
+        roots, facts = roots or {}, facts or {}
+        self._set_fields(locals())
         for name, root in self.roots.items():
             if not os.fspath(root):
                 raise ConfigError(f"roots[{name!r}]={root!r}: expected a directory", got=root)

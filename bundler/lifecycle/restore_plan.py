@@ -18,13 +18,10 @@ from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, TuningFile
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
-from bundler.format.program_paths import is_cache_path
-from bundler.format.tree_index import has_trees
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, places_no_code, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
 from bundler.toolchain import directories, identity
-from bundler.user_warnings import warn
 
 if TYPE_CHECKING:
     from bundler.lifecycle.tree_plan import TreePlan
@@ -76,40 +73,48 @@ class RestorePlan:
         self.triton_dir = identity.triton_dir()
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
-        self.trees = self._plan_of_trees() if has_trees(entry.path for entry in bundle.opaque) else None
+        self.trees = self._plan_of_trees()
         # What is restored into one directory needs no look at what was seen of each kernel.
         self._only_root = None if self.base is None or self.inductor else [self.base]
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
 
-    def _plan_of_trees(self) -> TreePlan:
-        from bundler.lifecycle.tree_plan import TreePlan  # few bundles have any
+    def _plan_of_trees(self) -> TreePlan | None:
+        if not self.bundle.opaque:
+            return None
+        from bundler.format.tree_index import has_trees  # few bundles have opaque files, and fewer trees
+
+        if not has_trees(entry.path for entry in self.bundle.opaque):
+            return None
+        from bundler.lifecycle.tree_plan import TreePlan
 
         return TreePlan(self.bundle, self.options)
 
-    def _wanted_kernels(self) -> list[Kernel]:
+    def _wanted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels to place; the others are in `unusable` then, with the reason."""
         return self._usable_kernels(self._trusted_kernels())
 
-    def _usable_kernels(self, kernels: list[Kernel]) -> list[Kernel]:
+    def _usable_kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
         """Return those of the trusted kernels that this machine can use, or all if it was so asked; the others are in `unusable` then."""
-        return kernels if self.options.only == "all" else self._without(kernels, self.machine.why_not)
+        return kernels if self.options.only == "all" else self._without(kernels, self.machine.judging(kernels))
 
-    def _trusted_kernels(self) -> list[Kernel]:
+    def _trusted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels that may be placed, whatever this machine is; the others are in `unusable` then, with the reason."""
         keep, trust = self.options.keep, self.options.trust
         if places_no_code(keep, trust):
-            return [*self.bundle.kernels]
+            return self.bundle.kernels
         return self._without(self.bundle.kernels, lambda kernel: why_not_trusted(kernel, keep, trust))
 
-    def _without(self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]) -> list[Kernel]:
-        left = []
-        for kernel in kernels:
+    def _without(self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]) -> Sequence[Kernel]:
+        left: list[Kernel] | None = None
+        for number, kernel in enumerate(kernels):
             reason = why_not(kernel)
-            if reason is None:
-                left.append(kernel)
-            else:
+            if reason is not None:
+                # Until one is left out they are the bundle's own tuple, and nothing is copied.
+                left = list(kernels[:number]) if left is None else left
                 self.unusable.append((kernel.key, reason))
-        return left
+            elif left is not None:
+                left.append(kernel)
+        return kernels if left is None else left
 
     def _fetched_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; from a store far away they come in few round trips."""
@@ -124,8 +129,7 @@ class RestorePlan:
 
     def _wanted_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; the rest are in `unusable` then, with the reason."""
-        opaque = (entry for entry in self.bundle.opaque if is_cache_path(entry.path))
-        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *opaque]
+        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *_in_caches(self.bundle)]
         for entry in companions:
             reason = self._why_not(entry)
             if reason is None:
@@ -142,6 +146,8 @@ class RestorePlan:
         keys = {kernel.key for kernel in self.bundle.kernels}
         # One reason stands for all: the least, which is the same one in each run.
         reason = min(reason for name, reason in skipped if name in keys)
+        from bundler.user_warnings import warn  # hardly a restore warns
+
         warn(f"nothing in this bundle can be used here: {reason}")
 
     def _why_not(self, entry: Companion) -> str | None:
@@ -215,10 +221,19 @@ def opened(bundle: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
         yield loaded
 
 
+def _in_caches(bundle: Bundle) -> list[Opaque]:
+    """Return the opaque files of a bundle that belong to Inductor's cache."""
+    if not bundle.opaque:
+        return []
+    from bundler.format.program_paths import is_cache_path  # few bundles have opaque files
+
+    return [entry for entry in bundle.opaque if is_cache_path(entry.path)]
+
+
 def is_inductor(bundle: Bundle) -> bool:
     """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
     return (
-        any(is_cache_path(entry.path) for entry in bundle.opaque)
+        bool(_in_caches(bundle))
         or any("inductor" in seen.layouts for seen in bundle.observed.kernels.values())
         or any(not entry.in_triton_cache for entry in bundle.tuning_files)
     )

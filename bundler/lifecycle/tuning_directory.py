@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import secrets
@@ -36,6 +35,7 @@ from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.cache_directory import STALE_AFTER_S, TEMPORARY_PREFIX
 from bundler.lifecycle.kernel_writer import make_directories
+from bundler.package_loggers import logger
 
 FOLDER = "bundler-tuning"
 SUFFIX = ".tuning"
@@ -43,7 +43,7 @@ SUFFIX = ".tuning"
 MOST_READ = 256
 _NAME_CHARACTERS, _ID_CHARACTERS = 80, 32
 _ODD = re.compile(r"[^A-Za-z0-9_]")
-_LOG = logging.getLogger("bundler.lifecycle")
+_LOG = logger("bundler.lifecycle")
 
 Pair = tuple[TuningRecord, Tuning | None]
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from bundler.format.bundle import Bundle, require_content
 from bundler.format.bundle_union import merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed
+from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
@@ -46,7 +46,7 @@ MODES = ("merge", "replace", "create")
 # Each lost race means that another push succeeded; so many in a row for one tag mean that something is wrong with the store.
 SWAP_ATTEMPTS = 100
 _Seen = Callable[[Content], None]
-_log = logging.getLogger("bundler.store")
+_log = logger("bundler.store")
 
 
 class BundleStore:

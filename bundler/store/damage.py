@@ -6,18 +6,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 from bundler.backends.port import Backend, Unread
 from bundler.errors import BundlerError, DigestMismatch, FormatError, LimitExceeded
+from bundler.package_loggers import logger
 from bundler.store import bounds
 from bundler.store.error_translation import store_errors
 
 DAMAGED = (DigestMismatch, FormatError)
 T = TypeVar("T")
-_log = logging.getLogger("bundler.store")
+_log = logger("bundler.store")
 
 
 def checked(

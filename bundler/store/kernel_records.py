@@ -17,7 +17,6 @@ them.  A record whose units are gone or damaged is a miss; it is removed, so tha
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.summary import Summarized
+from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
@@ -50,7 +50,7 @@ _BUFFERS = 1
 _VERSION = 1
 # Of what a compiler said; the end of it says most.
 _MESSAGE_CHARACTERS = 1000
-_log = logging.getLogger("bundler.store")
+_log = logger("bundler.store")
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,6 @@ As in a push, what is missing comes before what names it: a run that is interrup
 from __future__ import annotations
 
 import difflib
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -31,6 +30,7 @@ from bundler.errors import (
 )
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content
+from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import unit_batches
 from bundler.store.error_translation import store_errors
@@ -49,7 +49,7 @@ _SWAPS = 5
 _REMEMBERED = 400_000
 # What is wrong with one tag leaves the others as they are; a store that does not answer, or is full, ends the run.
 _OF_ONE_TAG = (NotFound, DigestMismatch, FormatError, AccessDenied, UnsupportedVersion, MergeConflict)
-_log = logging.getLogger("bundler.store")
+_log = logger("bundler.store")
 
 
 class Mirror:

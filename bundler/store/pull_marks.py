@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import logging
 import threading
 from collections.abc import Collection
 
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError
+from bundler.package_loggers import logger
 from bundler.store.error_translation import store_errors
 from bundler.store.store_layout import Unit
 
-_log = logging.getLogger("bundler.store")
+_log = logger("bundler.store")
 
 
 class Marks:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from bundler.backends.read_only import ReadOnly
 from bundler.backends.single_tier import Rules, Tier
 from bundler.backends.tiers import Tiers, WhenDown
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded
+from bundler.package_loggers import logger
 from bundler.store.error_translation import named_once, store_errors
 from bundler.store.store_layout import TAGS, check_seal, decode_tag, is_sealed
 from bundler.user_warnings import warn
@@ -45,7 +45,7 @@ _SCHEMES = (
     "file:///absolute/path or /absolute/path, with ?mode=group one that a group shares, memory:, redis://host:6379/0 (or rediss://, unix://, "
     "redis+cluster://), s3://bucket/prefix, gs://, az:// or, for reading, https://host/folder or tb+http://host:port, each with ?readonly=1 to leave it as it is"
 )
-_log = logging.getLogger("bundler.store")
+_log = logger("bundler.store")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ Recordings attach callbacks; compile jobs and the tuner run one compile with `he
 from __future__ import annotations
 
 import collections
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -20,12 +19,13 @@ from typing import Any
 
 from bundler.errors import RecordingError
 from bundler.fork_safety import after_fork
+from bundler.package_loggers import logger
 from bundler.project import install
 from bundler.toolchain import compile_frames
 from bundler.toolchain.events import CompileEvent, kernel_key, target_of
 from bundler.toolchain.targets import current_device
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 
 Callback = Callable[[CompileEvent], None]
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
@@ -25,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 from bundler.errors import BundlerError, DriverUnavailable, NotFound, RecordingError, ToolchainMismatch
 from bundler.fork_safety import ForkSafeLock
 from bundler.format.entries import Kernel
+from bundler.package_loggers import logger
 from bundler.toolchain import instances
 from bundler.toolchain.compile_frames import find_jit_call
 from bundler.toolchain.events import kernel_hash, target_of
@@ -32,7 +32,7 @@ from bundler.toolchain.import_ends import when_imported
 from bundler.toolchain.recorded_requests import Request, Requests, key_of
 from bundler.toolchain.source_hashes import agreeing_hashes, difference
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 # Stands in a function's attributes: for which devices, and which offers, its kernels were looked for.
 _FILLED = "_bundler_filled"
 # Stands in a function's attributes: places in its cache that were filled while the JIT was looking for the first kernel of a process.

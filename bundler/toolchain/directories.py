@@ -16,7 +16,7 @@ from typing import Any
 
 from bundler.errors import ConfigError
 
-_UNSAFE_IN_USER_NAME = re.compile(r'[\\/:*?"<>|]')
+_UNSAFE_IN_USER_NAME = r'[\\/:*?"<>|]'  # compiled when used
 
 
 def triton_cache_dir() -> str:
@@ -76,4 +76,4 @@ def _default_inductor_dir() -> str:
         user = getpass.getuser()
     except (KeyError, ModuleNotFoundError, OSError):
         user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
-    return os.path.join(tempfile.gettempdir(), "torchinductor_" + _UNSAFE_IN_USER_NAME.sub("_", user))
+    return os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(_UNSAFE_IN_USER_NAME, "_", user))

@@ -6,14 +6,10 @@ Whatever makes a bundle or compares a kernel with this machine asks it.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import os
-import platform
 import re
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -23,12 +19,14 @@ from bundler.format.entries import Toolchain
 
 # A restore asks who compiles here, and `importlib.metadata`, which knows, would take longer to import than the restore.
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from importlib.metadata import Distribution
 
 # A part of the key only of kernels whose key holds the install directory itself: HIP on Triton 3.6 and 3.7.
 LOCATION_PART = "triton.location"
 DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows")
-_VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
+_BASE64_URLSAFE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+_DIGEST_CHARACTERS, _DIGEST_PADDING = 43, 2  # 43 characters of 6 bits for 256 bits
 _CHUNK_BYTES = 1 << 20
 
 
@@ -37,12 +35,20 @@ def triton_dir() -> str | None:
     file: str | None = getattr(sys.modules.get("triton"), "__file__", None)
     if file is not None:
         return os.path.dirname(os.path.abspath(file))
-    try:
-        spec = importlib.util.find_spec("triton")
-    except (ImportError, ValueError):
-        return None
+    if "triton" in sys.modules:
+        return None  # without a file: not Triton, or one that somebody forbids to import
+    spec = _spec_of_triton()
     # A directory called `triton` without __init__.py, such as a checkout beside the user's script, has no origin.
     return os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else None
+
+
+def _spec_of_triton() -> ModuleSpec | None:
+    # As `importlib.util.find_spec` does, which is a module of its own.
+    try:
+        found = (finder.find_spec("triton", None) for finder in sys.meta_path)
+        return next((spec for spec in found if spec is not None), None)
+    except ImportError:
+        return None
 
 
 def installed_triton() -> Toolchain | None:
@@ -63,13 +69,23 @@ def installed_triton() -> Toolchain | None:
 def _release(directory: str) -> str | None:
     try:
         with open(os.path.join(directory, "__init__.py"), encoding="utf-8") as file:
-            match = _VERSION.search(file.read())
+            release = _assigned_version(file.read())
     except (OSError, UnicodeDecodeError):
-        match = None
-    if match is not None:
-        return match[1]
+        release = None
+    if release is not None:
+        return release
     distribution = _distribution(directory)
     return distribution.version if distribution is not None else None
+
+
+def _assigned_version(source: str) -> str | None:
+    """Return what a module assigns to `__version__`; a pattern would take longer to compile than this does."""
+    for line in source.splitlines():
+        name, _, value = line.partition("=")
+        text = value.strip()
+        if name.rstrip() == "__version__" and text[:1] in {"'", '"'}:
+            return text[1:].partition(text[0])[0] or None
+    return None
 
 
 def _distribution(directory: str) -> Distribution | None:
@@ -107,17 +123,21 @@ def recorded_digest(path: str, size_bytes: int) -> str | None:
     record = _record_of(os.path.dirname(os.path.dirname(path)))
     if record is None:
         return None
-    # A search of all lines by a regular expression takes a millisecond.
-    rest = f"\n{record}".partition(f"\ntriton/_C/{os.path.basename(path)},sha256=")[2]
-    text, _, recorded_bytes = rest.partition("\n")[0].rstrip().partition(",")
-    is_base64 = text.isascii() and text.replace("-", "").replace("_", "").isalnum()
-    if recorded_bytes != str(size_bytes) or not is_base64:
+    # Looked for as plain text: hundreds of files precede it, and a pattern takes longer to compile than all else here.
+    _, found, rest = f"\n{record}".partition(f"\ntriton/_C/{os.path.basename(path)},sha256=")
+    digest, _, size = rest.partition("\n")[0].strip().partition(",")
+    return _hex_of(digest) if found and size.isdecimal() and int(size) == size_bytes else None
+
+
+def _hex_of(digest: str) -> str | None:
+    """Return a SHA-256 in hex that stands in the base64 of a RECORD; None when it is none."""
+    # `base64` takes a module and two libraries for the one text that a restore asks of it.
+    if len(digest) != _DIGEST_CHARACTERS or not {*digest} <= {*_BASE64_URLSAFE}:
         return None
-    try:
-        digest = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except (binascii.Error, ValueError):
-        return None
-    return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
+    bits = 0
+    for character in digest:
+        bits = bits << 6 | _BASE64_URLSAFE.index(character)
+    return (bits >> _DIGEST_PADDING).to_bytes(hashlib.sha256().digest_size).hex()
 
 
 def _record_of(directory: str) -> str | None:
@@ -156,6 +176,8 @@ def extension_suffix() -> str:
 
 def machine() -> str:
     """Return the processor architecture, such as `x86_64`."""
+    import platform  # a restore of kernels does not ask
+
     return platform.machine()
 
 
@@ -164,6 +186,8 @@ def environment() -> tuple[tuple[str, str], ...]:
 
     Imports nothing, opens no device: the driver's facts are what its kernel module publishes as files.
     """
+    import platform
+
     triton = installed_triton()
     facts = [
         ("python", platform.python_version()),

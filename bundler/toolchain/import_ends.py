@@ -9,13 +9,14 @@ A spec of a class of ours hears of that.  Nothing is put in the way of other imp
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-_LOG = logging.getLogger("bundler.toolchain")
+from bundler.package_loggers import logger
+
+_LOG = logger("bundler.toolchain")
 _ENDED = "_initializing"
 _WAITING = "_bundler_waiting"
 

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
+from bundler.package_loggers import logger
 from bundler.toolchain import inductor_caches, instances
 from bundler.toolchain.inductor_tuners import DESCENDED, DESCENT
 
@@ -19,7 +19,7 @@ RESULTS = "torch._inductor.runtime.autotune_cache:AutotuneCache.create"
 READ = "torch._inductor.runtime.autotune_cache:AutotuneCache._read"
 NEEDED = (METHOD, RESULTS, READ)
 _OURS = "_bundler_keeps_winner"
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 
 
 def keep_winners() -> tuple[str, ...]:

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from bundler.fork_safety import ForkSafeLock
+from bundler.package_loggers import logger
 from bundler.toolchain import namespaces
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 _Notes = weakref.WeakValueDictionary[int, Any]
 # The notes are an attribute of the wrapped constructor: they live as long as the class, and another copy of this module finds them.
 _NOTES = "_bundler_instances"

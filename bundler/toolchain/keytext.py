@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 import os
 import stat
 import sys
@@ -16,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bundler.format.limits import DEFAULT_LIMITS
+from bundler.package_loggers import logger
 from bundler.toolchain import line_information
 from bundler.toolchain.compile_frames import source_text
 from bundler.toolchain.encoding import encode_value, portable_text, portable_value, render
 from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 
 Part = tuple[str, str]
 

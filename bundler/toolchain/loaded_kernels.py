@@ -6,17 +6,17 @@ Recordings and sessions add them to what they heard.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from bundler.package_loggers import logger
 from bundler.toolchain import instances
 from bundler.toolchain.events import CompileEvent, kernel_key, target_of
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 # Triton writes the environment that is part of the key into metadata, beside options, which are all lower case.
 _ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 

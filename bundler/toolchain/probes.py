@@ -11,7 +11,6 @@ publishes its GPUs as files.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -19,8 +18,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from bundler.format.entries import Target
+from bundler.package_loggers import logger
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
 _AMD_DEVICE = "/dev/kfd"
 _AMD_NODES = "/sys/class/kfd/kfd/topology/nodes"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import logging
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.config import spool_settings
 from bundler.fork_safety import after_fork
+from bundler.package_loggers import logger
 from bundler.toolchain import spool_records
 from bundler.toolchain.cache_manager import manager_before
 from bundler.toolchain.keeper import CacheCall, Group, Keeper, KeeperSource
@@ -28,7 +28,7 @@ from bundler.toolchain.manager_environment import named_manager
 from bundler.toolchain.private_directory import is_ours
 from bundler.toolchain.spool_records import Record, SpooledEvent, SpooledFile
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 # A program that compiles in a loop repeats itself; what was written is remembered, but not without bound.
 _REMEMBERED_RECORDS = 100_000
 _TRITONS_OWN = "triton.runtime.cache:FileCacheManager"

@@ -7,16 +7,15 @@ Restores compare kernels with the targets; the listener and the spool note the d
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import sys
 from typing import Any
 
 from bundler.format.entries import Target
+from bundler.package_loggers import logger
 from bundler.toolchain import probes
-from bundler.toolchain.declared_target import active_driver
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 
 
 def visible_targets() -> tuple[Target, ...] | None:
@@ -53,6 +52,8 @@ def current_device() -> int | None:
     if cuda is not None:
         device: int = cuda.current_device()
         return device
+    from bundler.toolchain.declared_target import active_driver  # a restore compiles nothing
+
     ask = getattr(active_driver(), "get_current_device", None)
     if ask is None or str(getattr(ask, "__module__", "")).startswith("torch"):
         # The stock drivers ask torch, which would initialize CUDA here.

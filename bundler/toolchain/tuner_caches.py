@@ -10,7 +10,6 @@ are first called.  `bundler/integrations/replayed_kernels.py` offers the files o
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from bundler.errors import NotFound, ToolchainMismatch
 from bundler.fork_safety import ForkSafeLock
 from bundler.format.bundle_file import read_regular
 from bundler.format.entries import Target
+from bundler.package_loggers import logger
 from bundler.toolchain import instances
 from bundler.toolchain.device_caches import of_modules
 from bundler.toolchain.events import kernel_key, target_of
@@ -27,7 +27,7 @@ from bundler.toolchain.import_ends import when_imported
 from bundler.toolchain.jit_specialization import jit_function
 from bundler.toolchain.tuner_toolchain import MAX_RESULT_BYTES, results_digest, results_name, triton_config_class
 
-_LOG = logging.getLogger("bundler.toolchain")
+_LOG = logger("bundler.toolchain")
 
 
 class Winner(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bundler.config import signature_settings
+from bundler.config import signature_demands, signature_settings
 from bundler.errors import DigestMismatch, FormatError
 
 if TYPE_CHECKING:
@@ -42,12 +42,13 @@ def policy_in_force() -> SignaturePolicy | None:
         ConfigError: a setting has a value that it cannot have.
         FormatError, LimitExceeded, AccessDenied: the folder of trusted keys cannot be read, or holds what is no key.
     """
-    chosen = signature_settings()
-    if chosen.kernels == chosen.code == "off":
+    kernels, code = signature_demands()
+    if kernels == code == "off":
         return None
-    from bundler.trust.signature_policy import SignaturePolicy
+    from bundler.trust.signature_policy import policy_of
 
-    return SignaturePolicy.load(chosen.keys, kernels=chosen.kernels, code=chosen.code)
+    chosen = signature_settings()
+    return policy_of(chosen, chosen.keys, kernels=kernels, code=code)
 
 
 def admit(bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy | None = None) -> Admission:

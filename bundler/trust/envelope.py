@@ -5,8 +5,7 @@
 is never taken for one about a bundle; who reads says which type it expects.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module, as in `statements.py`.
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
@@ -52,7 +51,7 @@ class Envelope(msgspec.Struct, frozen=True):
     payload: bytes
     signatures: tuple[tuple[str, bytes], ...] = ()
 
-    def seal(self, key: SigningKey) -> Envelope:
+    def seal(self, key: "SigningKey") -> "Envelope":
         """Return this envelope with a signature by `key`, in place of an earlier one by it."""
         others = tuple(pair for pair in self.signatures if pair[0] != key.key_id)
         return Envelope(self.payload_type, self.payload, (*others, (key.key_id, key.sign(signed_bytes(self)))))
@@ -63,7 +62,7 @@ class Envelope(msgspec.Struct, frozen=True):
         return msgspec.json.encode(_Envelope(_text(self.payload), self.payload_type, signatures))
 
     @staticmethod
-    def decode(data: bytes, payload_type: str) -> Envelope:
+    def decode(data: bytes, payload_type: str) -> "Envelope":
         """Read the JSON form; nothing of it is believed before `signers` has looked at it.
 
         Args:

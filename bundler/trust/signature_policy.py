@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -20,6 +20,10 @@ from bundler.trust.envelope import Envelope, signers
 from bundler.trust.seen_epochs import SeenEpochs
 from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
 from bundler.trust.trusted_keys import TrustedKeys
+from bundler.user_settings import SignatureSettings
+
+if TYPE_CHECKING:
+    from bundler.user_settings import SignatureSettings
 
 # Clocks of signers and readers may differ by so much before a statement counts as made in the future.
 CLOCK_SKEW_S = 300.0
@@ -108,8 +112,7 @@ class SignaturePolicy:
             FormatError, LimitExceeded, AccessDenied: the folder cannot be read, or holds what is no key.
         """
         chosen = signature_settings()
-        folder = chosen.keys if keys is None else keys
-        return SignaturePolicy(TrustedKeys.load(folder), kernels=kernels, code=code, epochs=SeenEpochs(chosen.epochs))
+        return policy_of(chosen, chosen.keys if keys is None else keys, kernels=kernels, code=code)
 
     def demand(self, trust: TrustLevel) -> Demand:
         """Return what is asked of a bundle of this trust level."""
@@ -232,6 +235,13 @@ class SignaturePolicy:
         if statement.signed_at > now + CLOCK_SKEW_S:
             return f"was made {statement.signed_at - now:,.0f} s in the future: one of the clocks is wrong"
         return None
+
+
+def policy_of(
+    chosen: SignatureSettings, keys: str | os.PathLike[str], *, kernels: Demand, code: Demand
+) -> SignaturePolicy:
+    """Return what `SignaturePolicy.load` does, for who has read the settings; raises as that."""
+    return SignaturePolicy(TrustedKeys.load(keys), kernels=kernels, code=code, epochs=SeenEpochs(chosen.epochs))
 
 
 def _newest(pair: tuple[BundleStatement | TagStatement, str]) -> tuple[int, int]:

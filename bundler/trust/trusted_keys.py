@@ -9,8 +9,7 @@
 shells (`fnmatch`), in which `*` matches any text.
 """
 
-from __future__ import annotations
-
+# Annotations are real ones in this module, as in `statements.py`.
 import base64
 import binascii
 import fnmatch
@@ -18,7 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 
@@ -26,11 +25,12 @@ from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
 from bundler.format.bundle_file import os_errors, read_regular, replace_file
 from bundler.trust import ed25519
 from bundler.trust.ed25519 import key_id
-from bundler.trust.statements import BundleStatement, TagStatement, TrustLevel
+from bundler.trust.statements import HEX_DIGITS, BundleStatement, TagStatement, TrustLevel
 
 MAX_KEYS = 1000
 MAX_FILE_BYTES = 64 << 10
 _SUFFIX = ".json"
+_MINISIGN_DIGITS = 16
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}"
 _Patterns = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=256)
@@ -66,7 +66,7 @@ class TrustedKey(KeyScope, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     key: str
-    minisign: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")] = ""
+    minisign: Annotated[str, msgspec.Meta(max_length=_MINISIGN_DIGITS)] = ""
     expires: _Seconds = 0
     revoked: _Seconds = 0
     comment: Annotated[str, msgspec.Meta(max_length=1000)] = ""
@@ -138,7 +138,7 @@ class TrustedKeys:
         self.public = {name: key.public for name, key in self.by_id.items()}
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> TrustedKeys:
+    def load(cls, folder: str | os.PathLike[str]) -> Self:
         """Read a folder; one that is not there has no keys.
 
         Raises:
@@ -173,6 +173,8 @@ def read_key(path: str | os.PathLike[str]) -> TrustedKey:
     try:
         key = msgspec.json.decode(data, type=TrustedKey)
         key.public  # noqa: B018  # a key that is none is found now
+        if key.minisign and (len(key.minisign) != _MINISIGN_DIGITS or key.minisign.strip(HEX_DIGITS)):
+            raise FormatError(f"minisign {key.minisign!r}, expected {_MINISIGN_DIGITS} hexadecimal digits")
     except (msgspec.DecodeError, FormatError) as error:
         raise FormatError(
             f"trusted key {os.fspath(path)}: {error}; `triton-bundler key trust` writes such files",
@@ -234,6 +236,7 @@ def revoke_key(folder: str | os.PathLike[str], name: str, now: float) -> str:
 
 def _outside(kind: str, names: Iterable[str], patterns: tuple[str, ...]) -> str | None:
     for name in names:
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+        # Most keys have `*`, which needs no regular expression.
+        if not any(pattern == "*" or fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             return f"may not vouch for {kind} {name!r}, only for {', '.join(patterns) or 'none'}"
     return None

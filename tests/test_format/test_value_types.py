@@ -18,7 +18,7 @@ from bundler.format.manifest import Content
 from bundler.format.observations import Observation, Observed
 from bundler.format.sentinel import Span
 from bundler.format.tree_index import TreeFile, TreeIndex
-from bundler.lifecycle.lifecycle_reports import CheckReport, RecordReport, RestoreReport
+from bundler.lifecycle.lifecycle_reports import CheckReport, RecordReport, RestoreReport, RewrittenFiles
 from bundler.lifecycle.restore_options import RestoreOptions, TreeOptions
 
 ARTIFACT = {"filename": "k.cubin", "digest": "sha256:00", "size": 3, "spans": (Span(1, 0, 0),)}
@@ -134,6 +134,21 @@ def test_options_are_checked_however_they_are_made():
 def test_reports_kernels_and_targets_are_dataclasses(kind):
     """Programs log reports by `dataclasses.asdict`, and make kernels of kernels by `dataclasses.replace`."""
     assert dataclasses.is_dataclass(kind)
+
+
+def test_a_restores_report_lists_its_rewritten_files_when_it_is_read():
+    """It is a tuple for everybody, also in another process, and as good as one that was made of texts."""
+    lazy = lambda: RestoreReport(rewritten=RewrittenFiles({("a.json",): ["L", "K", "L"], (): ["M"]}, {"other"}))  # noqa: E731
+    texts = ("K/a.json", "L/a.json", "other")
+    assert RestoreReport().rewritten == ()
+    assert lazy() == RestoreReport(rewritten=texts)
+    assert hash(lazy()) == hash(RestoreReport(rewritten=texts))
+    assert pickle.loads(pickle.dumps(lazy())) == copy.deepcopy(lazy()) == copy.copy(lazy()) == lazy()
+    assert dataclasses.asdict(lazy())["rewritten"] == dataclasses.replace(lazy(), files=3).rewritten == texts
+    assert repr(lazy()) == "<RestoreReport rewritten=3>"
+    assert lazy() != RestoreReport(rewritten=texts[1:])
+    with pytest.raises(AttributeError):
+        lazy().rewritten = ()
 
 
 def test_a_report_turns_into_a_dictionary():

@@ -34,7 +34,7 @@ def modules_of(name):
     compile_one(name)
     KeptCacheManager.get_group = get_group
     # Which of the two knows the rows of a manifest depends on its format.
-    return sorted({module.replace("content_tables", "content_rows") for module in ran if module.startswith("bundler.")})
+    return sorted({module.replace("table_kernels", "content_rows") for module in ran if module.startswith("bundler.")})
 """
 _FOUND = "compile_one('gelu'); say([modules_of('gelu'), modules_of('softmax')])"
 # The session begins with the first kernel; its directory is another one for the second, as Inductor sets it for each device.

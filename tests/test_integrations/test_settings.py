@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bundler import config
+from bundler import config, user_settings
 from bundler.errors import ConfigError
 
 API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
@@ -18,7 +18,7 @@ def test_each_setting_is_documented():
         for setting in config.SETTINGS
     ]
     assert [row for row in rows if row not in API.read_text(encoding="utf-8")] == []
-    assert {setting.name.lower() for setting in config.SETTINGS} == set(config.Settings._fields)
+    assert {setting.name.lower() for setting in config.SETTINGS} == set(user_settings.Settings.__struct_fields__)
 
 
 @pytest.mark.parametrize(

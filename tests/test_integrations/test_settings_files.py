@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bundler import config, settings_files
+from bundler import config, settings_files, user_settings
 from bundler.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def origins():
 
 def test_nothing_set_is_nothing_read():
     """Without a file and a variable every setting is its default."""
-    assert config.settings() == config.Settings()
+    assert config.settings() == user_settings.Settings()
     assert (origins(), settings_files.candidates()) == ({}, [])
 
 

@@ -16,8 +16,8 @@ from bundler.format.manifest import Content
 from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
-from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.placement_queue import PlacementQueue
+from bundler.lifecycle.ready_kernel import ReadyKernel
 
 FILES = {"k.ttir": b"module", "k.cubin": b"\x7fELF", "k.json": b"{}"}
 
@@ -109,14 +109,15 @@ def test_a_binary_that_lost_its_end_is_refused(bundle, key, tmp_path, way):
 
 def test_damage_shows_as_well_when_the_digest_fits_the_first_look(tmp_path, monkeypatch, way):
     """Memory that changes under the writer is not written, and the error tells so."""
-    sound = ReadyKernel("K", FILES, b"{}", digests={name: sha256(data) for name, data in FILES.items()})
+    contents = tuple(FILES.values())
+    sound = ReadyKernel("K", tuple(FILES), contents, b"{}", sum(map(len, contents)), tuple(map(sha256, contents)))
     told = []
     monkeypatch.setattr(
         kernel_writer,
         "compiled_writer",
         lambda: lambda _root, kernels, _threads: lambda: [kernel_writer.DAMAGED] * len(kernels),
     )
-    queue = PlacementQueue(lambda kernel, outcome: told.append((kernel.key, outcome)))
+    queue = PlacementQueue(lambda kernels, outcome: told.extend((kernel.key, outcome) for kernel in kernels))
     queue.add(CacheDirectory(str(tmp_path / "there")), sound)
     queue.finish()
     ((key, error),) = told
@@ -141,4 +142,4 @@ def test_each_file_is_compared_once(small, tmp_path, kept_in):
         kernel = StoredKernel.read_unverified(sources[kept_in](), WantedKernel.of(small.kernels[0], "all"))
         left = kernel.ready_for(str(tmp_path / "there"), None).digests
     assert bool(left) == (kept_in != "verified memory")
-    assert set(left.values()) <= set(blobs)
+    assert set(left) <= set(blobs)

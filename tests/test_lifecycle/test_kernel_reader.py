@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import workshop
+from msgspec.structs import replace
 
 import bundler
 from bundler.format.limits import Limits
@@ -59,7 +60,7 @@ def test_every_kernel_of_a_cache_is_read(way, compiled):
     directories = [str(compiled.cache / key) for key in reversed(compiled.keys)] * 3
     found = list(read_kernels(directories))
     # One by one nothing is hashed yet.
-    assert [kernel._replace(digests={}) for kernel in found] == [read_kernel(directory) for directory in directories]
+    assert [replace(kernel, digests={}) for kernel in found] == [read_kernel(directory) for directory in directories]
     assert {type(kernel) for kernel in found} == {KernelFiles}
     hashed = [{name: kernel.digests.get(name) for name in kernel.files} for kernel in found]
     if way == "compiled":

@@ -17,13 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.lifecycle import elf, kernel_writer
+from bundler.lifecycle.ready_kernel import ALREADY_CHECKED
 
 WHOLE = (
     ("k.source", b""),
     ("k.cubin", b"\x7fELF" * 5000),
     ("k.json", memoryview(b"x{}x")[1:3]),
-    ("__grp__k.json", b"{}"),
 )
+GROUP = ("__grp__k.json", b'{"\0": "/\0/k.json"}')
+FIELDS = ("temporary", "key", "names", "contents", "digests", "edits", "binary", "metadata", "group_name", "group_text")
 
 
 def writer_of(kind):
@@ -47,8 +49,24 @@ def write(request):
     return writer_of(request.param)
 
 
+def new(temporary, key, files=WHOLE, *, digests=(), edits=(), binary=ALREADY_CHECKED, metadata=ALREADY_CHECKED):
+    """A kernel for a writer, of names and bytes."""
+    names, contents = tuple(name for name, _ in files), tuple(data for _, data in files)
+    return (temporary, key, names, contents, digests, edits, binary, metadata, *GROUP)
+
+
+def changed(kernel, **changes):
+    """The same kernel with other fields."""
+    return tuple(changes.get(name, value) for name, value in zip(FIELDS, kernel, strict=True))
+
+
 def batch(count, files=WHOLE):
-    return tuple((f"tmp.{number}", f"KEY{number}", files) for number in range(count))
+    return tuple(new(f"tmp.{number}", f"KEY{number}", files) for number in range(count))
+
+
+def written(key, files=WHOLE):
+    """What is in the directory of a kernel."""
+    return {**{name: bytes(data) for name, data in files}, GROUP[0]: f'{{"{key}": "/{key}/k.json"}}'.encode()}
 
 
 def content(directory):
@@ -61,7 +79,7 @@ def test_every_kernel_of_a_batch_is_there_whole(write, tmp_path, threads):
     assert write(str(tmp_path), batch(70), threads) == [0] * 70
     assert sorted(os.listdir(tmp_path)) == sorted(f"KEY{number}" for number in range(70))
     for number in range(70):
-        assert content(tmp_path / f"KEY{number}") == {name: bytes(data) for name, data in WHOLE}
+        assert content(tmp_path / f"KEY{number}") == written(f"KEY{number}")
 
 
 def test_an_empty_batch_is_nothing(write, tmp_path):
@@ -110,7 +128,7 @@ def test_what_is_in_the_place_stays_and_the_new_one_waits_beside_it(write, tmp_p
     assert codes[2:4] == [-errno.ENOTDIR] * 2
     assert content(tmp_path / "KEY1") == {"k.cubin": b"theirs"}
     assert sorted(name for name in os.listdir(tmp_path) if name.startswith("tmp")) == ["tmp.1", "tmp.2", "tmp.3"]
-    assert content(tmp_path / "tmp.1") == {name: bytes(data) for name, data in WHOLE}
+    assert content(tmp_path / "tmp.1") == written("KEY1")
 
 
 def test_a_directory_that_is_gone_is_told_for_every_kernel(write, tmp_path):
@@ -124,7 +142,7 @@ def test_a_kernel_that_fails_leaves_nothing_and_stops_the_batch(write, tmp_path)
     apart from it.
     """
     twice = (*WHOLE, WHOLE[1])
-    kernels = (*batch(2), ("tmp.bad", "BAD", twice), *(("tmp.x", "X", WHOLE),) * 50)
+    kernels = (*batch(2), new("tmp.bad", "BAD", twice), *(new("tmp.x", "X"),) * 50)
     codes = write(str(tmp_path), kernels, 1)
     assert codes == [0, 0, errno.EEXIST, *[errno.ECANCELED] * 50]
     assert sorted(os.listdir(tmp_path)) == ["KEY0", "KEY1"]
@@ -148,18 +166,19 @@ def test_a_really_full_disk(write, tmp_path):
         assert errno.ENOSPC in codes
         assert set(codes) <= {0, errno.ENOSPC, errno.ECANCELED}
         assert sorted(os.listdir(tmp_path)) == sorted(f"KEY{n}" for n, code in enumerate(codes) if code == 0)
-        assert all(content(path) == {name: bytes(data) for name, data in WHOLE} for path in tmp_path.iterdir())
+        assert all(content(path) == written(path.name) for path in tmp_path.iterdir())
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\0b"])
-@pytest.mark.parametrize("place", ["temporary", "key", "file"])
+@pytest.mark.parametrize("place", ["temporary", "key", "file", "group"])
 def test_a_name_is_one_component_of_a_path(write, tmp_path, name, place):
     """Whatever a caller took for a name cannot lead elsewhere, and nothing is written."""
-    names = {"temporary": "tmp.0", "key": "KEY", "file": "k.json", place: name}
+    names = {"temporary": "tmp.0", "key": "KEY", "file": "k.json", "group": "__grp__k.json", place: name}
+    kernel = changed(new(names["temporary"], names["key"], ((names["file"], b"x"),)), group_name=names["group"])
     with pytest.raises(ValueError, match="not the name of a file"):
-        write(str(tmp_path), ((names["temporary"], names["key"], ((names["file"], b"x"),)),), 1)
+        write(str(tmp_path), (kernel,), 1)
     assert os.listdir(tmp_path) == []
 
 
@@ -173,17 +192,20 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
     """Wrong types are errors of Python, not of memory."""
     write = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="it was not built here").begin_writing
     root = str(tmp_path)
-    wrong = [
-        (root, [], 1), (root, (1,), 1), (root, ((),), 1), (root, (("t", "k", []),), 1), (root, (("t", "k", (1,)),), 1),
-        (root, (("t", "k", (("n", b"", bytes(32), []),)),), 1), (root, (("t", "k", (("n", b"", bytes(32), (1,)),)),), 1),
-        (root, (("t", "k", (("n", b"", bytes(32), ((0, "", b""),)),)),), 1),
-        (root, (("t", "k", (("n", "text"),)),), 1), (root, ((b"t", "k", ()),), 1), (None, (), 1), (root, (), "1"), (root, ()),
-    ]  # fmt: skip
+    sound = new("t", "k", (("n", b""),))
+    odd = [[], (), (1,), sound[:-1], (*sound, 1), [*sound]]
+    odd += [changed(sound, **change) for change in (
+        {"temporary": b"t"}, {"key": b"k"}, {"names": ["n"]}, {"names": (b"n",)}, {"contents": [b""]}, {"contents": ("text",)},
+        {"digests": [bytes(32)]}, {"digests": ("d",)}, {"edits": []}, {"edits": (1,)}, {"edits": ((0, []),)}, {"edits": ((0, (1,)),)},
+        {"edits": ((0, ((0, "", b""),)),)}, {"edits": ((0, (("0", b"", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"}, {"metadata": "0"}, {"group_name": 1}, {"group_text": "text"},
+        {"group_text": bytearray(b"")},
+    )]  # fmt: skip
+    wrong = [(root, [], 1), (None, (), 1), (root, (), "1"), (root, ()), *((root, (kernel,), 1) for kernel in odd)]
     for arguments in wrong:
         with pytest.raises(TypeError):
             write(*arguments)
     with pytest.raises(UnicodeEncodeError):
-        write(root, (("t\udcff", "k", ()),), 1)
+        write(root, (new("t\udcff", "k"),), 1)
     assert os.listdir(tmp_path) == []
 
 
@@ -210,7 +232,7 @@ def test_what_nobody_waits_for_is_written_to_the_end(tmp_path, threads):
     """A batch whose answer is dropped holds its bytes until it is written."""
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
     extension.begin_writing(str(tmp_path), batch(32, (("big", bytes(1 << 20)), ("k.json", b"{}"))), threads)
-    assert sorted(os.listdir(tmp_path)) == sorted(key for _, key, _ in batch(32, ()))
+    assert sorted(os.listdir(tmp_path)) == sorted(kernel[1] for kernel in batch(32))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
@@ -230,9 +252,9 @@ def test_threads_write_one_batch_after_the_other(tmp_path, count):
             assert writing.finish() == writing.finish() == [0] * 9
         assert gone.finish() == [errno.ENOENT] * 2
         assert {name: content(root / name) for root in roots for name in os.listdir(root)} == {
-            f"KEY{number}": {name: bytes(data) for name, data in WHOLE} for number in range(9)
+            f"KEY{number}": written(f"KEY{number}") for number in range(9)
         }
-    writing = extension.begin_writing(str(roots[0]), (("t", "last", WHOLE),), threads)
+    writing = extension.begin_writing(str(roots[0]), (new("t", "last"),), threads)
     del threads  # what is under way keeps them
     assert writing.finish() == [0]
     del writing, writings, gone
@@ -243,14 +265,14 @@ def test_a_forked_child_writes_without_the_threads_of_its_parent(tmp_path):
     """They are not there; what the child begins with them is written while it waits."""
     extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
     threads = extension.start_threads(2)
-    assert extension.begin_writing(str(tmp_path), (("t", "parent", WHOLE),), threads).finish() == [0]
+    assert extension.begin_writing(str(tmp_path), (new("t", "parent"),), threads).finish() == [0]
     child = os.fork()
     if child == 0:
-        codes = extension.begin_writing(str(tmp_path), (("t", "child", WHOLE),), threads).finish()
+        codes = extension.begin_writing(str(tmp_path), (new("t", "child"),), threads).finish()
         del threads
         os._exit(0 if codes == [0] else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert extension.begin_writing(str(tmp_path), (("t", "again", WHOLE),), threads).finish() == [0]
+    assert extension.begin_writing(str(tmp_path), (new("t", "again"),), threads).finish() == [0]
     assert sorted(os.listdir(tmp_path)) == ["again", "child", "parent"]
 
 
@@ -274,7 +296,7 @@ def test_without_another_thread_the_caller_writes(tmp_path):
 import resource
 from bundler.lifecycle.kernel_writer import begin_writing
 begin_writing({os.fspath(tmp_path)!r}, (), 1)()
-kernels = tuple((f"t{{n}}", f"k{{n}}", (("k.json", b"{{}}"),)) for n in range(40))
+kernels = tuple((f"t{{n}}", f"k{{n}}", ("k.json",), (b"{{}}",), (), (), -1, -1, "g", b"{{}}") for n in range(40))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used, used))  # no room for a stack
 finish = begin_writing({os.fspath(tmp_path)!r}, kernels, 4)
@@ -285,29 +307,34 @@ print(finish().count(0))
     assert len(os.listdir(tmp_path)) == 40
 
 
-def digested(files):
-    """The same files, each with its digest."""
-    return tuple((name, data, hashlib.sha256(data).digest()) for name, data in files)
+def digests_of(files):
+    return tuple(hashlib.sha256(data).digest() for _, data in files)
 
 
 def test_digests_are_compared_before_a_kernel_is_visible(write, tmp_path):
     """A kernel of which one file does not have its digest is refused and leaves nothing; the others are written."""
-    sound = digested(WHOLE)
-    name, data, digest = sound[1]
-    changed = (sound[0], (name, data[:-1] + b"x", digest), *sound[2:])
-    mixed = (*WHOLE[:2], *sound[2:])  # the first two were compared by the caller
-    kernels = (("tmp.0", "KEY0", sound), ("tmp.1", "BAD", changed), ("tmp.2", "KEY1", mixed), ("tmp.3", "BAD", changed))
+    right = digests_of(WHOLE)
+    name, data = WHOLE[1]
+    changed = (WHOLE[0], (name, data[:-1] + b"x"), WHOLE[2])
+    kernels = (
+        new("tmp.0", "KEY0", digests=right),
+        new("tmp.1", "BAD", changed, digests=right),
+        new("tmp.2", "KEY1"),  # the caller compared its digests
+        new("tmp.3", "BAD", digests=right[:2] + right[:1]),
+        new("tmp.4", "KEY2", digests=right),
+    )
     for threads in (1, 2):
         root = tmp_path / str(threads)
         root.mkdir()
-        assert write(str(root), kernels, threads) == [0, kernel_writer.DAMAGED, 0, kernel_writer.DAMAGED]
-        assert sorted(os.listdir(root)) == ["KEY0", "KEY1"]
-        assert content(root / "KEY0") == content(root / "KEY1") == {name: bytes(data) for name, data in WHOLE}
+        assert write(str(root), kernels, threads) == [0, kernel_writer.DAMAGED, 0, kernel_writer.DAMAGED, 0]
+        assert {key: content(root / key) for key in os.listdir(root)} == {
+            key: written(key) for key in ("KEY0", "KEY1", "KEY2")
+        }
 
 
 def test_a_damaged_kernel_is_refused_before_the_disk_is_looked_at(write, tmp_path):
     """Where the directory is gone too, the extension may have found either; nothing is made."""
-    codes = write(str(tmp_path / "gone"), (("t", "k", (("a", b"x", bytes(32)),)),), 1)
+    codes = write(str(tmp_path / "gone"), (new("t", "k", (("a", b"x"),), digests=(bytes(32),)),), 1)
     assert codes[0] in {kernel_writer.DAMAGED, errno.ENOENT}
     assert os.listdir(tmp_path) == []
 
@@ -315,40 +342,64 @@ def test_a_damaged_kernel_is_refused_before_the_disk_is_looked_at(write, tmp_pat
 @pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33)])
 def test_a_digest_has_32_bytes(write, tmp_path, digest):
     with pytest.raises(ValueError, match="not a SHA-256 digest"):
-        write(str(tmp_path), (("t", "k", (("a", b"x", digest),)),), 1)
+        write(str(tmp_path), (new("t", "k", (("a", b"x"),), digests=(digest,)),), 1)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("change", [{"contents": (b"",)}, {"contents": (b"",) * 4}, {"digests": (bytes(32),)}])
+def test_each_name_has_its_bytes_and_all_have_digests_or_none(write, tmp_path, change):
+    kernel = new("t", "k")
+    with pytest.raises(ValueError, match="for each name"):
+        write(str(tmp_path), (changed(kernel, **change),), 1)
     assert os.listdir(tmp_path) == []
 
 
 def test_what_is_to_be_changed_is_changed_after_it_was_compared(write, tmp_path):
     """The digest is that of the bytes that are given; what is there in the end has the others, shorter or longer, in their places."""
     data = b"head [a] middle [b][c]"
-    edits = ((5, b"[a]", b"/a/longer/path"), (16, b"[b]", b""), (19, b"[c]", b"c" * 100_000))
-    right, wrong = hashlib.sha256(data).digest(), bytes(32)
+    edits = ((0, ((5, b"[a]", b"/a/longer/path"), (16, b"[b]", b""), (19, b"[c]", b"c" * 100_000))),)
+    files = (("k.json", memoryview(data)), ("other", b"x"))
+    right = digests_of(files)
     kernels = tuple(
-        (f"t{number}", f"K{number}", (("k.json", memoryview(data), digest, edits), ("other", b"x")))
-        for number, digest in enumerate([right, wrong, right])
+        new(f"t{number}", f"K{number}", files, digests=digests, edits=edits)
+        for number, digests in enumerate([right, (bytes(32), right[1]), right, ()])
     )
-    assert write(str(tmp_path), kernels, 2) == [0, kernel_writer.DAMAGED, 0]
-    assert sorted(os.listdir(tmp_path)) == ["K0", "K2"]
-    written = b"head /a/longer/path middle " + b"c" * 100_000
-    assert content(tmp_path / "K0") == content(tmp_path / "K2") == {"k.json": written, "other": b"x"}
+    assert write(str(tmp_path), kernels, 2) == [0, kernel_writer.DAMAGED, 0, 0]
+    changed = b"head /a/longer/path middle " + b"c" * 100_000
+    assert {key: content(tmp_path / key) for key in os.listdir(tmp_path)} == {
+        key: written(key, (("k.json", changed), ("other", b"x"))) for key in ("K0", "K2", "K3")
+    }
 
 
-@given(data=st.binary(max_size=60), cuts=st.lists(st.integers(0, 60), max_size=8), new=st.binary(max_size=9))
+@given(data=st.binary(max_size=60), cuts=st.lists(st.integers(0, 60), max_size=8), put=st.binary(max_size=9))
 @settings(max_examples=40, deadline=None)
 @pytest.mark.parametrize("kind", ["compiled", "plain", "python"])
-def test_anything_is_changed_as_python_changes_it(kind, data, cuts, new, tmp_path_factory):
+def test_anything_is_changed_as_python_changes_it(kind, data, cuts, put, tmp_path_factory):
     """Any places in any bytes, also empty ones, at the beginning and at the end."""
     root = tmp_path_factory.mktemp("there")
     ends = sorted(min(cut, len(data)) for cut in cuts)
-    edits = tuple((a, data[a:b], new) for a, b in zip(ends[::2], ends[1::2], strict=False))
+    edits = tuple((a, data[a:b], put) for a, b in zip(ends[::2], ends[1::2], strict=False))
     expected, copied = b"", 0
-    for offset, old, put in edits:
+    for offset, old, _ in edits:
         expected += data[copied:offset] + put
         copied = offset + len(old)
-    kernel = ("t", "K", (("a", data, hashlib.sha256(data).digest(), edits),))
+    kernel = new("t", "K", (("a", data),), digests=(hashlib.sha256(data).digest(),), edits=((0, edits),))
     assert writer_of(kind)(str(root), (kernel,), 1) == [0]
     assert (root / "K" / "a").read_bytes() == expected + data[copied:]
+
+
+@given(
+    key=st.text("KEY0", min_size=1, max_size=9),
+    parts=st.lists(st.binary(max_size=5).map(lambda p: p.replace(b"\0", b"-")), max_size=6),
+)
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("kind", ["compiled", "python"])
+def test_the_key_is_filled_in_wherever_it_stands(kind, key, parts, tmp_path_factory):
+    """At the beginning, at the end, twice in a row, or nowhere."""
+    root = tmp_path_factory.mktemp("there")
+    kernel = changed(new("t", key), group_name="g", group_text=b"\0".join(parts))
+    assert writer_of(kind)(str(root), (kernel,), 1) == [0]
+    assert (root / key / "g").read_bytes() == key.encode().join(parts)
 
 
 @pytest.mark.parametrize(
@@ -362,19 +413,43 @@ def test_anything_is_changed_as_python_changes_it(kind, data, cuts, new, tmp_pat
         ((1, b"b", b""), (0, b"a", b"")),
         ((0, b"ab", b""), (1, b"b", b"")),
         (((1 << 63) - 1, b"a", b""),),
+        ((1 << 63, b"a", b""),),
+        ((-1 << 70, b"a", b""),),
     ],
 )
 def test_only_what_is_there_is_changed(write, tmp_path, edits):
-    """Other bytes, places outside of the file, and places that are out of order are errors of the caller; nothing is written."""
-    with pytest.raises(ValueError, match="not the bytes that are to be changed"):
-        write(str(tmp_path), (("t", "k", (("a", b"abc", hashlib.sha256(b"abc").digest(), edits),)),), 1)
+    """A kernel with other bytes in a place that is to be changed, or with places outside of the file or out of order, is damaged; the
+    kernels beside it are written.
+    """
+    file = (("a", b"abc"),)
+    kernels = [
+        new(f"t{n}", f"k{n}", file, digests=digests_of(file), edits=((0, some),))
+        for n, some in enumerate([(), edits, ()])
+    ]
+    assert write(str(tmp_path), tuple(kernels), 1) == [0, kernel_writer.DAMAGED, 0]
+    assert sorted(os.listdir(tmp_path)) == ["k0", "k2"]
+
+
+@pytest.mark.parametrize("number", [-1, 1, 1 << 40])
+def test_what_is_changed_is_one_of_the_files(write, tmp_path, number):
+    with pytest.raises(ValueError, match="what is to be changed is none of the files"):
+        write(str(tmp_path), (new("t", "k", (("a", b"x"),), edits=((number, ()),)),), 1)
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [-1, 2, 1 << 40])
+@pytest.mark.parametrize("number", [-2, 2, 1 << 40])
 def test_the_binary_is_one_of_the_files(write, tmp_path, number):
     with pytest.raises(ValueError, match="the binary is none of the files"):
-        write(str(tmp_path), (("t", "k", (("a", b"x"), ("b", b"y")), number),), 1)
+        write(str(tmp_path), (new("t", "k", (("a", b"x"), ("b", b"y")), binary=number),), 1)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("binary", "metadata"), [(0, -2), (0, 2), (0, 1 << 40), (-1, 1)])
+def test_the_metadata_is_one_of_the_files_beside_a_binary(write, tmp_path, binary, metadata):
+    """Which kind of binary it has to be says the metadata, so one is not looked at without the other."""
+    kernel = new("t", "k", (("a", b"x"), ("b", b"y")), binary=binary, metadata=metadata)
+    with pytest.raises(ValueError, match="the metadata is none of the files"):
+        write(str(tmp_path), (kernel,), 1)
     assert os.listdir(tmp_path) == []
 
 
@@ -387,7 +462,10 @@ def test_the_digest_is_that_of_hashlib(kind, data, bit, tmp_path_factory):
     root = tmp_path_factory.mktemp("there")
     right = hashlib.sha256(data).digest()
     wrong = (int.from_bytes(right) ^ 1 << bit).to_bytes(32)
-    kernels = (("t", "right", (("a", data, right),)), ("u", "wrong", (("a", memoryview(data), wrong),)))
+    kernels = (
+        new("t", "right", (("a", data),), digests=(right,)),
+        new("u", "wrong", (("a", memoryview(data)),), digests=(wrong,)),
+    )
     assert writer_of(kind)(str(root), kernels, 1) == [0, kernel_writer.DAMAGED]
 
 
@@ -416,7 +494,9 @@ def test_the_extension_reads_binaries_as_python_does(header, tables, size, cut, 
     data = binary_of(header, tables, size)
     root = str(tmp_path_factory.mktemp("there"))
     images = [data, data[:cut], data[:4] + b"\1" + data[5:], b"x" + data[1:]]
-    kernels = tuple((f"t{n}", f"k{n}", (("a.json", b"{}"), ("a.cubin", image)), 1) for n, image in enumerate(images))
+    kernels = tuple(
+        new(f"t{n}", f"k{n}", (("a.json", b"{}"), ("a.cubin", image)), binary=1) for n, image in enumerate(images)
+    )
     expected = [kernel_writer.NO_BINARY if elf.why_unusable(image) else 0 for image in images]
     assert (
         writer_of("compiled")(root, kernels, 1)

@@ -11,8 +11,8 @@ import workshop
 from bundler.errors import StoreFull
 from bundler.lifecycle import cache_directory, kernel_writer, placement_queue
 from bundler.lifecycle.cache_directory import CacheDirectory
-from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.placement_queue import PlacementQueue
+from bundler.lifecycle.ready_kernel import ReadyKernel
 
 FILES = {"k.cubin": b"\x7fELF", "k.json": b"{}"}
 
@@ -40,11 +40,19 @@ def heard():
 
 @pytest.fixture
 def queue(heard):
-    return PlacementQueue(lambda kernel, outcome: heard.setdefault(kernel.key, []).append(outcome))
+    def placed(kernels, outcome):
+        for kernel in kernels:
+            heard.setdefault(kernel.key, []).append(outcome)
+
+    return PlacementQueue(placed)
 
 
-def ready(number, files=None):
-    return ReadyKernel(f"{number:064x}", files or FILES, b"{}")
+def ready(number, files=FILES):
+    return ready_of(f"{number:064x}", files, b"{}")
+
+
+def ready_of(key, files, metadata):
+    return ReadyKernel(key, tuple(files), tuple(files.values()), metadata, sum(map(len, files.values())))
 
 
 def test_every_kernel_is_told_once_and_is_there(way, queue, heard, directory, tmp_path):
@@ -102,7 +110,7 @@ def test_an_error_stops_the_queue_and_tells_what_was_placed(way, queue, heard, d
     real = cache_directory.begin_writing
 
     def begin(root, kernels, threads):
-        if any(int(key, 16) == 70 for _, key, _ in kernels):
+        if any(int(key, 16) == 70 for _, key, *_ in kernels):
             finish = real(root, kernels[:3], threads)
             return lambda: [*finish(), errno.ENOSPC, *[errno.ECANCELED] * 60][:64]
         return real(root, kernels, threads)
@@ -155,7 +163,7 @@ def test_a_lost_race_is_settled_for_that_kernel_alone(way, queue, heard, directo
     workshop.one(workshop.Path(directory.path, kernels[1].key), ".cubin").write_bytes(b"torn")
     for kernel in kernels:
         files = {artifact.filename: bundle.read(artifact) for artifact in kernel.artifacts}
-        queue.add(directory, ReadyKernel(kernel.key, files, files[kernel.metadata.filename]))
+        queue.add(directory, ready_of(kernel.key, files, files[kernel.metadata.filename]))
     queue.finish()
     assert [heard[kernel.key] for kernel in kernels] == [["present"], ["repaired"], ["restored"]]
     assert workshop.temporaries(directory.path) == []

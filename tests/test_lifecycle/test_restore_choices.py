@@ -15,8 +15,7 @@ from bundler.errors import BundlerWarning, ConfigError
 from bundler.format.bundle import MemoryBlobs
 from bundler.format.entries import Target, Toolchain
 from bundler.format.manifest import Content, Observation, Observed
-from bundler.lifecycle import compatibility
-from bundler.toolchain import identity, targets
+from bundler.toolchain import identity, ptxas, targets
 
 SUFFIX = identity.extension_suffix()
 
@@ -232,7 +231,7 @@ def test_everything_is_restored_when_asked_for(small, tmp_path, key, monkeypatch
 def test_unknown_facts_exclude_nothing_and_are_named(small, tmp_path, key, monkeypatch):
     """What is not known here, or not in the bundle, does not exclude a kernel; the report lists what was not checked."""
     monkeypatch.setattr(targets, "visible_targets", lambda: None)
-    monkeypatch.setattr(compatibility.ptxas, "ptxas_version", lambda arch: None)
+    monkeypatch.setattr(ptxas, "ptxas_version", lambda arch: None)
     report = bundler.restore(small, tmp_path / "1")
     assert report.restored == (key,)
     assert report.unchecked == ("ptxas: not found here", "target: no GPU is visible here")

@@ -8,7 +8,7 @@ import pytest
 
 import bundler
 from bundler.lifecycle.restoration import Restoration
-from tools.bench import floors, memory_parts, page, signature_cost
+from tools.bench import floors, memory_parts, missed_targets, signature_cost
 from tools.bench.bare_steps import IN_THREADS, THREADS, bare_steps
 from tools.shared.measurement import row
 
@@ -88,7 +88,7 @@ def test_the_table_has_each_step_in_the_order_of_a_restore():
 
 def test_not_reached_names_the_floor():
     """The line of the page, behind the reason."""
-    (line,) = page.not_reached({**result(2, 60, most=0.4), "profile": {}})
+    (line,) = missed_targets.not_reached("bench-bundle", {**result(2, 60, most=0.4), "profile": {}})
     assert line.startswith("**tmpfs: restore everything, digests verified**: 0.625 x, at most 0.4 x: 56 % off. Why: ")
     assert line.endswith("even that misses the target.")
     assert "Its floor, which the page shows call by call" in line
@@ -115,10 +115,20 @@ def test_the_parts_of_a_restores_memory(bundle, tmp_path):
     shown = memory_parts.table({"many": [found], "one": [found]}, {"one": "1 kernel", "many": "100 kernels"})
     assert "| part | 1 kernel | 100 kernels |" in shown
     assert memory_parts.table({}, {}) == ""
+    line = row("restore 100 launch sets beside 1: peak memory", 2.0, "x", most=1.3)
+    more = {**found, memory_parts.FRAMES: found[memory_parts.FRAMES] + 2e6}
+    assert f"{memory_parts.FRAMES} 2 MB, " in memory_parts.told(line, {"parts": {"one": [found], "many": [more]}})
+    assert memory_parts.told(line, {}) == ""
+    assert (
+        memory_parts.told(
+            {**line, "work": "load 100 kernels: peak memory"}, {"parts": {"one": [found], "many": [more]}}
+        )
+        == ""
+    )
 
 
 def test_without_cryptography_the_benchmark_leaves_its_rows_out(monkeypatch, capsys):
     """A machine for GPUs has no such package; all other rows are measured there."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert signature_cost.signature_cost(1) == []
+    assert signature_cost.signature_cost(1) == ([], {})
     assert "cryptography" in capsys.readouterr().err

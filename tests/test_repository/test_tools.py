@@ -83,6 +83,8 @@ def test_the_result_has_its_facts_and_samples(quick):
     result = results["bench-bundle"]
     assert {"machine", "versions", "commit", "kernels", "rounds", "tar", "places", "profile", "rows"} <= set(result)
     assert {"python", "triton", "torch", "zstandard"} <= set(result["versions"])
+    assert {"_kernel_writer", "_kernel_reader"} <= set(result["machine"]["extensions"])
+    assert "store hit" in results["bench-basics"]["profile"]
     for samples in result["places"].values():
         assert {len(found) for found in samples.values()} == {result["rounds"]}
         assert set(samples["collect: kernels"]) == set(samples["restore all: kernels"]) == {result["kernels"]}

@@ -177,7 +177,14 @@ def test_statements_are_canonical_and_closed():
     statement = BundleStatement(content=CONTENT, signed_at=NOW)
     assert BundleStatement.decode(statement.encode()) == statement
     assert list(msgspec.json.decode(statement.encode())) == sorted(msgspec.json.decode(statement.encode()))
-    for change in ({"not_before": 7}, {"statement": 2}, {"content": "zz"}, {"signed_at": -1}):
+    digests = ("zz", "", "1" * 63, "1" * 65, "11" * 32 + "\n", "A1" * 32, "1g" * 32, "１" * 64)  # noqa: RUF001  # no digit of ours
+    changes = [{"not_before": 7}, {"statement": 2}, {"signed_at": -1}, *({"content": text} for text in digests)]
+    for change in (*changes, *({"stored": text} for text in digests if text)):
         payload = msgspec.json.encode(msgspec.json.decode(statement.encode()) | change)
         with pytest.raises(FormatError, match="sign again"):
             BundleStatement.decode(payload)
+    tag = TagStatement(store="s", tag="t", content=CONTENT, epoch=1, signed_at=NOW)
+    assert TagStatement.decode(tag.encode()) == tag
+    for text in digests:
+        with pytest.raises(FormatError, match="sign again"):
+            TagStatement.decode(replace(tag, content=text).encode())

@@ -22,8 +22,6 @@ PIPELINED = 512
 # Up to so many writers there are.
 MOST_WRITERS = 8
 _CLOCK = time.perf_counter
-# Name and bytes: the group file, which is made here.
-_WITHOUT_DIGEST = 2
 _PAGE_BYTES = 4096
 _TIME_BYTES = 16
 
@@ -127,7 +125,12 @@ def _place(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
     from bundler.format.metadata import MetadataHead
 
     head = msgspec.json.Decoder(MetadataHead)
-    metadata = [bytes(next(file[1] for file in files if file[0].endswith(".json"))) for _, _, files, *_ in kernels]
+    metadata = [
+        bytes(data)
+        for _, _, names, contents, *_ in kernels
+        for name, data in zip(names, contents, strict=True)
+        if name.endswith(".json")
+    ]
     _timed(seconds, f"{READER}: decode five members of each metadata file", head.decode, metadata)
     _write(seconds, into, kernels)
     seconds |= _in_threads(into, kernels)
@@ -161,17 +164,16 @@ def _sha256(data: Any) -> bytes:
 def _write(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
     """Hash and write each kernel by system calls, and add up the time of each of these."""
     calls = _Calls()
-    for temporary, key, files, *_ in kernels:
-        for file in files:
-            if len(file) > _WITHOUT_DIGEST:
-                _sha256(file[1])
+    for temporary, key, names, contents, _, _, _, _, *group in kernels:
+        for data in contents:
+            _sha256(data)
         calls.lap("sha256 of the files")
         os.mkdir(f"{into}/{temporary}")
         calls.lap("mkdir")
-        for file in files:
-            fd = os.open(f"{into}/{temporary}/{file[0]}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        for name, data in (*zip(names, contents, strict=True), group):
+            fd = os.open(f"{into}/{temporary}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             calls.lap("open")
-            os.write(fd, file[1])
+            os.write(fd, data)
             calls.lap("write")
             os.close(fd)
             calls.lap("close")

@@ -18,10 +18,13 @@ from tools.shared.measurement import row
 RECORDING_TARGET_US = 200.0
 
 
-def basics(rounds: int) -> list[dict[str, Any]]:
-    """Return the rows of all."""
+def basics(rounds: int) -> dict[str, Any]:
+    """Return the rows of all, and by name the seconds of each step of what has steps."""
     with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as folder:
-        return [*imports(rounds), *hits(Path(folder), rounds), recording_cost(rounds), *signature_cost(rounds)]
+        found, hit = hits(Path(folder), rounds)
+        signatures, judging = signature_cost(rounds)
+        rows = [*imports(rounds), *found, recording_cost(rounds), *signatures]
+    return {"rows": rows, "profile": {"store hit": hit} | ({"judging": judging} if judging else {})}
 
 
 def recording_cost(rounds: int) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def main() -> int:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     cache = cache_of(kernels, options.keep.resolve())
     few = 2 if options.quick else None
-    missed = finish("bench-basics", {"rows": basics(few or BASIC_ROUNDS)}, options.results)
+    missed = finish("bench-basics", basics(few or BASIC_ROUNDS), options.results)
 
     places: dict[str, Samples] = {}
     profile: dict[str, dict[str, float]] = {}

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tools.bench.hit_steps import HitSteps, seconds_of
 from tools.shared import example_kernels, measurement
 from tools.shared.measurement import row
 from tools.shared.processes import output
@@ -29,21 +30,24 @@ PLACES = (
 )
 
 
-def hits(work: Path, rounds: int) -> list[dict[str, Any]]:
-    """Return the rows."""
+Samples = dict[str, list[float]]
+
+
+def hits(work: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return the rows, and the seconds of each step of a hit in the store."""
     environment = {"XDG_CACHE_HOME": str(work / "xdg"), "PYTHONWARNINGS": "ignore"}
     answer = output(__name__, str(work), str(rounds), environment=environment)
-    found: dict[str, dict[str, list[float]]] = json.loads(answer.splitlines()[-1])
+    found, steps = json.loads(answer.splitlines()[-1])
     rows = []
     for place, name, most in PLACES:
         samples = found[place]
         ours = [whole - bare for whole, bare in zip(samples["whole"], samples["bare"], strict=True)]
         rows.append(row(name, measurement.median(ours), "us", most=most, samples=samples))
-    return rows
+    return rows, steps
 
 
-def measure(folder: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return microseconds of each call, and of what is compared with it, by place."""
+def measure(folder: str, rounds: int) -> tuple[dict[str, Samples], dict[str, float]]:
+    """Return microseconds of each call, and of what is compared with it, by place; and the seconds of each step of a hit in the store."""
     import bundler
 
     store = f"file://{folder}/store"
@@ -53,7 +57,7 @@ def measure(folder: str, rounds: int) -> dict[str, dict[str, list[float]]]:
         caller.compile_all(f"{folder}/first")
     # Triton's own manager, for what is in its directory.
     own = [caller.compile_all(f"{folder}/alone", _none) for _ in range(rounds)]
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, Samples] = {}
     with bundler.session(store, "tag", push=None):
         there = [caller.compile_all(f"{folder}/first", _none) for _ in range(rounds)]
         found["triton"] = {"whole": _times(there), "bare": _times(own)}
@@ -62,7 +66,11 @@ def measure(folder: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     with bundler.session(store, push=None):
         fetched = [caller.compile_all(f"{folder}/store{number}", _write) for number in range(rounds)]
         found["store"] = {"whole": _times(fetched), "bare": _bares(fetched)}
-    return found
+        clocks = HitSteps()
+        with clocks.running():
+            for number in range(rounds):
+                caller.compile_all(f"{folder}/steps{number}", _none, clocks.hit)
+    return found, seconds_of(clocks.samples, found["store"]["bare"])
 
 
 Sample = tuple[float, float]
@@ -79,11 +87,12 @@ class _Caller:
         self._make = compiler.get_cache_manager
         self._samples: list[Sample] = []
         self._bare: Any = _none
+        self._hit: Any = _unnoted
         compiler.get_cache_manager = self._timed
 
-    def compile_all(self, cache: str, bare: Any = None) -> list[Sample]:
-        """Compile every kernel into a cache directory; returns what each took, and what was compared with it."""
-        self._samples, self._bare = [], bare or _none
+    def compile_all(self, cache: str, bare: Any = None, hit: Any = None) -> list[Sample]:
+        """Compile every kernel into a cache directory; returns what each took, and what was compared with it; tells `hit` of the former."""
+        self._samples, self._bare, self._hit = [], bare or _none, hit or _unnoted
         self._knobs.cache.dir = cache
         for name in self._kernels.RECIPES:
             self._kernels.compile_one(name, TARGET)
@@ -99,6 +108,7 @@ class _Caller:
             started = time.perf_counter_ns()
             group = get_group(filename)
             whole_ns = made_ns + time.perf_counter_ns() - started
+            self._hit(whole_ns / 1e3)
             self._samples.append((whole_ns / 1e3, self._bare(group)))
             return group
 
@@ -108,6 +118,10 @@ class _Caller:
 
 def _none(_group: dict[str, str] | None) -> float:
     return 0.0
+
+
+def _unnoted(_whole_us: float) -> None:
+    pass
 
 
 def _write(group: dict[str, str] | None) -> float:

@@ -206,7 +206,7 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
 
     what: Keep = "launch" if keep == "launch" else "all"
     hashing = "writers: sha256 of the files"
-    writing = "writers: temporary directory, files with paths in them, group file, rename"
+    writing = "writers: check metadata, temporary directory, files with paths in them, group file, rename"
     watch = Watch(time.thread_time)
     bundle = Bundle.load(file)
     watch.lap("load: parse and check the manifest")
@@ -222,14 +222,13 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
         blobs = [bundle.blobs.stored_blobs(one.digests) for one in wanted]
         watch.lap("reader: read and decompress the frames, find each file")
         stored = [StoredKernel(one, data, verified=False) for one, data in zip(wanted, blobs, strict=True)]
-        for kernel in stored:
-            kernel._written_checked = True  # noqa: SLF001  # as `StoredKernel.read_unverified` does
         ready = [one.ready_for(place.path, plan.triton_dir) for one in stored]
-        watch.lap("reader: parse and check metadata, find where paths go")
+        watch.lap("reader: find where paths go")
         new = tuple(map(place.new_kernel, ready))
         watch.lap("reader: group file, names, batch")
-        for _, _, files, *_ in new:
-            assert all(not more or hashlib.sha256(data).digest() == more[0] for _, data, *more in files)
+        for one in ready:
+            compared = zip(one.contents, one.digests, strict=True)
+            assert all(hashlib.sha256(data).digest() == digest for data, digest in compared)
         watch.lap(hashing)
         assert not any(write_kernels(place.path, new, 0))
         watch.lap(writing)
@@ -239,6 +238,8 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
 
 def collect_steps(cache: str) -> dict[str, float]:
     """What each step of collecting and saving costs on its own, in one thread; compression in several."""
+    from msgspec.structs import replace
+
     from bundler import pack
     from bundler.format.manifest import Observation
     from bundler.lifecycle.bundle_builder import Builder
@@ -261,7 +262,7 @@ def collect_steps(cache: str) -> dict[str, float]:
     watch.lap("")
     for one in found:
         assert not isinstance(one, Rejected)
-        builder.add_found(one.key, one._replace(digests=digests[one.key]), seen)
+        builder.add_found(one.key, replace(one, digests=digests[one.key]), seen)
     watch.lap("entries: paths out of metadata, what a launch needs, files by their digests")
     bundle = pack(cache)
     watch.lap("")

@@ -18,7 +18,8 @@ from tools.shared.measurement import median, shown
 FRAMES = "buffers that frames are decoded into"
 STACKS_AND_HEAP = "everything else in memory of the process's own: C's heap, objects of Python, stacks of threads"
 LIBRARIES = "code and data of libraries, as far as they were touched first by the restore"
-OBJECTS = "of that, lists of keys: in the report, by outcome, in the directory"
+OBJECTS = "of that, lists of keys: in the report, by what was written, in the directory"
+_KINDS = (FRAMES, LIBRARIES, STACKS_AND_HEAP)
 # Keys of kernels are those of the loaded bundle, and take nothing here.
 MEMORY = """What the memory of a restore consists of while its report is made, above the loaded bundle: what the system says of each mapping of the
 process. Of a restore of few kernels nearly all is what any number of them takes once.
@@ -55,7 +56,7 @@ def parts_of(restore: Callable[[], Any], reporting: type[Any]) -> Parts:
         found.update({name: now[name] - before[name] for name in now})
         tally = restoration.tally
         listed = [place._present for place in restoration.places.values()]  # noqa: SLF001
-        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, tally.outcomes, *listed)))
+        found[OBJECTS] = sum(map(sys.getsizeof, (made.restored, *tally.written.values(), *listed)))
         return made
 
     gc.collect()
@@ -67,17 +68,23 @@ def parts_of(restore: Callable[[], Any], reporting: type[Any]) -> Parts:
     return found
 
 
+def told(line: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return of what the many kernels of a row of `scale.py` take more than the few; nothing for other rows, and without parts."""
+    parts = result.get("parts")
+    if not parts or " beside " not in line["work"] or ": peak memory" not in line["work"]:
+        return ""
+    one, many = (_medians(parts[name]) for name in ("one", "many"))
+    more = ", ".join(f"{part} {shown((many[part] - one[part]) / 1e6, 'MB')}" for part in _KINDS)
+    return f" What the many take more, when the report is made: {more}."
+
+
 def table(parts: Mapping[str, Sequence[Parts]], titles: Mapping[str, str]) -> str:
     """Return the table, medians of the samples; nothing where there are none."""
     if not parts:
         return ""
-    names = (FRAMES, LIBRARIES, STACKS_AND_HEAP, OBJECTS)
-    columns = {
-        name: {part: median([one[part] for one in samples]) for part in names}
-        for name, samples in sorted(parts.items(), reverse=True)
-    }
-    rows = [[part, *(shown(column[part] / 1e6, "MB") for column in columns.values())] for part in names]
-    sums = [shown(sum(column[part] for part in names if part != OBJECTS) / 1e6, "MB") for column in columns.values()]
+    columns = {name: _medians(samples) for name, samples in sorted(parts.items(), reverse=True)}
+    rows = [[part, *(shown(column[part] / 1e6, "MB") for column in columns.values())] for part in (*_KINDS, OBJECTS)]
+    sums = [shown(sum(column[part] for part in _KINDS) / 1e6, "MB") for column in columns.values()]
     head = ["part", *(titles[name] for name in columns)]
     lines = [
         head,
@@ -86,3 +93,7 @@ def table(parts: Mapping[str, Sequence[Parts]], titles: Mapping[str, str]) -> st
         ["**sum, without what is of another line**", *(f"**{each}**" for each in sums)],
     ]
     return f"{MEMORY}\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _medians(samples: Sequence[Parts]) -> Parts:
+    return {part: median([one[part] for one in samples]) for part in (*_KINDS, OBJECTS)}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import cloud_rows, floors, launch_tables, remote_rows, scale
+from tools.bench.missed_targets import not_reached
 from tools.bench.step_profiles import profile_table as _profile
 from tools.clients import table
 from tools.codegen import bench_rows, mission, random_graphs
@@ -69,44 +70,10 @@ STEPS = {
     "push": "A push when the store has everything, step by step, each alone:",
     "fresh": "The first restore of a new process, above a bare interpreter, step by step:",
 }
-# Why a target is missed: words in the row's name -> the profile that explains it, and what it shows.
-REASONS: dict[str, tuple[str, str]] = {
-    "how much faster": ("restore", (
-        "torch writes the same files with the same calls, and the write loop, which both sides pay, is most of its time; we "
-        "also parse a manifest, hash every byte, and rename every directory."
-    )),
-    "restore ": ("restore", (
-        "one thread finds the files and checks metadata, and decodes frames with up to three others, while more of them hash and write; where there are two processors, they "
-        "share all of it, and where there are many, nothing is faster than that one thread."
-    )),
-    ": restore the launch set": ("restore launch", (
-        "it is the same work for each kernel as for everything, and a third of the writing: a kernel's two files, its group file, one "
-        "directory and one rename."
-    )),
-    "fresh process": ("fresh", (
-        "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
-        "restore itself."
-    )),
-    "push again": ("push", (
-        "every unit is marked as in use, and read and compared with its digest, so that the push mends what was lost or damaged."
-    )),
-    "collect and save": ("collect", (
-        "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
-        "out of its metadata, and compress at level 9, to a quarter of tar's size."
-    )),
-    "beside 1,000: peak memory": ("", (
-        "a restore of 1,000 takes 13 MB, nearly all of it buffers for three frames of 4 MB, so little that what must grow shows: keys in the "
-        "report and by outcome, and buffers whose kernels still wait to be written when the next frame is decoded. The table of that "
-        "section, where the result has it, says what both consist of."
-    )),
-    "times the kernels: peak": ("", (
-        "the manifest is in memory: digests, names and launch facts of every kernel. The files are not, whose bytes grow "
-        "seven times as fast."
-    )),
-}  # fmt: skip
-
-_REMOTE = "five or six exchanges with the server, and what our own process does, of which one thread does all but marks and writers:"
-REMOTE_REASONS = {"everything": ("start all", _REMOTE), "launch set": ("start", _REMOTE)}
+BASICS = {
+    "store hit": "A hit in a store in a directory, without a tag, step by step, under clocks, which cost some microseconds themselves:",
+    "judging": "The first signature that a process judges, step by step, CPU time:",
+}
 
 
 def main() -> int:
@@ -138,15 +105,19 @@ def page(results: Path) -> str:
             result = json.loads(path.read_text())
             parts.append(f"{section(result)}\n{_provenance(result, path)}\n")
             where = f"{result['machine']['cores']} cores: " if name.endswith("-cores") else ""
-            missed += [f"- {where}{line}" for line in not_reached(result)]
+            missed += [f"- {where}{line}" for line in not_reached(name, result)]
     parts.append("## Not reached\n\n" + ("\n".join(missed) if missed else "Every target above is reached.") + "\n")
     return "\n".join(parts)
 
 
 def basics(result: dict[str, Any]) -> str:
     """Cost of importing and recording."""
-    rows = [[line["work"], shown(line["figure"], line["unit"]), target(line)] for line in result["rows"]]
-    return "## What it costs to have us\n\n`make bench`\n\n" + _table(["work", "figure", "target"], rows)
+    rows = [[line["work"], _verdict(line), target(line)] for line in result["rows"]]
+    steps = result.get("profile", {})
+    return "\n".join([
+        "## What it costs to have us\n\n`make bench`\n", _table(["work", "figure", "target"], rows),
+        *(_profile(heading, steps[name]) for name, heading in BASICS.items() if name in steps),
+    ])  # fmt: skip
 
 
 def bundle(result: dict[str, Any]) -> str:
@@ -273,36 +244,6 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 )
 
 
-def not_reached(result: dict[str, Any]) -> list[str]:
-    """Return a line for each missed target: by how much, and why."""
-    lines = []
-    for line in result["rows"]:
-        if line["ok"]:
-            continue
-        if "check" in line:
-            lines.append(f"{line['check']}: {line['found']}{launch_tables.why(line, result)}")
-            continue
-        bound = line["most"] if line["most"] is not None else line["least"]
-        off = abs(line["figure"] / bound - 1) * 100
-        lines.append(
-            f"**{line['work']}**: {shown(line['figure'], line['unit'])}, {target(line)}: {off:.0f} % off.{_why(line, result)}"
-        )
-    return lines
-
-
-def _why(line: dict[str, Any], result: dict[str, Any]) -> str:
-    reasons = REMOTE_REASONS if "profile" in result and "delays" in result else REASONS
-    # The longest words that fit say it best.
-    for words, (profile, reason) in sorted(reasons.items(), key=lambda one: -len(one[0])):
-        if words in line["work"]:
-            steps = result.get("profile", {}).get(profile, {})
-            alone = ", ".join(
-                f"{name.partition(':')[0]} {shown(seconds * 1e3, 'ms')}" for name, seconds in steps.items()
-            )
-            return f" Why: {reason}" + (f" Alone: {alone}." if alone else "") + floors.told(line, result)
-    return ""
-
-
 def _steps(place: str, samples: dict[str, list[float]]) -> str:
     rows = [
         [name, shown(median(found) * 1e3, "ms"), f"{min(found) * 1e3:,.0f} to {max(found) * 1e3:,.0f}"]
@@ -328,4 +269,5 @@ def _provenance(result: dict[str, Any], path: Path) -> str:
     load = f"; load {machine['load'][0]}" if "load" in machine else ""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(result["versions"].items()))
     commit = (result["commit"] or "unknown")[:12]
-    return f"{where}{load}; {versions}; commit {commit}; raw: [{path.name}](results/{path.name})."
+    pure = measurement.without_extensions(machine)
+    return f"{where}{load}{pure and f'; **{pure}**'}; {versions}; commit {commit}; raw: [{path.name}](results/{path.name})."

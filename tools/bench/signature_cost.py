@@ -37,16 +37,47 @@ for number in range(4):
     assert bundler.restore(sys.argv[1], f"{sys.argv[2]}/{number}", only="all").signatures
 print(json.dumps(spent))
 """
+# The same, step by step; what the first judgement imports is imported before it.
+_STEPS_CODE = """
+import json, sys, time, bundler
+from bundler.lifecycle import restoration
+real, laps = restoration.admit, []
+def admit(*given):
+    began = time.process_time()
+    def lap():
+        nonlocal began
+        laps.append(time.process_time() - began)
+        began = time.process_time()
+    import bundler.trust.signature_policy, bundler.trust.subjects
+    lap()
+    import ctypes
+    lap()
+    from bundler.trust import openssl_verification
+    openssl_verification.verifies(bytes(range(32)), bytes(64), b"")
+    lap()
+    admission = real(*given)
+    lap()
+    return admission
+restoration.admit = admit
+assert bundler.restore(sys.argv[1], sys.argv[2], only="all").signatures
+print(json.dumps(laps))
+"""
+_STEPS = (
+    "modules: import ours",
+    "ctypes: import it, by which OpenSSL is called",
+    "openssl: find its functions, have it load Ed25519, verify once",
+    "judge: read settings and keys, decode what was signed, verify",
+)
 
 
-def signature_cost(rounds: int) -> list[dict[str, Any]]:
-    """Return the rows; none where the package `cryptography` is missing, which signs."""
+def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return the rows, and the seconds of each step of the first judgement; none where the package `cryptography` is missing, which signs."""
     if importlib.util.find_spec("cryptography") is None:
         print(
             "skipped: without the package cryptography nothing is signed, so judging a signature is not measured",
             file=sys.stderr,
         )
-        return []
+        return [], {}
     import bundler
     from bundler.trust.trusted_keys import TrustedKey, write_key
 
@@ -57,15 +88,18 @@ def signature_cost(rounds: int) -> list[dict[str, Any]]:
         write_key(f"{folder}/keys", "bench", TrustedKey(key=base64.b64encode(key.public).decode()))
         settings = {"SIGNATURES": "require", "KEYS": f"{folder}/keys", "LOCAL": f"{folder}/local"}
         samples: list[list[float]] = []
+        laps: list[list[float]] = []
         with child_environment() as environment:
             environment |= {f"TRITON_BUNDLER_{name}": value for name, value in settings.items()}
             for number in range(rounds + 1):
-                command = [sys.executable, "-c", _CODE, str(signed), f"{folder}/{number}"]
-                done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-                if number:  # the first fills the bytecode cache
-                    samples.append(json.loads(done.stdout))
+                for name, code, found in (("whole", _CODE, samples), ("steps", _STEPS_CODE, laps)):
+                    command = [sys.executable, "-c", code, str(signed), f"{folder}/{name}{number}"]
+                    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                    if number:  # the first fills the bytecode cache
+                        found.append(json.loads(done.stdout))
     first, later = [one[0] for one in samples], [time for one in samples for time in one[1:]]
-    return [
+    rows = [
         row("judging a signature, first restore of a process (CPU)", measurement.median(first), "ms", most=TARGET_MS, samples=first),
         row("judging a signature, later restores (CPU)", measurement.median(later), "ms", samples=later),
     ]  # fmt: skip
+    return rows, {step: measurement.median(each) for step, each in zip(_STEPS, zip(*laps, strict=True), strict=True)}

@@ -49,7 +49,14 @@ double tensor(int (*read)(void *, void *), PyObject *object, long count) {
     read(object, found);
   return (now() - started) / count;
 }
-double address(PyObject *tensor, long count) {
+double address(int (*read)(void *, void **), void *handle, long count) {
+  void *found;
+  double started = now();
+  for (long i = 0; i < count; i++)
+    read(handle, &found);
+  return (now() - started) / count;
+}
+double data_ptr(PyObject *tensor, long count) {
   PyObject *found = PyObject_GetAttrString((PyObject *)Py_TYPE(tensor), "data_ptr");
   PyCFunction ask = ((PyMethodDescrObject *)found)->d_method->ml_meth;
   double started = now();
@@ -109,7 +116,7 @@ def steps(
     return {
         "handle": {
             "Python's loop and a call of nothing": _each(by_handle, len(tensors)),
-            f"addresses of {TENSORS} tensors, by torch's data_ptr()": TENSORS * library.address(x, CALLS),
+            **_addresses(library, x),
             **common,
         },
         "dispatcher": {
@@ -120,8 +127,21 @@ def steps(
             "torch's stream, by torch's table": library.stream(stream, CALLS),
             **common,
         },
-        "before": {"address, device and type of a tensor, by three calls of Python": _each(lambda: (x.data_ptr(), x.get_device(), x.dtype), 1)},
+        "before": {
+            "address, device and type of a tensor, by three calls of Python": _each(lambda: (x.data_ptr(), x.get_device(), x.dtype), 1),
+            "address of a tensor, by torch's data_ptr(), called from C": library.data_ptr(x, CALLS),
+        },
     }  # fmt: skip
+
+
+def _addresses(library: Any, tensor: Any) -> dict[str, float]:
+    from bundler.toolchain.tensor_handles import find_handles
+
+    found = find_handles()
+    if found is None:
+        return {f"addresses of {TENSORS} tensors, by torch's data_ptr()": TENSORS * library.data_ptr(tensor, CALLS)}
+    spent = library.address(found.function, id(tensor) + found.offset, CALLS)
+    return {f"addresses of {TENSORS} tensors, by torch's function of C": TENSORS * spent}
 
 
 def _hooks() -> Callable[[], bool]:
@@ -142,8 +162,8 @@ def _compiled(folder: Path) -> Any:
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(path)], check=True)
     library = ctypes.PyDLL(str(path))
     for name, kinds in (
-        ("place", [ctypes.c_void_p, ctypes.c_long]), ("lock", [ctypes.c_long]),
-        ("address", [ctypes.py_object, ctypes.c_long]), ("tensor", [ctypes.c_void_p, ctypes.py_object, ctypes.c_long]), ("stream", [ctypes.c_void_p, ctypes.c_long]),
+        ("place", [ctypes.c_void_p, ctypes.c_long]), ("lock", [ctypes.c_long]), ("data_ptr", [ctypes.py_object, ctypes.c_long]),
+        ("address", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]), ("tensor", [ctypes.c_void_p, ctypes.py_object, ctypes.c_long]), ("stream", [ctypes.c_void_p, ctypes.c_long]),
     ):  # fmt: skip
         function = getattr(library, name)
         function.argtypes, function.restype = kinds, ctypes.c_double

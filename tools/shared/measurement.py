@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -11,6 +12,7 @@ import shlex
 import stat
 import statistics
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,31 @@ def facts() -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release()}",
             "load": [round(load, 2) for load in os.getloadavg()],
             "gpu": _gpu(),
+            "extensions": extensions(),
         },
         "versions": {"python": platform.python_version(), **versions},
         "commit": _commit(),
     }
+
+
+def extensions() -> dict[str, bool]:
+    """Return the C extensions of the package by name, and whether each was built where it is imported from; without them it is slower."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = [module["name"] for module in project["tool"]["setuptools"]["ext-modules"]]
+    return {name.rpartition(".")[2]: importlib.util.find_spec(name) is not None for name in named}
+
+
+def without_extensions(machine: dict[str, Any]) -> str:
+    """Return in words what of them was missing where a result was measured; empty where none was, or nobody noted it."""
+    noted: dict[str, bool] = machine.get("extensions", {})
+    missing = [name for name, built in sorted(noted.items()) if not built]
+    if not missing:
+        return ""
+    return (
+        "pure Python, no extension was built"
+        if len(missing) == len(noted)
+        else f"without the extensions {', '.join(missing)}"
+    )
 
 
 def save(name: str, result: dict[str, Any], directory: Path = RESULTS) -> Path:

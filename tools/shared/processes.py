@@ -22,12 +22,21 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def python_path() -> str:
-    """Return the search path of a child process: the checkout, then what this process was given."""
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    """Return the search path of a child process: the checkout, then what this process was given.
+
+    Where this process keeps the checkout's package off its path (`make bench`, and tests of the wheel), so does the child.
+    """
+    given = os.environ.get("PYTHONPATH", "")
+    finds_tools = any(
+        os.path.isdir(os.path.join(entry, "tools", "shared")) for entry in given.split(os.pathsep) if entry
+    )
+    if sys.flags.safe_path and finds_tools:
+        return given
+    return os.pathsep.join(filter(None, [str(ROOT), given]))
 
 
 def output(module: str, *arguments: str, environment: Mapping[str, str], timeout_s: float = 900) -> str:
-    """Run a module with the checkout's package first on its path; returns its standard output.
+    """Run a module, which finds the package as `python_path` says; returns its standard output.
 
     Raises:
         RuntimeError: it failed; the message has all that it printed.

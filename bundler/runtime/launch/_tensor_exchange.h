@@ -3,7 +3,7 @@
  * How `_dispatch.c` reads a tensor of torch: by the table of functions that torch has for it, DLPack's exchange API.
  *
  * torch.Tensor.__dlpack_c_exchange_api__ is a capsule with a table of C functions.  One call of it tells address, device and type of a
- * tensor in the time of one of the calls `data_ptr`, `get_device` and `dtype`.  (Where the address alone is needed, it is no quicker.)
+ * tensor in the time of one of the calls `data_ptr`, `get_device` and `dtype`.  (Where the address alone is needed, `_tensor_addresses.h` is quicker.)
  */
 
 #ifndef BUNDLER_TENSOR_EXCHANGE_H

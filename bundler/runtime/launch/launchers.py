@@ -17,6 +17,7 @@ from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
 from bundler.runtime.launch.parameter_buffer import Packer
 from bundler.runtime.launch.plan import LaunchPlan, Parameter
 from bundler.runtime.launch.shared_parts import SharedParts
+from bundler.toolchain.tensor_handles import find_handles
 
 # What `fail` is told when it was not the driver that refused.
 CLOSED, BAD_GRID = -1, -2
@@ -73,6 +74,13 @@ def compiled_type() -> Any | None:
     except ImportError:
         return None
     return _launch.Launcher
+
+
+def tell_tensors(kind: Any | None) -> None:
+    """Tell the extension how it reads tensors of torch without calling Python; to be called once torch is in use."""
+    found = None if kind is None else find_handles()
+    if kind is not None and found is not None:
+        kind.tell_tensors(*found)
 
 
 def image_loader(functions: tuple[Any, ...]) -> Callable[[bytes, bytes, int, int], Any] | None:

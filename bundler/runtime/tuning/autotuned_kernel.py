@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.lifecycle.tuning_directory import Miss
+from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.handle import Handle
@@ -44,7 +44,7 @@ from bundler.runtime.tuning.tuner_plugins import Plugins
 from bundler.toolchain import tuner_toolchain as toolchain
 
 _NS_OF_MS = 1e6
-_LOG = logging.getLogger("bundler.runtime")
+_LOG = logger("bundler.runtime")
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
 

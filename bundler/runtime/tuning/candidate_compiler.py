@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from bundler.format.entries import Kernel, Target
 from bundler.format.manifest import Observation
 from bundler.lifecycle.bundle_builder import Builder, join
 from bundler.lifecycle.collection import known_facts
+from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.driver import Driver
@@ -46,7 +46,7 @@ from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.events import CompileEvent
 
-_LOG = logging.getLogger("bundler.runtime")
+_LOG = logger("bundler.runtime")
 
 # Fewer configs are compiled in this process before worker processes have started; those of a service that was given stand ready.
 LEAST_PARALLEL, LEAST_FOR_SERVICE = 4, 2

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
+from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
 from bundler.runtime.launch.driver import Driver
@@ -30,7 +30,7 @@ from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.trust.admission import admit
 
-_LOG = logging.getLogger("bundler.runtime")
+_LOG = logger("bundler.runtime")
 
 
 @dataclass

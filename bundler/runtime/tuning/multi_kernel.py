@@ -7,7 +7,6 @@ make them from compiled kernels, as `docs/heuristics.md` shows.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -21,6 +20,7 @@ from bundler.compile.joined_futures import JoinedFuture
 from bundler.errors import BundlerError, ConfigError, NoValidConfig
 from bundler.format.summary import count
 from bundler.lifecycle.tuning_directory import Miss
+from bundler.package_loggers import logger
 from bundler.runtime.launch.argument_types import is_tensor
 from bundler.runtime.tuning.benchmark import Clock, Sandbox
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
@@ -36,7 +36,7 @@ NO_MATCH = math.inf
 # Farther than any shapes that can be compared, nearer than shapes that cannot.
 FALLBACK_DISTANCE = float(2**62)
 DEFAULT_MEMO = 4096
-_LOG = logging.getLogger("bundler.runtime")
+_LOG = logger("bundler.runtime")
 
 
 class MultiKernel:

@@ -6,7 +6,6 @@ It knows neither GPU nor Triton: a `CandidateBuilder` builds candidates and a cl
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 from bundler.errors import BundlerError, ConfigError, DriverError, NoValidConfig
 from bundler.format.candidate_timings import Timing
 from bundler.format.summary import count
+from bundler.package_loggers import logger
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning.benchmark import Sample, usable
 from bundler.runtime.tuning.descent import (
@@ -33,7 +33,7 @@ from bundler.runtime.tuning.tuning_winners import named_of
 # 32-bit words; the thresholds that Inductor has for its own kernels.
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
 _NS_OF_MS = 1e6
-_LOG = logging.getLogger("bundler.runtime")
+_LOG = logger("bundler.runtime")
 
 
 class Candidate(Protocol):

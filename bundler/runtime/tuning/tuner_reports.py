@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors
+from bundler.package_loggers import logger
 from bundler.runtime.launch.argument_types import is_tensor
 from bundler.runtime.tuning.benchmark import Clock
 
@@ -25,7 +25,7 @@ _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 _MS_OF_S = 1e3
 # The latest measurements: a server that tunes for months must not run out of memory by its report.
 MAX_KEPT = 100_000
-_LOG = logging.getLogger("bundler.runtime")
+_LOG = logger("bundler.runtime")
 
 
 @dataclass(frozen=True)

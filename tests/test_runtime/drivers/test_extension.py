@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled launcher packs byte for byte as `Packer` does, refuses what it refuses, and can be left out."""
 
+import ctypes
 import gc
 import math
 import struct
 import subprocess
 import sys
+import types
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailabl
 from bundler.runtime.launch import launchers
 from bundler.runtime.launch.cuda import CudaDriver
 from bundler.runtime.launch.parameter_buffer import Packer
+from bundler.toolchain.tensor_handles import find_handles
 
 KINDS = (
     "pointer", "i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64", "tensormap",
@@ -228,6 +231,110 @@ def test_tensors_of_torch(launcher):
             assert struct.unpack_from("<Q", launcher("pointer").pack(value)) == (address,)
     Own.data_ptr = lambda self: 0xE00000
     assert struct.unpack_from("<Q", launcher("pointer").pack(values[2])) == (0xE00000,)
+
+
+class Slotted:
+    """Has a handle in the first word after an object's head."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def data_ptr(self):
+        return 0xD00000
+
+
+class Derived(Slotted):
+    """Inherits all of it, and is another class."""
+
+
+@pytest.fixture
+def told(launcher_type):
+    """Let objects of `Slotted` be read by a function that adds 256 to an int at the handle; it fails for 0, and notes what it is asked."""
+    asked = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_uint64))
+    def read(handle, address):
+        asked.append(handle[0])
+        address[0] = handle[0] + 256
+        return handle[0] == 0
+
+    launcher_type.tell_tensors(
+        (Slotted,), Slotted.data_ptr, ctypes.cast(read, ctypes.c_void_p).value, object.__basicsize__
+    )
+    yield asked
+    launcher_type.tell_tensors((), None, 0, 0)
+
+
+def address(launcher, value):
+    return struct.unpack_from("<Q", launcher("pointer").pack(value))[0]
+
+
+def test_objects_are_read_by_the_function_that_python_told(launcher, told, monkeypatch):
+    """Only objects of the class itself, while `data_ptr` is the method that was told; what the function refuses is asked the method."""
+    for _ in range(2):  # the second time the classes are known
+        assert [address(launcher, kind(one)) for kind in (Slotted, Derived) for one in (1, 2)] == [
+            257,
+            258,
+            0xD00000,
+            0xD00000,
+        ]
+    assert told == [1, 2, 1, 2]
+    assert address(launcher, Slotted(0)) == 0xD00000
+    empty = Slotted(1)
+    del empty.handle
+    assert address(launcher, empty) == 0xD00000
+    monkeypatch.setattr(Slotted, "data_ptr", lambda self: 0xE00000)
+    assert address(launcher, Slotted(1)) == 0xE00000
+    monkeypatch.undo()
+    assert told == [1, 2, 1, 2, 0]
+    assert address(launcher, Slotted(1)) == 257
+
+
+def test_a_driver_tells_the_extension_once_torch_is_in_use(fake, monkeypatch):
+    """Before torch uses the GPU nothing is looked for; then the launcher is told once."""
+    told, in_use = [], []
+    monkeypatch.setattr(
+        launchers, "compiled_type", lambda: types.SimpleNamespace(tell_tensors=lambda *found: told.append(found))
+    )
+    monkeypatch.setattr(launchers, "find_handles", lambda: ((), None, 0, 0))
+    torch = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(is_initialized=lambda: bool(in_use)),
+        version=types.SimpleNamespace(hip=None),
+        _C=types.SimpleNamespace(_cuda_getDevice=lambda: 1, _cuda_getCurrentRawStream=lambda device: 5),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    driver = CudaDriver(fake.path, compiled=True)
+    driver.stream(1)
+    assert told == []
+    in_use.append(True)
+    assert [driver.device(), driver.stream(1), driver.device()] == [1, 5, 1]
+    assert told == [((), None, 0, 0)]
+
+
+def test_more_classes_than_are_kept(launcher):
+    """Values of ten classes take turns, and each gives its own address."""
+    kinds = [type(f"Tensor{number}", (), {"data_ptr": lambda self, number=number: 64 * number}) for number in range(10)]
+    for _ in range(3):
+        assert [address(launcher, kind()) for kind in kinds] == [64 * number for number in range(10)]
+
+
+def test_tensors_of_torch_are_read_by_torchs_function(launcher, launcher_type):
+    """With what is found for this torch, tensors give what data_ptr() gives, and one without an address the same refusal."""
+    torch = pytest.importorskip("torch")
+    plain = torch.zeros(4)
+    values = (plain, plain[1:], torch.nn.Parameter(plain), torch.empty(0), torch.empty(4, device="meta"))
+    words = packed(lambda values: launcher("pointer").pack(*values), (torch.eye(3).to_sparse(),))
+    found = find_handles()
+    assert found is not None
+    launcher_type.tell_tensors(*found)
+    try:
+        assert [address(launcher, value) for value in values] == [value.data_ptr() for value in values]
+        assert packed(lambda values: launcher("pointer").pack(*values), (torch.eye(3).to_sparse(),)) == words
+    finally:
+        launcher_type.tell_tensors((), None, 0, 0)
+    assert isinstance(words, str)
 
 
 def test_kernels_of_one_kind_have_launchers_alike(fake, launcher_type, monkeypatch, plan, tensor):

@@ -30,6 +30,8 @@ GOOD = base64.b64encode(SigningKey(b"k" * 32).public).decode()
         '{"key": "' + GOOD + '", "revoked": -1}',
         '{"key": "' + GOOD + '", "revoked": null}',
         '{"key": "' + GOOD + '", "minisign": "zz"}',
+        '{"key": "' + GOOD + '", "minisign": "' + "A" * 16 + '"}',
+        '{"key": "' + GOOD + '", "minisign": "' + "a" * 17 + '"}',
         '{"key": "' + GOOD[:-4] + '"}',
         '{"Key": "' + GOOD + '"}',
         '{"key": "' + GOOD + '", "expires": 1e400}',

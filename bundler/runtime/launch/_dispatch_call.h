@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a Dispatcher of `_dispatch.c` holds, and `read_call`, which makes of a call the bytes that tell it apart from others.
+ */
+
+#ifndef BUNDLER_DISPATCH_CALL_H
+#define BUNDLER_DISPATCH_CALL_H
+
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+#include "_launch_call.h"
+#include "_tensor_exchange.h"
+
+#define MOST_VALUES 64
+#define KEY_BYTES 1024
+#define TEXT_BYTES 64
+#define TYPES 4
+#define UNALIGNED 15
+/* A value that counts by itself, and one of which the shape of a call says nothing. */
+#define BY_VALUE 1
+#define OPEN 2
+/* The device of a call until it is known. */
+#define UNKNOWN (-1)
+
+typedef struct {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject *driver, *enter, *leave, *present, *slow, *first, *measure;
+  PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
+  PyObject *names;     /* dict: the same by name */
+  PyObject *known;     /* dict: key -> ((launcher, values it takes, grids, bound, again), what the key points to), or None */
+  PyObject *shapes;    /* dict: key without constants -> (again, what the key points to) */
+  PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call again and again */
+  PyObject *last_names;          /* of the last call with keywords, and whether each counts by its value */
+  char last_flags[MOST_VALUES];
+  Py_ssize_t capacity;
+  int numbers; /* what stands in front of a call is no grid, but numbers that a grid was found for */
+} dispatcher_t;
+
+/* What is read of one call.  `owned` is what has to be given back. */
+typedef struct {
+  unsigned char key[KEY_BYTES];
+  size_t used;
+  Py_ssize_t count;
+  /* Where the first tensor lies that torch told of by its table.  A launch from a thread that is elsewhere is Python's. */
+  const exchange_t *exchange;
+  /* The current device, or where the tensors lie. */
+  long device;
+  /* Where in the key the constants are, which calls of one shape differ in, and which values they are. */
+  int opens;
+  struct {
+    size_t from, to;
+    PyObject *value;
+  } open[MOST_VALUES];
+  /* A value that is NULL is a tensor; its address stands in `addresses`. */
+  PyObject *values[MOST_VALUES], *owned[MOST_VALUES], *dtypes[MOST_VALUES];
+  uint64_t addresses[MOST_VALUES];
+} call_t;
+
+static PyObject *word_device, *word_stream, *word_data_ptr, *word_get_device, *word_dtype;
+
+/* Types of tensors.  Where a method is a function of C, as torch's are, it is kept: looking it up would cost more than calling
+ * it.  Where it is not, the row has NULL. */
+static struct {
+  PyTypeObject *type;
+  unsigned version; /* changes when the type does */
+  PyCFunction data_ptr, get_device;
+  PyGetSetDef *dtype;
+  const exchange_t *exchange; /* tells all three at once; NULL where there is none */
+} tensors[TYPES];
+static unsigned next_type;
+
+/* How the compiled launcher is called with what was read; NULL where it was not built. */
+static const launch_call_t *quick;
+
+/* Each returns 1 when it was read, 0 when Python has to look at the call; no exception is left either way. */
+
+static int put(call_t *call, unsigned char tag, const void *data, size_t size) {
+  if (call->used + 1 + size > KEY_BYTES)
+    return 0;
+  call->key[call->used] = tag;
+  memcpy(call->key + call->used + 1, data, size);
+  call->used += 1 + size;
+  return 1;
+}
+
+/* Writes the function of C that a method is, or NULL; returns whether there is such a method. */
+static int find_method(PyTypeObject *type, PyObject *name, PyCFunction *found) {
+  PyObject *method = PyObject_GetAttr((PyObject *)type, name);
+  *found = NULL;
+  if (method == NULL) {
+    PyErr_Clear();
+    return 0;
+  }
+  if (Py_TYPE(method) == &PyMethodDescr_Type && ((PyMethodDescrObject *)method)->d_method->ml_flags == METH_NOARGS &&
+      PyType_IsSubtype(type, PyDescr_TYPE(method)))
+    *found = ((PyMethodDescrObject *)method)->d_method->ml_meth;
+  Py_DECREF(method);
+  return 1;
+}
+
+/* Returns the property of C that an attribute is, or NULL; the type of the object holds it as long as it has this version. */
+static PyGetSetDef *find_property(PyTypeObject *type, PyObject *name) {
+  PyObject *found = PyObject_GetAttr((PyObject *)type, name);
+  PyGetSetDef *property = NULL;
+  if (found == NULL) {
+    PyErr_Clear();
+    return NULL;
+  }
+  if (Py_TYPE(found) == &PyGetSetDescr_Type && PyType_IsSubtype(type, PyDescr_TYPE(found)))
+    property = ((PyGetSetDescrObject *)found)->d_getset;
+  Py_DECREF(found);
+  return property != NULL && property->get != NULL ? property : NULL;
+}
+
+static PyObject *call_method(PyObject *object, PyObject *name, PyCFunction function) {
+  return function != NULL ? function(object, NULL)
+                          : PyObject_VectorcallMethod(name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+}
+
+/* Returns the row of a type, -1 when its values are no tensors that can be read quickly. */
+static int tensor_type(PyTypeObject *type) {
+  PyCFunction data_ptr, get_device;
+  unsigned row;
+  for (row = 0; row < TYPES; row++)
+    if (tensors[row].type == type && tensors[row].version == type->tp_version_tag && tensors[row].version != 0)
+      return (int)row;
+  if (!find_method(type, word_data_ptr, &data_ptr) || !find_method(type, word_get_device, &get_device) ||
+      type->tp_version_tag == 0)
+    return -1;
+  row = next_type++ % TYPES;
+  Py_INCREF(type); /* kept, so that no other type gets its address */
+  Py_XSETREF(tensors[row].type, type);
+  tensors[row].version = type->tp_version_tag;
+  tensors[row].data_ptr = data_ptr;
+  tensors[row].get_device = get_device;
+  tensors[row].dtype = find_property(type, word_dtype);
+  tensors[row].exchange = quick == NULL ? NULL : find_exchange(type);
+  return (int)row;
+}
+
+/* Reads a tensor by torch's table; nothing is made for it. */
+static int read_by_exchange(call_t *call, PyObject *tensor, const exchange_t *exchange) {
+  dl_tensor_t found;
+  unsigned char entry[sizeof(found.dtype) + 1];
+  uint64_t address;
+  if (!read_exchanged(exchange, tensor, &found) || found.device_type != ON_CUDA)
+    return 0;
+  if (call->device == UNKNOWN) {
+    call->device = found.device;
+    call->exchange = exchange;
+  }
+  if (call->device != found.device)
+    return 0;
+  address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
+  call->addresses[call->count] = address;
+  call->values[call->count] = NULL;
+  memcpy(entry, found.dtype, sizeof(found.dtype));
+  entry[sizeof(found.dtype)] = (address & UNALIGNED) == 0;
+  return put(call, 'D', entry, sizeof(entry));
+}
+
+/* Asks the driver for the current device, unless it was asked or a tensor told. */
+static int know_device(dispatcher_t *self, call_t *call) {
+  PyObject *device;
+  if (call->device != UNKNOWN)
+    return 1;
+  device = PyObject_CallMethodNoArgs(self->driver, word_device);
+  call->device = device == NULL ? UNKNOWN : PyLong_AsLong(device);
+  Py_XDECREF(device);
+  return call->device != UNKNOWN;
+}
+
+static int read_tensor(dispatcher_t *self, call_t *call, PyObject *tensor, int row) {
+  PyObject *device, *dtype, *address;
+  PyGetSetDef *property;
+  unsigned long long number;
+  long where;
+  unsigned char entry[sizeof(void *) + 1];
+  if (tensors[row].exchange != NULL)
+    return read_by_exchange(call, tensor, tensors[row].exchange);
+  if (!know_device(self, call))
+    return 0;
+  address = call_method(tensor, word_data_ptr, tensors[row].data_ptr);
+  if (address == NULL)
+    return 0;
+  call->owned[call->count] = address;
+  call->values[call->count] = address;
+  number = PyLong_AsUnsignedLongLong(address);
+  device = PyErr_Occurred() ? NULL : call_method(tensor, word_get_device, tensors[row].get_device);
+  if (device == NULL)
+    return 0;
+  where = PyLong_AsLong(device);
+  Py_DECREF(device);
+  if (where != call->device) /* also after an error, which is -1 */
+    return 0;
+  property = tensors[row].dtype;
+  dtype = property != NULL ? property->get(tensor, property->closure) : PyObject_GetAttr(tensor, word_dtype);
+  if (dtype == NULL)
+    return 0;
+  call->dtypes[call->count] = dtype;
+  memcpy(entry, &dtype, sizeof(void *));
+  entry[sizeof(void *)] = (number & UNALIGNED) == 0;
+  return put(call, 'T', entry, sizeof(entry));
+}
+
+/* The classes of integers for which Triton compiles the same kernel, as in call_key.py. */
+static int read_integer(call_t *call, PyObject *value) {
+  int overflow;
+  unsigned char kind;
+  long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  if (overflow)
+    return 0;
+  if (number == 1)
+    kind = 1;
+  else
+    kind = (unsigned char)((number >= INT32_MIN && number <= INT32_MAX ? 2 : 4) + ((number & UNALIGNED) == 0));
+  return put(call, 'I', &kind, 1);
+}
+
+static int read_constant(call_t *call, PyObject *value) {
+  if (PyLong_CheckExact(value)) {
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow ? 0 : put(call, 'i', &number, sizeof(number));
+  }
+  if (PyBool_Check(value))
+    return put(call, value == Py_True ? 't' : 'f', "", 0);
+  if (value == Py_None)
+    return put(call, 'n', "", 0);
+  if (PyFloat_CheckExact(value)) {
+    double number = PyFloat_AS_DOUBLE(value); /* its bits: -0.0 equals 0.0, and NaN not itself */
+    return put(call, 'd', &number, sizeof(number));
+  }
+  if (PyUnicode_CheckExact(value) && PyUnicode_IS_COMPACT_ASCII(value)) {
+    Py_ssize_t size = PyUnicode_GET_LENGTH(value);
+    unsigned char text[TEXT_BYTES + 1];
+    if (size > TEXT_BYTES)
+      return 0;
+    text[0] = (unsigned char)size;
+    memcpy(text + 1, PyUnicode_1BYTE_DATA(value), (size_t)size);
+    return put(call, 's', text, (size_t)size + 1);
+  }
+  return 0;
+}
+
+static int read_value(dispatcher_t *self, call_t *call, PyObject *value, int by_value) {
+  int done, row;
+  size_t from = call->used;
+  call->values[call->count] = value;
+  call->owned[call->count] = call->dtypes[call->count] = NULL;
+  if (by_value)
+    done = read_constant(call, value);
+  else if (PyLong_CheckExact(value))
+    done = read_integer(call, value);
+  else if (value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value))
+    done = put(call, value == Py_None ? 'N' : PyBool_Check(value) ? 'B' : 'F', "", 0);
+  else if ((row = tensor_type(Py_TYPE(value))) >= 0)
+    done = read_tensor(self, call, value, row);
+  else
+    done = 0;
+  call->count++;
+  if (!done) {
+    PyErr_Clear();
+  } else if (by_value == OPEN) {
+    call->open[call->opens].from = from;
+    call->open[call->opens].to = call->used;
+    call->open[call->opens++].value = value;
+  }
+  return done;
+}
+
+/* Writes for each name whether its value counts as such; calls from one place in a program have one tuple of names. */
+static int read_flags(dispatcher_t *self, PyObject *names) {
+  Py_ssize_t index;
+  for (index = 0; index < PyTuple_GET_SIZE(names); index++) {
+    PyObject *flag = PyDict_GetItemWithError(self->names, PyTuple_GET_ITEM(names, index));
+    if (PyErr_Occurred()) {
+      Py_CLEAR(self->last_names);
+      return 0;
+    }
+    /* A name that is no parameter is an option. */
+    self->last_flags[index] = flag == NULL ? BY_VALUE : flag == Py_False ? 0 : OPEN;
+  }
+  Py_XSETREF(self->last_names, Py_NewRef(names));
+  return 1;
+}
+
+static int read_named(dispatcher_t *self, call_t *call, PyObject *const *values, PyObject *names) {
+  char flags[MOST_VALUES]; /* reading a value may run Python, which may make another call */
+  Py_ssize_t index, count = PyTuple_GET_SIZE(names);
+  if (names != self->last_names && !read_flags(self, names)) {
+    PyErr_Clear();
+    return 0;
+  }
+  memcpy(flags, self->last_flags, (size_t)count);
+  for (index = 0; index < count; index++) {
+    PyObject *name = PyTuple_GET_ITEM(names, index);
+    /* Names are interned where calls are written; another string of the same letters only makes another key. */
+    if (!put(call, 'k', &name, sizeof(name)) || !read_value(self, call, values[index], flags[index]))
+      return 0;
+  }
+  return 1;
+}
+
+static int read_call(dispatcher_t *self, call_t *call, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  const char *by_value = PyBytes_AS_STRING(self->positions);
+  Py_ssize_t index;
+  if (count > PyBytes_GET_SIZE(self->positions) || count + (names == NULL ? 0 : PyTuple_GET_SIZE(names)) > MOST_VALUES)
+    return 0;
+  put(call, 'c', &call->device, sizeof(call->device));
+  for (index = 0; index < count; index++)
+    if (!read_value(self, call, args[index], by_value[index] ? OPEN : 0))
+      return 0;
+  if ((names != NULL && !read_named(self, call, args + count, names)) || !know_device(self, call))
+    return 0;
+  memcpy(call->key + 1, &call->device, sizeof(call->device));
+  return 1;
+}
+
+static void give_back(call_t *call) {
+  Py_ssize_t index;
+  for (index = 0; index < call->count; index++) {
+    Py_XDECREF(call->owned[index]);
+    Py_XDECREF(call->dtypes[index]);
+  }
+}
+
+#endif
