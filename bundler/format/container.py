@@ -40,6 +40,7 @@ CACHED_FRAMES = 3
 # Who asks for so many blobs at once goes through the bundle, and wants the frames that follow too.
 _MANY = 16
 _NONE = -1  # no section has this number
+_CHUNK_BYTES = 1 << 20
 
 
 class _DecodedFrame:
@@ -66,9 +67,6 @@ class _DecodedFrame:
             blobs = self._section.blobs
             self._numbers = dict(zip(self._content.digests_of(blobs), blobs, strict=True))
         return self._numbers
-
-
-_CHUNK_BYTES = 1 << 20
 
 
 class Container:

@@ -28,9 +28,9 @@ from bundler.format.limits import MIB
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport, RewrittenFiles
 from bundler.lifecycle.placement_queue import PlacementQueue
-from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import KERNELS_PER_RUN, NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.threaded_call import ThreadedCall, processors
