@@ -29,14 +29,11 @@ _PAUSE_S = 0.0002
 # `signal` makes enumerations of all signals as it is imported.
 _SIGKILL = 9
 _RELEASE = re.compile(r"release (\S+?), (V\S+)")
-_GET_PTXAS = re.compile(rb"^def get_ptxas\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
-
-
-# Of Triton 3.6 and 3.7; to import what parses Python takes longer than to ask ptxas.
-_USUAL_CONDITION = re.compile(
-    rb"def get_ptxas\(arch: int\) -> knobs\.NvidiaTool:\n"
-    rb"    return knobs\.nvidia\.ptxas_blackwell if arch >= (\d+) else knobs\.nvidia\.ptxas\s*"
-)
+# What stands on both sides of the number in Triton 3.6 and 3.7; to import what parses Python takes longer than to ask ptxas.
+_BEFORE = b"""
+def get_ptxas(arch: int) -> knobs.NvidiaTool:
+    return knobs.nvidia.ptxas_blackwell if arch >= """
+_BEHIND = b" else knobs.nvidia.ptxas\n"
 
 
 def ptxas_version(arch: int) -> str | None:
@@ -89,17 +86,17 @@ def _blackwell_threshold(compiler_source: str) -> int | None:
             source = file.read()
     except OSError:
         return None
-    # Only that function: parsing all of the module takes as long as a restore of a hundred kernels.
-    text = _GET_PTXAS.search(source)
-    usual = _USUAL_CONDITION.fullmatch(text[0]) if text is not None else None
-    return int(usual[1]) if usual is not None else _parsed_threshold(source if text is None else text[0])
+    number, usual, _ = source.partition(_BEFORE)[2].partition(_BEHIND)
+    return int(number) if usual and number.isdigit() else _parsed_threshold(source)
 
 
 def _parsed_threshold(source: bytes) -> int | None:
-    import ast  # what a release writes that is not known here
+    import ast  # for what is written in a release that is not known here
 
+    # Only that function: parsing all of the module takes as long as a restore of a hundred kernels.
+    text = re.search(rb"^def get_ptxas\(.*?(?=^\S|\Z)", source, re.MULTILINE | re.DOTALL)
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(source if text is None else text[0])
     except (SyntaxError, ValueError):
         return None
     for function in ast.walk(tree):
