@@ -100,6 +100,7 @@ HOMES = {
     "StoreStats": "store.store_reports",
     "SyncReport": "store.store_reports",
     "StoredFile": "format.entries",
+    "StoredFiles": "format.entries",
     "Strict": "config",
     "Strip": "format.source_stripping",
     "TagInfo": "store.store_reports",

@@ -20,7 +20,12 @@ _HEAD_BYTES = 8
 
 
 class BlobTable(Sequence[tuple[bytes, int]]):
-    """Raw digest and size of every blob, by digest."""
+    """Raw digest and size of every blob, by digest; the number of a blob is its place here.
+
+    Attributes:
+        digests: the raw digests, one after the other: that of blob `n` begins at 32 `n`.
+        sizes: how many bytes each has.
+    """
 
     def __init__(self, digests: bytes, sizes: Iterable[int]) -> None:
         self.digests, self.sizes = digests, array("Q", sizes)
@@ -33,6 +38,11 @@ class BlobTable(Sequence[tuple[bytes, int]]):
         """Return the raw digests of several blobs."""
         digests = self.digests
         return [digests[number * DIGEST_BYTES : number * DIGEST_BYTES + DIGEST_BYTES] for number in numbers]
+
+    def sizes_of(self, numbers: Iterable[int]) -> list[int]:
+        """Return the sizes of several blobs."""
+        sizes = self.sizes
+        return [sizes[number] for number in numbers]
 
     def is_sorted(self) -> bool:
         """Tell whether each digest is greater than the one before it."""

@@ -19,7 +19,6 @@ from bundler.format.container import Container
 from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.digest import check_digest, digest_raw, digest_text
 from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
-from bundler.format.lazy_kernel import check_documents
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.observations import observed_of
@@ -240,6 +239,8 @@ class Bundle:
     def verify(self) -> None:
         """Decode and check everything there is; raises the first `FormatError` or `DigestMismatch`."""
         self._blobs.verify([digest for digest, _ in self._content.blobs])
+        from bundler.format.kernel_documents import check_documents  # a restore needs none of it
+
         for kernel in self.kernels:
             check_documents(kernel)
 

@@ -40,6 +40,7 @@ CACHED_FRAMES = 3
 # Who asks for so many blobs at once goes through the bundle, and wants the frames that follow too.
 _MANY = 16
 _NONE = -1  # no section has this number
+_CHUNK_BYTES = 1 << 20
 
 
 class _DecodedFrame:
@@ -68,9 +69,6 @@ class _DecodedFrame:
         return self._numbers
 
 
-_CHUNK_BYTES = 1 << 20
-
-
 class Container:
     """Reads a container lazily.
 
@@ -87,8 +85,8 @@ class Container:
     def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
         self._source = source
         self._limits = limits
-        # No lock: another thread could hold it at the moment of a fork.  This list is never changed, but replaced.
-        self._frames: list[_DecodedFrame] = []
+        # By number.  No lock: another thread could hold it at the moment of a fork.  This dictionary is never changed, but replaced.
+        self._frames: dict[int, _DecodedFrame] = {}
         self._uses = itertools.count(1)
         self._ahead, self._threads = FramesAhead[FrameDecoding](), 0
         self._buffers = FrameBuffers(CACHED_FRAMES + 2 * (frames_at_once() - 1))
@@ -119,7 +117,7 @@ class Container:
     def close(self) -> None:
         """Release the source and the decoded frames."""
         self._ahead.close()
-        self._frames = []
+        self._frames = {}
         self._buffers.clear()
         self._source.close()
 
@@ -222,7 +220,7 @@ class Container:
 
     def _frame_of(self, digest: bytes) -> _DecodedFrame:
         """Return the frame that a blob lies in; raises `NotFound`."""
-        for frame in self._frames:
+        for frame in self._frames.values():
             if digest in frame.numbers:
                 frame.used = next(self._uses)
                 return frame
@@ -233,18 +231,19 @@ class Container:
 
     def _frame(self, number: int) -> _DecodedFrame:
         # Two threads may decode the same frame, which costs time, never correctness.
-        frame = next((frame for frame in self._frames if frame.number == number), None)
+        frame = self._frames.get(number)
         if frame is None:
             # Before others are decoded, so that their memory can be used again.
             self._frames = self._youngest(CACHED_FRAMES - 1)
             self._begin_following(number)
             frame = _DecodedFrame(number, self._raw(number), self.sections[number], self.content)
-            self._frames = [*self._youngest(CACHED_FRAMES - 1), frame]
+            self._frames = {**self._youngest(CACHED_FRAMES - 1), number: frame}
         frame.used = next(self._uses)
         return frame
 
-    def _youngest(self, most: int) -> list[_DecodedFrame]:
-        return sorted(self._frames, key=lambda frame: frame.used)[-most:]
+    def _youngest(self, most: int) -> dict[int, _DecodedFrame]:
+        frames = sorted(self._frames.values(), key=lambda frame: frame.used)
+        return {frame.number: frame for frame in frames[-most:]}
 
     # Frames that are decoded ahead ----------------------------------------------------------------------------------------
 
@@ -262,10 +261,8 @@ class Container:
         """Begin the frames of the same kind that follow, as many as threads decode at once, and forget others of this kind."""
         kind, wanted = self.sections[number].kind, [number]
         if self._threads and kind in {LAUNCH, IR}:
-            present = {frame.number for frame in self._frames}
-            same = (
-                n for n in range(number + 1, len(self.sections)) if self.sections[n].kind == kind and n not in present
-            )
+            after = range(number + 1, len(self.sections))
+            same = (n for n in after if self.sections[n].kind == kind and n not in self._frames)
             wanted += filter(self._may_be_ahead, itertools.islice(same, self._threads))
         self._ahead.forget(
             n for n in self._ahead.begun() if n not in wanted and (self.sections[n].kind == kind or not self._threads)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +38,8 @@ from bundler.format.entry_rows import (
     check_value,
     tuning_records,
 )
-from bundler.format.lazy_kernel import LazyKernel, kernel_files, spans_of
+from bundler.format.kernel_source import file_order
+from bundler.format.lazy_kernel import LazyKernel, spans_of
 from bundler.format.limits import Limits
 from bundler.format.sentinel import Span
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # The value in a launch spec lies inside four arrays: content, kernels, kernel, spec.
 _ARRAYS_AROUND_VALUE = 4
+_NAMES_REMEMBERED = 4096
 
 
 class BlobRow(Struct, array_like=True, frozen=True, gc=False):
@@ -125,7 +128,7 @@ def decode_rows(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
     return _Rows(row, limits).entries(open_ended=open_ended)
 
 
-class ListedFiles(NamedTuple):
+class FilesOfRow(NamedTuple):
     """The files of a kernel, as numbers."""
 
     blobs: tuple[int, ...]
@@ -164,9 +167,13 @@ class _Rows:
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
         return entries
 
-    def references(self, row: KernelRow) -> ListedFiles:
+    def references(self, row: KernelRow) -> FilesOfRow:
         """Return the files of a kernel."""
-        return ListedFiles(tuple([file.blob for file in row.files]), _spans_of_files(row.files))
+        return FilesOfRow(tuple([file.blob for file in row.files]), _spans_of_files(row.files))
+
+    def filenames(self, row: KernelRow) -> tuple[str, ...]:
+        """Return the names of a kernel's files."""
+        return _as_one(tuple([file.name for file in row.files]))
 
     def spec(self, row: KernelRow) -> LaunchSpec:
         """Return a kernel's launch spec."""
@@ -193,8 +200,7 @@ class _Rows:
         if len(files) > limits.files_per_kernel:
             limits.check("files_per_kernel", len(files), f"kernel {row.key}")
         size = sum(sizes := self._count(files))
-        filenames = tuple([file.name for file in files])
-        check_files(row.key, filenames, sizes)
+        layout = check_files(row.key, self.filenames(row), sizes)
         if size > limits.kernel_bytes:
             limits.check("kernel_bytes", size, f"kernel {row.key}")
         if row.spec.entry is None:
@@ -203,7 +209,7 @@ class _Rows:
         return LazyKernel.of_row(
             self,
             row,
-            kernel_files(filenames),
+            file_order(layout),
             row.key,
             row.name,
             self._targets[row.target],
@@ -253,6 +259,12 @@ class _Rows:
             texts.add(kernel.key)
         texts.update(helper.machine for helper in content.helpers)
         wire.check_texts(texts, "content", self._limits)
+
+
+@functools.lru_cache(_NAMES_REMEMBERED)
+def _as_one(filenames: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first that was equal, so that kernels share it."""
+    return filenames
 
 
 def _spans_of_files(files: Sequence[FileRow]) -> tuple[int, ...]:

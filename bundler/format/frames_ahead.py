@@ -14,10 +14,10 @@ from typing import Generic, Protocol, TypeVar
 
 # Each takes some megabytes until it is used.
 _MOST = 4
-T = TypeVar("T", bound="Decoding")
+T = TypeVar("T", bound="DecodableFrame")
 
 
-class Decoding(Protocol):
+class DecodableFrame(Protocol):
     """A frame that is prepared; `decode` may be called by any thread, once."""
 
     def decode(self) -> None:
@@ -30,7 +30,7 @@ def frames_at_once() -> int:
     return max(1, min(_MOST, available // 2))
 
 
-class _Task(Generic[T]):
+class _FrameTask(Generic[T]):
     """A frame that is decoded by the thread that takes it first."""
 
     __slots__ = ("_ended", "_taken", "decoded", "decoding")
@@ -72,13 +72,13 @@ class FramesAhead(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[int, _Task[T]] = {}
-        self._waiting: deque[_Task[T]] = deque()
+        self._tasks: dict[int, _FrameTask[T]] = {}
+        self._waiting: deque[_FrameTask[T]] = deque()
         self._renew()
 
     def begin(self, number: int, decoding: T, threads: int) -> None:
         """Have a frame decoded by one of so many threads, or by who takes it, if that is sooner."""
-        task = _Task(decoding)
+        task = _FrameTask(decoding)
         self._tasks[number] = task
         with self._gate:
             self._waiting.append(task)
@@ -122,7 +122,7 @@ class FramesAhead(Generic[T]):
         """Let go of all frames; calling it twice is fine."""
         self.forget([*self._here()])
 
-    def _here(self) -> dict[int, _Task[T]]:
+    def _here(self) -> dict[int, _FrameTask[T]]:
         """Return the frames of this process."""
         if self._process != os.getpid():
             self._renew()

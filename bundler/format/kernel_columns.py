@@ -91,7 +91,7 @@ class KernelCheck:
         """Tell whether kernels are sound for certain, and count what they refer to; False counts nothing, and may mean anything."""
         try:
             records = _ALL_REFERENCES.decode(packed)
-            layouts = [self.shared[numbers].files.layout for numbers in map(numbers_of, rows)]
+            layouts = [self.shared[numbers].order.layout for numbers in map(numbers_of, rows)]
         except (*wire.MSGSPEC_ERRORS, IndexError, BundlerError):
             return False
         blobs = [record.blobs for record in records]
@@ -166,9 +166,12 @@ class KernelCheck:
     def _layout_of(self, row: KernelNumbers) -> FileLayout:
         key = row.key
         try:
-            return self.shared[numbers_of(row)].files.layout
+            return self.shared[numbers_of(row)].order.layout
         except IndexError:
-            raise FormatError(f"{key}: a number beyond its table, in {row!r:.200}", key=key) from None
+            raise FormatError(
+                f"{key}: a number beyond its table, among those of name, target, toolchain, launch spec and file list: "
+                f"{numbers_of(row)}", key=key,
+            ) from None  # fmt: skip
         except (UnsafeName, LimitExceeded):
             raise
         except FormatError as error:

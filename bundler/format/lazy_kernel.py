@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LazyKernel`: a kernel of a loaded bundle, whose files, launch spec, launch facts and key parts are made when asked for.
 
-`content_rows` and `content_tables` make them, one for each kernel of a manifest, and are the `KernelSource` that knows how a
+`content_rows` and `table_kernels` make them, one for each kernel of a manifest, and are the `KernelSource` that knows how a
 kernel lies in its manifest.  Everybody else sees a `Kernel`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bundler.format.blob_table import BlobTable
 from bundler.format.digest import DIGEST_BYTES, digest_raw, digest_text
@@ -29,6 +27,7 @@ from bundler.format.entries import (
     file_layout,
 )
 from bundler.format.entry_rows import NUMBERS_PER_SPAN
+from bundler.format.kernel_source import FileOrder, KernelSource, ListedFiles, StoredNumbers
 from bundler.format.sentinel import Span
 
 if TYPE_CHECKING:
@@ -39,105 +38,6 @@ _SPANS_REMEMBERED = 1024
 _NAMES_REMEMBERED = 4096
 # A file of a kernel that has path sentinels: its position, and then what a span has.
 NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
-
-
-class References(Protocol):
-    """The files of a kernel as its manifest lists them."""
-
-    @property
-    def blobs(self) -> tuple[int, ...]:
-        """For each file the number of its blob."""
-
-    @property
-    def spans(self) -> tuple[int, ...]:
-        """Path sentinels, four numbers each: the position of the file, then offset, place and style."""
-
-
-class KernelSource(Protocol):
-    """A decoded manifest, of which each kernel is a row."""
-
-    @property
-    def blob_table(self) -> BlobTable:
-        """The blobs that the numbers of its kernels' files refer to."""
-
-    def references(self, row: Any) -> References:
-        """Return the files of a kernel."""
-
-    def spec(self, row: Any) -> LaunchSpec:
-        """Return a kernel's launch spec."""
-
-    def has_facts(self, row: Any) -> bool:
-        """Tell whether a kernel has launch facts."""
-
-    def facts(self, row: Any) -> bytes | None:
-        """Return a kernel's launch facts, encoded."""
-
-    def parts(self, row: Any) -> bytes | None:
-        """Return a kernel's key parts, encoded."""
-
-    def any_parts_hold(self, text: bytes) -> bool:
-        """Tell whether the key parts of any kernel may hold a text that lies within one part; False is certain."""
-
-
-#: The files of a kernel that somebody wants, as numbers: their names, of which kernels with equal ones have the same object; the number of
-#: the blob of each; and path sentinels, four numbers each: the position of the file among these, then offset, place and style.
-StoredNumbers = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
-
-
-class _Wanted:
-    """Files of a kernel, by their positions in its manifest.
-
-    Attributes:
-        filenames: their names.
-        layout: what these say about them.
-        positions: where each stands.
-        as_listed: whether these are all files, in the order of the manifest.
-        pick: returns what stands at these positions.
-    """
-
-    __slots__ = ("as_listed", "filenames", "layout", "pick", "positions")
-
-    def __init__(self, filenames: tuple[str, ...], positions: tuple[int, ...]) -> None:
-        self.filenames = tuple([filenames[position] for position in positions])
-        self.layout = file_layout(self.filenames)
-        self.positions, self.as_listed = positions, positions == tuple(range(len(filenames)))
-        # There are two at the least, device binary and metadata, so what this returns is a tuple.
-        self.pick: Callable[[tuple[int, ...]], tuple[int, ...]] = itemgetter(*positions)
-
-
-class KernelFiles:
-    """The names of a kernel's files; all kernels whose files have these names share it.
-
-    Raises:
-        UnsafeName, FormatError: as `file_layout`.
-    """
-
-    __slots__ = ("all", "filenames", "launch", "layout")
-
-    def __init__(self, filenames: tuple[str, ...]) -> None:
-        self.filenames, self.layout = filenames, file_layout(filenames)
-        self.all = _Wanted(filenames, self.layout.order)
-        self.launch = _Wanted(filenames, self.layout.launch)
-
-
-kernel_files = lru_cache(_NAMES_REMEMBERED)(KernelFiles)
-
-
-class UnmadeKernels(ABC):
-    """The kernels of a decoded manifest, which was checked; they are made when somebody asks for them.
-
-    Attributes:
-        keys: the key of each.
-    """
-
-    keys: Sequence[str]
-
-    @abstractmethod
-    def make(self) -> tuple[Kernel, ...]:
-        """Return them, new ones each time."""
-
-    def __iter__(self) -> Iterator[Kernel]:
-        return iter(self.make())
 
 
 class _Lazy:
@@ -183,17 +83,13 @@ class LazyKernel(Kernel):
 
     _source: KernelSource
     _row: Any
-    _files: KernelFiles
+    _order: FileOrder
 
     @_lazy
     def artifacts(self) -> tuple[Artifact, ...]:
         """All its files, as the manifest lists them."""
-        references, filenames, table = (
-            self._source.references(self._row),
-            self._files.filenames,
-            self._source.blob_table,
-        )
-        spans = spans_by_position(references.spans)
+        references, filenames = self._source.references(self._row), self._source.filenames(self._row)
+        spans, table = spans_by_position(references.spans), self._source.blob_table
         return tuple(
             [
                 Artifact(name, digest_text(table.digest(blob)), table.sizes[blob], spans.get(position, ()))
@@ -225,7 +121,7 @@ class LazyKernel(Kernel):
 
     @classmethod
     def of_row(
-        cls, source: KernelSource, row: Any, files: KernelFiles,
+        cls, source: KernelSource, row: Any, order: FileOrder,
         key: str, name: str, target: Target, toolchain: Toolchain,
     ) -> LazyKernel:  # fmt: skip
         """Return the kernel of a row whose files were checked."""
@@ -237,7 +133,7 @@ class LazyKernel(Kernel):
         _set(kernel, "toolchain", toolchain)
         _set(kernel, "_source", source)
         _set(kernel, "_row", row)
-        _set(kernel, "_files", files)
+        _set(kernel, "_order", order)
         return kernel
 
     @property
@@ -248,16 +144,15 @@ class LazyKernel(Kernel):
     @property
     def layout(self) -> FileLayout:
         """What the names of its files say about them."""
-        return self._files.layout
+        return self._order.layout
 
     @property
     def size(self) -> int:
         """Bytes of all files as stored."""
-        sizes = self._source.blob_table.sizes
-        return sum([sizes[blob] for blob in self._source.references(self._row).blobs])
+        return sum(self._source.blob_table.sizes_of(self._source.references(self._row).blobs))
 
     @property
-    def stored_references(self) -> References:
+    def stored_references(self) -> ListedFiles:
         """Its files, in the order of the manifest."""
         return self._source.references(self._row)
 
@@ -268,14 +163,12 @@ class LazyKernel(Kernel):
 
     def stored_numbers(self, keep: Keep = "all") -> StoredNumbers:
         """Return the files that `keep` asks for, in Triton's order, by the numbers of their blobs; for who restores thousands."""
-        wanted, references = (
-            self._files.launch if keep == "launch" else self._files.all,
-            self._source.references(self._row),
-        )
+        wanted = self._order.launch if keep == "launch" else self._order.all
+        references, filenames = self._source.references(self._row), self._source.filenames(self._row)
         if wanted.as_listed:
-            return wanted.filenames, references.blobs, references.spans
-        spans = references.spans
-        return wanted.filenames, wanted.pick(references.blobs), spans and _moved_spans(spans, wanted.positions)
+            return filenames, references.blobs, references.spans
+        spans, pick = references.spans, wanted.pick
+        return _picked(filenames, pick), pick(references.blobs), spans and _moved_spans(spans, wanted.positions)
 
     def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
@@ -300,14 +193,14 @@ class LazyKernel(Kernel):
             tuple([digests[number * width : number * width + width] for number in numbers]),
             sum([sizes[number] for number in numbers]),
             spans,
-            (self._files.launch if keep == "launch" else self._files.all).layout,
+            file_layout(filenames),
         )
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; no other file is looked at."""
-        binary = self._files.layout.binary
+        binary = self._order.layout.binary
         start = self._source.references(self._row).blobs[binary] * DIGEST_BYTES
-        return self._files.filenames[binary], self._source.blob_table.digests[start : start + DIGEST_BYTES]
+        return self._source.filenames(self._row)[binary], self._source.blob_table.digests[start : start + DIGEST_BYTES]
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""
@@ -317,21 +210,6 @@ class LazyKernel(Kernel):
             _source=self._source, _row=self._row,
         )  # fmt: skip
         return other
-
-
-def check_documents(kernel: Kernel) -> None:
-    """Decode tensor descriptors, launch facts and key parts of a kernel, and keep nothing of them; raises `FormatError`.
-
-    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
-    """
-    from bundler.format.keyparts import KeyParts
-    from bundler.format.launch_spec import LaunchFacts
-
-    kernel.spec.tensor_descriptors.plain()
-    if kernel.facts_bytes is not None:
-        LaunchFacts.from_bytes(kernel.facts_bytes)
-    if kernel.parts_bytes is not None:
-        KeyParts.from_bytes(kernel.parts_bytes)
 
 
 def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
@@ -356,7 +234,7 @@ def blobs_of_files(kernel: Kernel) -> Sequence[tuple[bytes, int]]:
     stored = as_stored(kernel)
     if stored is not None:
         table, blobs = stored.blob_table, stored.stored_references.blobs
-        return [*zip(table.digests_of(blobs), [table.sizes[blob] for blob in blobs], strict=True)]
+        return [*zip(table.digests_of(blobs), table.sizes_of(blobs), strict=True)]
     return [(digest_raw(artifact.digest), artifact.size) for artifact in kernel.artifacts]
 
 
@@ -384,6 +262,11 @@ def spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
         position, *numbers = flat[start : start + NUMBERS_PER_FILE_SPAN]
         grouped.setdefault(position, []).extend(numbers)
     return {position: spans_of(tuple(numbers)) for position, numbers in grouped.items()}
+
+
+@lru_cache(_NAMES_REMEMBERED)
+def _picked(filenames: tuple[str, ...], pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> tuple[str, ...]:
+    return pick(filenames)
 
 
 @lru_cache(_SPANS_REMEMBERED)

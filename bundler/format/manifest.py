@@ -28,7 +28,8 @@ from bundler.format.entries import (
 )
 from bundler.format.entry_rows import Entries, schema_of
 from bundler.format.frozen_values import FrozenValue
-from bundler.format.lazy_kernel import LazyKernel, UnmadeKernels
+from bundler.format.kernel_source import UnmadeKernels
+from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
 from bundler.format.summary import Summarized

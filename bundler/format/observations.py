@@ -169,7 +169,8 @@ def _seen(rows: Sequence[ObservationRow]) -> tuple[dict[str, Observation], set[s
     ]
     seen = dict(zip(keys, map(Observation, devices, layouts, times), strict=True))
     if len(seen) < len(rows):
-        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        # The first whose key was there before; each is taken away when it is met.
+        twice = next(key for key in keys if seen.pop(key, None) is None)
         raise FormatError(f"observed: kernel key {twice!r} occurs twice", name=twice)
     layouts_seen = {text for group in shared for text in group if isinstance(text, str)}
     return seen, {*texts, *layouts_seen}

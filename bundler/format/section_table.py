@@ -37,7 +37,7 @@ PREFIX_FACTOR = 4
 _ARRAYS_PER_SECTION, _NESTING = 3, 3
 
 
-class Head(Struct, frozen=True):
+class ContainerHead(Struct, frozen=True):
     """What the header and the table of a container say.
 
     Attributes:
@@ -73,7 +73,7 @@ def read_exactly(source: ByteSource, offset: int, size: int, what: str) -> bytes
     return data
 
 
-def read_head(source: ByteSource, limits: Limits) -> Head:
+def read_head(source: ByteSource, limits: Limits) -> ContainerHead:
     """Read header and table.
 
     Raises:
@@ -99,7 +99,7 @@ def read_head(source: ByteSource, limits: Limits) -> Head:
     check_digest(header[: HEADER.size] + table, header[HEADER.size :], "header and table of contents")
     newer_minor = minor > MINORS[major]
     sections = _check_sections(_unpacked(table, limits, open_ended=newer_minor), offset, limits)
-    return Head(major, minor, newer_minor, read_only != 0, compatible, sections)
+    return ContainerHead(major, minor, newer_minor, read_only != 0, compatible, sections)
 
 
 def _read_table(source: ByteSource, offset: int, size: int, limits: Limits) -> bytes:

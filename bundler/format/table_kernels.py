@@ -6,6 +6,7 @@ asks for them.
 """
 
 # Annotations are real ones in this module, as in `entry_rows`.
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from msgspec import Raw, Struct
 
 from bundler.format.blob_table import BlobTable
 from bundler.format.document_pieces import Pieces
-from bundler.format.entries import Target, Toolchain
+from bundler.format.entries import Target, Toolchain, file_layout
 from bundler.format.entry_rows import Count, SpecRow
-from bundler.format.lazy_kernel import KernelFiles, LazyKernel, UnmadeKernels, kernel_files
+from bundler.format.kernel_source import FileOrder, UnmadeKernels, file_order
+from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import Limits
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # Stands for the name of the kernel, at the beginning of a file name, which cannot hold it.
 NAME = "*"
+_NAMES_REMEMBERED = 4096
 
 
 class KernelReferences(Struct, array_like=True, frozen=True, gc=False):
@@ -67,10 +70,10 @@ class KernelTables(Struct, frozen=True):
     blobs: BlobTable
 
 
-class Shared(Struct, frozen=True):
+class SharedTraits(Struct, frozen=True):
     """What kernels with the same numbers have in common."""
 
-    files: KernelFiles
+    order: FileOrder
     name: str
     target: Target
     toolchain: Toolchain
@@ -84,7 +87,7 @@ _REFERENCES = msgspec.msgpack.Decoder(KernelReferences)
 _FILE_REFERENCES = msgspec.msgpack.Decoder(FileReferences)
 
 
-class SharedByNumbers(dict[tuple[int, ...], Shared]):
+class SharedByNumbers(dict[tuple[int, ...], SharedTraits]):
     """What each combination of numbers stands for, in the order in which kernels are the first to have them.
 
     Raises, for one that is asked for the first time:
@@ -96,14 +99,16 @@ class SharedByNumbers(dict[tuple[int, ...], Shared]):
         super().__init__()
         self._tables, self._limits = tables, limits
 
-    def __missing__(self, numbers: tuple[int, ...]) -> Shared:
+    def __missing__(self, numbers: tuple[int, ...]) -> SharedTraits:
         name, target, toolchain, spec, file_list = numbers
         tables = self._tables
         file_names = tables.file_lists[file_list]
         self._limits.check("files_per_kernel", len(file_names), "kernel")
-        files = kernel_files(_with_name(tables.names[name], file_names))
+        order = file_order(file_layout(_with_name(tables.names[name], file_names)))
         _ = tables.specs[spec]
-        found = self[numbers] = Shared(files, tables.names[name], tables.targets[target], tables.toolchains[toolchain])
+        found = self[numbers] = SharedTraits(
+            order, tables.names[name], tables.targets[target], tables.toolchains[toolchain]
+        )
         return found
 
 
@@ -128,7 +133,7 @@ class TableKernels(UnmadeKernels):
         shared = map(self._shared.__getitem__, map(numbers_of, rows))
         return tuple(
             [
-                of_row(self, row, of.files, row.key, of.name, of.target, of.toolchain)
+                of_row(self, row, of.order, row.key, of.name, of.target, of.toolchain)
                 for row, of in zip(rows, shared, strict=True)
             ]
         )
@@ -136,6 +141,10 @@ class TableKernels(UnmadeKernels):
     def references(self, row: KernelNumbers) -> FileReferences:
         """Return the files of a kernel."""
         return _FILE_REFERENCES.decode(row.references)
+
+    def filenames(self, row: KernelNumbers) -> tuple[str, ...]:
+        """Return the names of a kernel's files."""
+        return _with_name(self._tables.names[row.name], self._tables.file_lists[row.file_list])
 
     def spec(self, row: KernelNumbers) -> "LaunchSpec":
         """Return a kernel's launch spec; those of one row and name are one object."""
@@ -162,5 +171,6 @@ class TableKernels(UnmadeKernels):
         return self._tables.pieces.any_holds(text)
 
 
-def _with_name(name: str, file_list: Sequence[str]) -> tuple[str, ...]:
+@functools.lru_cache(_NAMES_REMEMBERED)
+def _with_name(name: str, file_list: tuple[str, ...]) -> tuple[str, ...]:
     return tuple([name + item[1:] if item.startswith(NAME) else item for item in file_list])

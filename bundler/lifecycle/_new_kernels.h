@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * `kernel_t`: a kernel that is to be written, and `read_kernel`, which makes one of a NewKernel (bundler/lifecycle/ready_kernel.py).
+ * `kernel_t`: a kernel that is to be written, and `read_kernel`, which makes one of a NewKernel (bundler/lifecycle/kernel_writer.py).
  * _kernel_writer.c, which alone includes this file, has one for each kernel of a batch.
  */
 

@@ -33,14 +33,16 @@ from bundler.lifecycle.kernel_writer import (
     REFUSED,
     UNSURE,
     Finish,
+    NewKernel,
+    ReadyKernel,
     Threads,
     begin_writing,
     make_directories,
+    new_kernel,
     remove_tree,
     write_file,
     write_kernels,
 )
-from bundler.lifecycle.ready_kernel import NewKernel, ReadyKernel, new_kernel
 from bundler.package_loggers import logger
 
 # Only where something is in a kernel's place already is anything read.

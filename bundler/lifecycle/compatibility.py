@@ -17,6 +17,7 @@ from bundler.lifecycle.threaded_call import ThreadedCall
 from bundler.toolchain import identity, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
+_LEFT_TO_WHO_ASKS_S = 0.00005
 _LOCATION = identity.LOCATION_PART.encode()
 
 
@@ -24,7 +25,7 @@ class Questions:
     """What takes long to find out about this machine, asked in threads of their own, while the caller reads kernels.
 
     The toolchain room keeps the answers for the process, so a `Machine` that is made meanwhile has them at once when all are answered.
-    Used as a context: at its end nothing is being asked any more.
+    Used as a context: at its end nothing is being asked any more, and what was asked is taken down.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class Questions:
     def ask_for_gpus(self) -> None:
         """Begin to ask which GPUs are visible: NVML takes tens of milliseconds to answer."""
         if targets.asking_takes_long():
-            self._begin(targets.visible_targets)
+            self._begin(targets.listed_targets)
 
     def ask_for_triton(self) -> None:
         """Begin to ask who compiles here: a few files are read, which is worth it only where the caller waits for a server."""
@@ -55,6 +56,10 @@ class Questions:
         """Wait for so long at most; returns whether all is answered."""
         return all(call.ended(within_s) for call in self._calls)
 
+    def give_way(self) -> bool:
+        """Leave the interpreter for a moment to who asks, which else waits 5 ms for it after each of its calls; returns as `answered`."""
+        return self.answered(_LEFT_TO_WHO_ASKS_S)
+
     def close(self) -> None:
         """Wait until all is answered; calling it twice is fine."""
         for call in self._calls:
@@ -65,6 +70,7 @@ class Questions:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        targets.wait_for_drivers()
 
     def _begin(self, call: Callable[[], object]) -> None:
         self._calls.append(ThreadedCall(call))
@@ -88,7 +94,7 @@ class Machine:
     @cached_property
     def targets(self) -> tuple[Target, ...] | None:
         """Those of the GPUs that are visible; None when unknown, or when there is none."""
-        return targets.visible_targets()
+        return targets.listed_targets()
 
     def why_not(self, kernel: Kernel) -> str | None:
         """Return why the kernel cannot be used here, None when nothing known speaks against it."""

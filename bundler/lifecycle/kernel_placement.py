@@ -21,7 +21,7 @@ from bundler.format.entries import Kernel, StoredFiles, file_layout
 from bundler.format.lazy_kernel import spans_by_position
 from bundler.format.metadata import METADATA_BYTES, check_metadata_size
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome
-from bundler.lifecycle.ready_kernel import ALREADY_CHECKED, Buffer, FileEdits, ReadyKernel
+from bundler.lifecycle.kernel_writer import ALREADY_CHECKED, Buffer, FileEdits, ReadyKernel
 from bundler.lifecycle.restore_options import Trust
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from bundler.format.bundle_file import cleaned_up
 from bundler.format.limits import MIB
 from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outcome
-from bundler.lifecycle.ready_kernel import ReadyKernel
+from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.threaded_call import processors
 
 # Enough to keep several threads busy, and few enough that little waits in memory: what waits keeps its decoded frames there too.

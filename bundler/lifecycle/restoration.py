@@ -28,9 +28,9 @@ from bundler.format.limits import MIB
 from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport, RewrittenFiles
 from bundler.lifecycle.placement_queue import PlacementQueue
-from bundler.lifecycle.ready_kernel import ReadyKernel
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import KERNELS_PER_RUN, NOTHING_TO_RESTORE, Companion, RestorePlan, opened
 from bundler.lifecycle.threaded_call import ThreadedCall, processors
@@ -46,8 +46,6 @@ Ready = list[ReadyKernel] | BundlerError
 # Kernels that are read before it is known whether they are of use here wait in memory.
 BYTES_READ_MEANWHILE = 32 * MIB
 BUSY_WITHOUT_QUESTIONS = 2
-# After each run of kernels the interpreter is left for so long to who asks: else that would wait 5 ms for it, after each of its calls.
-LEFT_TO_QUESTIONS_S = 0.00005
 
 
 def restore(
@@ -116,10 +114,12 @@ def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, 
     with observers.step("restore") as step, opened(bundle) as source:
         if not options.allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
+        questions.give_way()
         # Before anything is placed, and of the very digests that all that is placed is compared with.
         admission = admit(source, options.trust, options.signatures)
         options = msgspec.structs.replace(options, trust=admission.trust)
         changed = _rekeyed(source) if options.rekey else None
+        questions.give_way()
         report = Restoration(changed.bundle if changed else source, options, questions).run()
         if step.observed:
             placed = len(report.restored) + len(report.repaired)
@@ -289,7 +289,7 @@ class Restoration(RestorePlan):
         # From a store far away nothing is fetched that may be of no use; what takes long was asked before there.
         if not self.bundle.blobs.waits:
             for run in self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of):
-                if size > BYTES_READ_MEANWHILE or questions.answered(LEFT_TO_QUESTIONS_S):
+                if size > BYTES_READ_MEANWHILE or questions.give_way():
                     break
                 size += sum(map(_size_of, run))
                 found += [(wanted, self._ready(wanted)) for wanted in self._fetched(run)]

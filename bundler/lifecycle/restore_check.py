@@ -15,6 +15,7 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Kernel
 from bundler.lifecycle.cache_directory import look, look_for_file, same_launch
+from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected
 from bundler.lifecycle.lifecycle_reports import CheckReport
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
@@ -54,7 +55,7 @@ def check(
         BundlerWarning: nothing in the bundle can be used here, with the reason.
     """
     options = RestoreOptions(cache_dir, keep, devices, only, trust, trees=trees or TreeOptions(), signatures=signatures)
-    with opened(bundle) as source:
+    with Questions(), opened(bundle) as source:
         if not allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
         admission = admit(source, trust, signatures)

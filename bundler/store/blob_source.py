@@ -41,6 +41,8 @@ from bundler.store.unit_decoding import FetchedUnits
 
 # A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/restore_plan.py).
 CACHED_BYTES = 40 * 1024 * 1024
+# Marking begins when so many units that were fetched, or half of them, were read: until then nobody writes, and that is to come first.
+UNMARKED_UNITS = 16
 # What one call may bring when each of its units is as large as the largest may be.
 LIED_BYTES = 8 * BATCH_BYTES
 
@@ -79,7 +81,7 @@ class StoreBlobs(BlobSource):
         buffers: FrameBuffers | None = None,
     ) -> None:
         self._backend, self._name, self._limits, self._read_only = backend, name, limits, read_only
-        self._marks = marks
+        self._marks, self._unread, self._fetching = marks, UNMARKED_UNITS, False
         self.waits = not backend.reads_are_cheap
         self._hints = list(hints)
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
@@ -141,6 +143,9 @@ class StoreBlobs(BlobSource):
             if taken is None:
                 continue
             value, payload = taken
+            self._unread -= 1
+            if self._unread < 0 and not self._fetching and self._marks is not None:
+                self._marks.begin()
             if payload is not None:
                 blobs = blobs_of(payload, unit)
                 self._uncompared.update(blobs)
@@ -180,6 +185,13 @@ class StoreBlobs(BlobSource):
             return
         if self._marks is not None:
             self._marks.wait()  # they need the connection, and another one would take longer to make
+        self._fetching, self._unread = True, min(self._unread, len(wanted) // 2)
+        try:
+            self._fetch_all(wanted)
+        finally:
+            self._fetching = False
+
+    def _fetch_all(self, wanted: Mapping[str, Unit]) -> None:
         for batch in unit_batches(wanted.values()):
             hinted = self._hinted({unit.family for unit in batch})
             with store_errors(self._name):
@@ -190,8 +202,6 @@ class StoreBlobs(BlobSource):
                 self._open_alone(wanted[key], found.pop(key))
             self._fetched.add(batch, found)
             self._trim(sum([unit.size for unit in batch]))
-        if self._marks is not None:
-            self._marks.begin()  # last, since the caller has nothing to do yet
 
     def _lacking(self, digests: Collection[bytes]) -> dict[str, Unit]:
         """Return the units that have to be fetched for some blobs, by key."""

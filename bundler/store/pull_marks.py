@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Marks`: marks what was pulled as in use, at once or while it is placed; `prune` spares what is marked.
 
-`BundleStore` makes one for each pull.  In a restore `StoreBlobs` begins it when the first units have come: from then on the restore has
-something to do, and does not wait for the server.
+`BundleStore` makes one for each pull.  In a restore `StoreBlobs` begins it when the first units were read: from then on kernels are written,
+and nobody waits for the server.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ publishes its GPUs as files.
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import sys
@@ -41,6 +42,8 @@ for device in range(0 if status else count.value):
 print("status", status, *capability)
 """
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+# What takes NVML down, and in which process; a forked child has no such thread.
+_ending: list[tuple[int, _thread.LockType]] = []
 
 
 def nvidia_targets() -> tuple[Target, ...] | None:
@@ -101,7 +104,34 @@ def _nvml_devices() -> list[tuple[str, int]] | None:
         _LOG.info("NVML does not list its devices: %s", error)
         return None
     finally:
-        nvml.nvmlShutdown()
+        _begin_to_end(nvml)
+
+
+def _begin_to_end(nvml: Any) -> None:
+    """Take NVML down in a thread: that takes milliseconds, and who asked has its answer."""
+    ended = _thread.allocate_lock()
+    ended.acquire()
+
+    def end() -> None:
+        try:
+            nvml.nvmlShutdown()
+        finally:
+            ended.release()
+
+    _ending.append((os.getpid(), ended))
+    try:
+        _thread.start_new_thread(end, ())
+    except RuntimeError:  # no thread can be had
+        end()
+
+
+def wait_until_ended() -> None:
+    """Return when no library of a driver is being taken down any more: a child that is forked in the midst of it may hang in that library."""
+    while _ending:
+        process, ended = _ending.pop()
+        if process == os.getpid():
+            with ended:
+                continue
 
 
 def _read_nvml(nvml: Any) -> Iterator[tuple[str, int]]:

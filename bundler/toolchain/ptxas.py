@@ -6,7 +6,6 @@ Compile jobs, recordings and the comparison of a kernel with this machine ask it
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import os
@@ -14,10 +13,13 @@ import re
 import select
 import sys
 import time
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from bundler.package_loggers import logger
 from bundler.toolchain.identity import triton_dir
+
+if TYPE_CHECKING:
+    import ast
 
 _LOG = logger("bundler.toolchain")
 # ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
@@ -27,7 +29,11 @@ _PAUSE_S = 0.0002
 # `signal` makes enumerations of all signals as it is imported.
 _SIGKILL = 9
 _RELEASE = re.compile(r"release (\S+?), (V\S+)")
-_GET_PTXAS = re.compile(rb"^def get_ptxas\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+# What stands on both sides of the number in Triton 3.6 and 3.7; to import what parses Python takes longer than to ask ptxas.
+_BEFORE = b"""
+def get_ptxas(arch: int) -> knobs.NvidiaTool:
+    return knobs.nvidia.ptxas_blackwell if arch >= """
+_BEHIND = b" else knobs.nvidia.ptxas\n"
 
 
 def ptxas_version(arch: int) -> str | None:
@@ -78,10 +84,20 @@ def _blackwell_threshold(compiler_source: str) -> int | None:
     try:
         with open(compiler_source, "rb") as file:
             source = file.read()
-        # Only that function: parsing all of the module takes as long as a restore of a hundred kernels.
-        text = _GET_PTXAS.search(source)
-        tree = ast.parse(text[0] if text is not None else source)
-    except (OSError, SyntaxError, ValueError):
+    except OSError:
+        return None
+    number, usual, _ = source.partition(_BEFORE)[2].partition(_BEHIND)
+    return int(number) if usual and number.isdigit() else _parsed_threshold(source)
+
+
+def _parsed_threshold(source: bytes) -> int | None:
+    import ast  # for what is written in a release that is not known here
+
+    # Only that function: parsing all of the module takes as long as a restore of a hundred kernels.
+    text = re.search(rb"^def get_ptxas\(.*?(?=^\S|\Z)", source, re.MULTILINE | re.DOTALL)
+    try:
+        tree = ast.parse(source if text is None else text[0])
+    except (SyntaxError, ValueError):
         return None
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.name == "get_ptxas":
@@ -90,6 +106,8 @@ def _blackwell_threshold(compiler_source: str) -> int | None:
 
 
 def _threshold_in(function: ast.FunctionDef) -> int | None:
+    import ast
+
     for node in ast.walk(function):
         match node:
             case ast.Compare(

@@ -24,6 +24,19 @@ def visible_targets() -> tuple[Target, ...] | None:
     Never raises, makes no context and does not initialize CUDA (see `probes`).  The answer is kept for each process and each
     value of the variables that hide devices, so a forked child asks again.
     """
+    try:
+        return listed_targets()
+    finally:
+        wait_for_drivers()
+
+
+def wait_for_drivers() -> None:
+    """Return when the libraries of drivers that were asked are taken down, before which nobody should fork."""
+    probes.wait_until_ended()
+
+
+def listed_targets() -> tuple[Target, ...] | None:
+    """Return what `visible_targets` does, some milliseconds earlier: the caller calls `wait_for_drivers` when it has nothing else to do."""
     cuda = _initialized_cuda()
     hidden = tuple(os.environ.get(name) for name in probes.VISIBILITY_VARIABLES)
     try:

@@ -77,7 +77,7 @@ def test_few_frames_stay_decoded(build, wide):
     assert len(opened.sections) > container.CACHED_FRAMES + 2
     assert len(opened._frames) == container.CACHED_FRAMES
     opened.close()
-    assert opened._frames == []
+    assert opened._frames == {}
 
 
 def test_the_file_may_be_unlinked_while_it_is_open(build, saved):

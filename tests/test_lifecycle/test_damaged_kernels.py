@@ -16,8 +16,8 @@ from bundler.format.manifest import Content
 from bundler.lifecycle import kernel_writer
 from bundler.lifecycle.cache_directory import CacheDirectory
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
+from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.placement_queue import PlacementQueue
-from bundler.lifecycle.ready_kernel import ReadyKernel
 
 FILES = {"k.ttir": b"module", "k.cubin": b"\x7fELF", "k.json": b"{}"}
 

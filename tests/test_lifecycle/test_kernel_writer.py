@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundler.lifecycle import elf, kernel_writer
-from bundler.lifecycle.ready_kernel import ALREADY_CHECKED
+from bundler.lifecycle.kernel_writer import ALREADY_CHECKED
 
 WHOLE = (
     ("k.source", b""),

@@ -19,12 +19,13 @@ PATIENCE_S = 20.0
 
 
 class SlowLibrary:
-    """A stand-in for libnvidia-ml with one GPU, of which the first call returns when it is told to."""
+    """A stand-in for libnvidia-ml with one GPU, of which the first call, and the last if it is so wished, returns when it is told to."""
 
     def __init__(self, capability=(9, 0)):
         self.capability = capability
-        self.asked, self.may_answer = threading.Event(), threading.Event()
-        self.calls = []
+        self.asked, self.may_answer, self.may_end = threading.Event(), threading.Event(), threading.Event()
+        self.may_end.set()
+        self.calls, self.ended = [], []
 
     def nvmlInit_v2(self):
         self.calls.append(threading.get_ident())
@@ -48,6 +49,8 @@ class SlowLibrary:
         return 0
 
     def nvmlShutdown(self):
+        assert self.may_end.wait(PATIENCE_S)
+        self.ended.append(threading.get_ident())
         return 0
 
 
@@ -62,6 +65,8 @@ def driver(monkeypatch):
     targets._from_drivers.cache_clear()
     yield library
     library.may_answer.set()
+    library.may_end.set()
+    targets.wait_for_drivers()
     targets._from_drivers.cache_clear()
 
 
@@ -193,6 +198,52 @@ def test_ptxas_is_asked_for_the_first_kernel(bundle, monkeypatch):
     assert asked == [90]
 
 
+def test_kernels_are_written_while_the_driver_is_left(bundle, tmp_path, driver):
+    """Taking a driver's library down takes as long as writing a hundred kernels; a restore returns when both are done."""
+    driver.may_answer.set()
+    driver.may_end.clear()
+    there, reports = tmp_path / "there", []
+    thread = threading.Thread(target=lambda: reports.append(bundler.restore(bundle, there)))
+    thread.start()
+    ends = time.monotonic() + PATIENCE_S
+    while not (there.is_dir() and sum(not name.startswith("tmp.") for name in os.listdir(there)) == 11):
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+    thread.join(0.05)
+    assert (thread.is_alive(), driver.ended, reports) == (True, [], [])
+    driver.may_end.set()
+    thread.join()
+    assert len(reports[0].restored) == 11
+    assert len(driver.ended) == 1
+
+
+@pytest.mark.parametrize("ask", ["targets", "check"])
+def test_nobody_returns_before_the_driver_is_left(bundle, tmp_path, driver, ask):
+    """Whoever forks then has no child that hangs in the driver's library."""
+    driver.may_answer.set()
+    driver.may_end.clear()
+    threading.Timer(0.05, driver.may_end.set).start()
+    if ask == "targets":
+        assert targets.visible_targets() == (Target("cuda", "90"),)
+    else:
+        bundler.check(bundle, tmp_path)
+    assert len(driver.ended) == 1
+
+
+def test_a_child_that_was_forked_meanwhile_waits_for_no_thread_of_its_parent(driver):
+    driver.may_answer.set()
+    driver.may_end.clear()
+    assert targets.listed_targets() == (Target("cuda", "90"),)
+    child = os.fork()
+    if child == 0:
+        targets.wait_for_drivers()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    driver.may_end.set()
+    targets.wait_for_drivers()
+    assert len(driver.ended) == 1
+
+
 def test_a_driver_that_fails_decides_nothing(monkeypatch):
     """A question that raises is asked again by who needs the answer, in its own thread."""
 
@@ -200,12 +251,12 @@ def test_a_driver_that_fails_decides_nothing(monkeypatch):
         raise BundlerError("no")
 
     monkeypatch.setattr(targets, "asking_takes_long", lambda: True)
-    monkeypatch.setattr(targets, "visible_targets", broken)
+    monkeypatch.setattr(targets, "listed_targets", broken)
     with Questions() as questions:
         questions.ask_for_gpus()
     with pytest.raises(BundlerError):
         _ = compatibility.Machine().targets
-    monkeypatch.setattr(targets, "visible_targets", lambda: (Target("cuda", "90"),))
+    monkeypatch.setattr(targets, "listed_targets", lambda: (Target("cuda", "90"),))
     assert compatibility.Machine().targets == (Target("cuda", "90"),)
 
 

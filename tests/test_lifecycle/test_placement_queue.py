@@ -11,8 +11,8 @@ import workshop
 from bundler.errors import StoreFull
 from bundler.lifecycle import cache_directory, kernel_writer, placement_queue
 from bundler.lifecycle.cache_directory import CacheDirectory
+from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.placement_queue import PlacementQueue
-from bundler.lifecycle.ready_kernel import ReadyKernel
 
 FILES = {"k.cubin": b"\x7fELF", "k.json": b"{}"}
 

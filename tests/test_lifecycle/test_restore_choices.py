@@ -212,25 +212,25 @@ def test_kernels_of_another_ptxas_are_left_out(small, tmp_path, key):
 
 def test_kernels_for_other_gpus_are_left_out(bundle, tmp_path, monkeypatch):
     """Where GPUs are visible, kernels for other targets are skipped, and those for a visible one are restored."""
-    monkeypatch.setattr(targets, "visible_targets", lambda: (Target("cuda", "90"),))
+    monkeypatch.setattr(targets, "listed_targets", lambda: (Target("cuda", "90"),))
     report = bundler.restore(bundle, tmp_path / "there")
     assert len(report.restored) == 11
     assert {why for _, why in report.skipped} == {"compiled for hip:gfx942; the GPUs here are cuda:90"}
     assert report.unchecked == ()
-    monkeypatch.setattr(targets, "visible_targets", lambda: (Target("cuda", "80"), Target("cuda", "100")))
+    monkeypatch.setattr(targets, "listed_targets", lambda: (Target("cuda", "80"), Target("cuda", "100")))
     restore_nothing(bundle, tmp_path / "nothing")
 
 
 def test_everything_is_restored_when_asked_for(small, tmp_path, key, monkeypatch):
     """only='all' asks for no reason."""
-    monkeypatch.setattr(targets, "visible_targets", lambda: (Target("cuda", "80"),))
+    monkeypatch.setattr(targets, "listed_targets", lambda: (Target("cuda", "80"),))
     report = bundler.restore(remade(small, release="3.5.9", binary="ab" * 32), tmp_path / "there", only="all")
     assert (report.restored, report.skipped, report.unchecked) == ((key,), (), ())
 
 
 def test_unknown_facts_exclude_nothing_and_are_named(small, tmp_path, key, monkeypatch):
     """What is not known here, or not in the bundle, does not exclude a kernel; the report lists what was not checked."""
-    monkeypatch.setattr(targets, "visible_targets", lambda: None)
+    monkeypatch.setattr(targets, "listed_targets", lambda: None)
     monkeypatch.setattr(ptxas, "ptxas_version", lambda arch: None)
     report = bundler.restore(small, tmp_path / "1")
     assert report.restored == (key,)

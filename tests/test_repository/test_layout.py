@@ -102,17 +102,22 @@ def test_no_file_is_longer_than_400_lines():
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
+def included_by(sources):
+    """The headers of ours that files include, and those that these include."""
+    found, left = set(), [*sources]
+    while left:
+        path = left.pop()
+        names = re.findall(r'^#include "(.+)"$', (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        new = {str(Path(path).with_name(name)) for name in names} - found
+        found |= new
+        left += new
+    return found
+
+
 def test_each_header_is_listed_with_its_extension():
     """What an extension's files include of ours stands in `depends`, by which a source distribution takes it along."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
-    included = {}
-    for extension in listed:
-        texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in extension["sources"]}
-        included[extension["name"]] = {
-            str(Path(path).with_name(name))
-            for path, text in texts.items()
-            for name in re.findall(r'^#include "(.+)"$', text, re.MULTILINE)
-        }
+    included = {extension["name"]: included_by(extension["sources"]) for extension in listed}
     assert included == {extension["name"]: set(extension.get("depends", ())) for extension in listed}
     headers = {
         str(path.relative_to(ROOT))

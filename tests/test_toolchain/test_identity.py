@@ -201,3 +201,23 @@ def test_a_ptxas_that_writes_much_is_read_to_its_end(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\nhead -c 300000 /dev/zero >&2\necho ' release 1.2, V1.2.3 '\n")
     program.chmod(0o755)
     assert ptxas._run(str(program), "--version") == (0, bytes(300000) + b" release 1.2, V1.2.3 \n")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas\n", 100),
+        ("return knobs.nvidia.ptxas_blackwell if arch >= 90 else knobs.nvidia.ptxas  # arch >= 100\n", 90),
+        ("if arch < 110:\n        return knobs.nvidia.ptxas\n    return knobs.nvidia.ptxas_blackwell\n", 110),
+        ("return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas or None\n", 100),
+        ("return knobs.nvidia.ptxas\n", None),
+        ("return (\n", None),
+    ],
+)
+def test_which_ptxas_is_read_from_tritons_own_condition(tmp_path, body, expected):
+    """As it stands in the releases that are known, at once, and in any other form by parsing."""
+    source = tmp_path / "compiler.py"
+    source.write_text(
+        f"import os\n\n\ndef get_ptxas(arch: int) -> knobs.NvidiaTool:\n    {body}\n\ndef other(arch):\n    return arch >= 7\n"
+    )
+    assert ptxas._blackwell_threshold(str(source)) == expected
