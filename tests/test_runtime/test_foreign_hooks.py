@@ -212,6 +212,8 @@ def test_an_error_of_looking_reaches_the_caller(add, monkeypatch):
         add[(4,)](*ARGS)
 
 
+@pytest.mark.release
+@pytest.mark.toolchain
 def test_this_triton_is_looked_at_without_asking(cuda, asked):
     """The Triton that is installed is as the dispatcher expects it."""
     real = pytest.importorskip("triton").knobs

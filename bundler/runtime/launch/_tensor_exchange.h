@@ -3,7 +3,8 @@
  * How `_dispatch.c` reads a tensor of torch: by the table of functions that torch has for it, DLPack's exchange API.
  *
  * torch.Tensor.__dlpack_c_exchange_api__ is a capsule with a table of C functions.  One call of it tells address, device and type of a
- * tensor in the time of one of the calls `data_ptr`, `get_device` and `dtype`.  (Where the address alone is needed, `_tensor_addresses.h` is quicker.)
+ * tensor in the time of one of the calls `data_ptr`, `get_device` and `dtype`.  The functions of
+ * `torch_tensors_t` (_launch_call.h) are quicker still, and asked in its place where Python found them.
  */
 
 #ifndef BUNDLER_TENSOR_EXCHANGE_H
