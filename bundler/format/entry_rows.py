@@ -162,7 +162,7 @@ def _value(packed: bytes, limits: Limits | None, arrays: int) -> "Value":
     # Packed alone it lies inside no array; wrapped, it may also be a scalar, which is refused as such.
     bounds = () if limits is None else (wire.inside(limits, arrays - 1),)
     (data,) = wire.unpack(b"\x91" + packed, "value", *bounds)
-    if wire.encode(data) != packed:
+    if not wire.encodes_to(data, packed):
         raise FormatError("value: expected each number in its shortest form")
     from bundler.format.constant_values import Value
 
@@ -177,7 +177,7 @@ def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> "tuple[T
     limits.check("document_bytes", len(bytes(packed)), "tuning records")
     # They are inside the content's own array.
     rows = wire.unpack(bytes(packed), "tuning records", wire.inside(limits, 1))
-    if not open_ended and wire.encode(rows) != bytes(packed):
+    if not open_ended and not wire.encodes_to(rows, bytes(packed)):
         raise FormatError("tuning records: expected each number in its shortest form")
     if not rows:
         return ()

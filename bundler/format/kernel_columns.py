@@ -75,7 +75,10 @@ class KernelCheck:
         return sizes
 
     def _check_some(self, rows: Sequence[KernelNumbers]) -> None:
-        packed = wire.encode([row.references for row in rows])
+        references = [row.references for row in rows]
+        packed = wire.encode_within(
+            references, sum([len(memoryview(one)) for one in references]) + wire.ARRAY_HEAD_BYTES
+        )
         if len(packed) <= REFERENCE_BYTES and self._are_sound(rows, packed):
             return
         if len(packed) > REFERENCE_BYTES and len(rows) > _DECODED_TOGETHER:
@@ -87,7 +90,7 @@ class KernelCheck:
 
     # By columns ----------------------------------------------------------------------------------------------------------
 
-    def _are_sound(self, rows: Sequence[KernelNumbers], packed: bytes) -> bool:
+    def _are_sound(self, rows: Sequence[KernelNumbers], packed: bytearray) -> bool:
         """Tell whether kernels are sound for certain, and count what they refer to; False counts nothing, and may mean anything."""
         try:
             records = _ALL_REFERENCES.decode(packed)
@@ -101,7 +104,7 @@ class KernelCheck:
             counts != [len(layout.order) for layout in layouts]
             or max(every) >= len(self._sizes)
             or not names.are_kernel_keys([row.key for row in rows])
-            or not (self._open_ended or wire.encode(records) == packed)
+            or not (self._open_ended or wire.encodes_to(records, packed))
             or not _spans_are_sound(records, counts)
         ):
             return False

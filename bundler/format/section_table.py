@@ -138,7 +138,7 @@ def _decoded(table: bytes, limits: Limits) -> list[Section] | None:
         and max(members, _ARRAYS_PER_SECTION * len(sections)) <= limits.array_items
         and all(len(section.sha256) == DIGEST_BYTES for section in sections)
     )
-    return sections if small and wire.encode(sections) == table else None
+    return sections if small and wire.encodes_to(sections, table) else None
 
 
 def _section(number: int, row: Any, *, open_ended: bool) -> Section:

@@ -31,6 +31,9 @@ _BYTES_PER_CHARACTER = 4  # in UTF-8, at most
 MSGSPEC_ERRORS = (ValueError, msgspec.MsgspecError, RecursionError)
 # Decodes nothing: it only goes through a document, and finds where an array or text declares more than there is.
 _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
+_ENCODER = msgspec.msgpack.Encoder()
+# The head of an array, at most.
+ARRAY_HEAD_BYTES = 5
 # What an array can begin with.
 _FIXED_ARRAY = 0x90
 _ARRAY_16_32 = {0xDC: 3, 0xDD: 5}  # where the members begin
@@ -61,6 +64,21 @@ def encode(data: Any) -> bytes:
         return msgspec.msgpack.encode(data)
     except (*MSGSPEC_ERRORS, OverflowError) as error:
         raise FormatError(f"cannot be stored: {error}; expected Unicode text and integers of 64 bits") from error
+
+
+def encode_within(data: Any, size_bytes: int) -> bytearray:
+    """Encode what takes no more than so many bytes.
+
+    Memory is had before msgspec begins: where there is none for it, msgspec (0.22) ends the process, and this raises `MemoryError`.
+    """
+    room = bytearray(size_bytes)
+    _ENCODER.encode_into(data, room)
+    return room
+
+
+def encodes_to(record: object, data: bytes | bytearray) -> bool:
+    """Tell whether a record that was decoded from these bytes encodes to them; it never takes more, but may take fewer."""
+    return encode_within(record, len(data)) == data
 
 
 def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]:
@@ -201,7 +219,7 @@ def _got(document: Any, message: str) -> str:
 
 def check_canonical(data: bytes, record: object, what: str) -> None:
     """Raise `FormatError` unless a decoded record encodes to the bytes that it came from."""
-    if msgspec.msgpack.encode(record) != data:
+    if not encodes_to(record, data):
         raise FormatError(
             f"{what}: expected the fields of this version and no other, and each number in its shortest form, got "
             f"{count(len(data), 'byte')} that say the same otherwise", what=what,
