@@ -103,7 +103,7 @@ class SignatureSections(SignatureSource):
 def stored_digest(sections: Iterable[Section]) -> str:
     """Return the digest of sections as they are stored, but for signatures: 64 hexadecimal digits."""
     rows = [[section.kind, section.codec, section.sha256] for section in sections if section.kind != SIGNATURES]
-    return sha256(wire.pack(rows)).hex()
+    return sha256(wire.encode(rows)).hex()
 
 
 def write_signed(path: str | os.PathLike[str], container: Container, envelopes: Sequence[bytes]) -> None:
