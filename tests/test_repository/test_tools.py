@@ -244,3 +244,12 @@ def test_the_fuzzer_may_make_what_the_judged_may_not_load():
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "refused\n", done.stderr
+
+
+def test_the_replay_of_the_gpu_check_imports_nothing_of_ours():
+    """It proves that Triton alone finds what we restored; what measures launches is in the same program."""
+    program = (
+        "import sys, tools.gpu.check; print([name for name in sys.modules if name.partition('.')[0] == 'bundler'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

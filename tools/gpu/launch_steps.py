@@ -15,9 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bundler.toolchain.profiler_hooks import CHAINS, are_present
-from bundler.toolchain.tensor_handles import find_handles
-
 CALLS, SAMPLES = 100_000, 7
 # A handle takes as many values as the kernel of launch_cost.py; three of them are tensors.
 TENSORS = 3
@@ -117,6 +114,9 @@ def steps(
         kernel: ours, compiled.
         grid, size, block: of the launch.
     """
+    # Not above: the check imports this module, and its replay has no code of ours.
+    from bundler.toolchain.profiler_hooks import CHAINS, are_present
+
     library = _compiled(folder)
     nothing = library.nothing()
     read, stream = _table()
@@ -159,6 +159,8 @@ def steps(
 
 
 def _addresses(library: Any, tensor: Any) -> dict[str, float]:
+    from bundler.toolchain.tensor_handles import find_handles
+
     found = find_handles()
     if found is None:
         return {f"addresses of {TENSORS} tensors, by torch's data_ptr()": TENSORS * library.data_ptr(tensor, CALLS)}
@@ -167,6 +169,8 @@ def _addresses(library: Any, tensor: Any) -> dict[str, float]:
 
 
 def _facts(library: Any, tensor: Any, read: int) -> dict[str, float]:
+    from bundler.toolchain.tensor_handles import find_handles
+
     found = find_handles()
     if found is None or not found.device_type:
         spent, way = library.tensor(read, tensor, CALLS), "by torch's table"
