@@ -297,8 +297,8 @@ import resource
 from bundler.lifecycle.kernel_writer import begin_writing
 begin_writing({os.fspath(tmp_path)!r}, (), 1)()
 kernels = tuple((f"t{{n}}", f"k{{n}}", ("k.json",), (b"{{}}",), (), (), -1, -1, "g", b"{{}}") for n in range(40))
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used, used))  # no room for a stack
+room = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (1 << 17)
+resource.setrlimit(resource.RLIMIT_AS, (room, room))  # for the kernels, and not for a stack
 finish = begin_writing({os.fspath(tmp_path)!r}, kernels, 4)
 print(finish().count(0))
 """
