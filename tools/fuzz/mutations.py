@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from typing import Any
@@ -34,7 +35,8 @@ def mutated(chance: random.Random, data: bytes) -> bytes:
     section = CONTENT if kind == 4 else chance.choice([CONTENT, OBSERVED])
     document = parts.document(section)
     for _ in range(chance.choice([1, 1, 2])):
-        _change(chance, document)
+        with contextlib.suppress(RecursionError):  # what nests deeper than Python copies stays as it is
+            _change(chance, document)
     packed = pack(document)
     parts.put(flip(chance, packed) if kind == 5 and chance.random() < 0.5 else packed, section)
     parts.minor = chance.choice([0, 0, 0, 1])
