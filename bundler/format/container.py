@@ -39,7 +39,6 @@ from bundler.format.section_table import read_exactly, read_head
 CACHED_FRAMES = 3
 # Who asks for so many blobs at once goes through the bundle, and wants the frames that follow too.
 _MANY = 16
-_NONE = -1  # no section has this number
 _CHUNK_BYTES = 1 << 20
 
 
@@ -127,10 +126,6 @@ class Container:
         known = [self.content.blob_number(digest) for digest in first] if self._wants_frames(digests) else []
         self._begin_with([number for number in known if number is not None])
 
-    def prefetch_numbers(self, numbers: Collection[int]) -> None:
-        """Do the same for blobs that are given by number."""
-        self._begin_with([*itertools.islice(numbers, _MANY)] if self._wants_frames(numbers) else [])
-
     def read_blob(self, digest: bytes) -> bytes:
         """Return the verified bytes of a blob; raises as `view_blob`."""
         return bytes(self.view_blob(digest))
@@ -175,33 +170,6 @@ class Container:
             start = offsets[blob]
             views.append(data[start : start + sizes[blob]])
         return views
-
-    def stored_by_number(self, numbers: Iterable[int]) -> list[memoryview]:
-        """Return the bytes of several blobs by their numbers in `Content.blobs`, which the caller compares with their digests.
-
-        Raises:
-            DigestMismatch, FormatError: the section that a blob lies in is damaged.
-        """
-        views: list[memoryview] = []
-        data, current = memoryview(b""), _NONE
-        sections, offsets, sizes = self.places.sections, self.places.offsets, self.places.sizes
-        for blob in numbers:
-            if sections[blob] != current:
-                current = sections[blob]
-                data = self._frame(current).data
-            start = offsets[blob]
-            views.append(data[start : start + sizes[blob]])
-        return views
-
-    def frame_view(self, section: int) -> memoryview:
-        """Return the raw bytes of a section that has blobs, decoded; `places` tells where in it each blob lies.
-
-        Who keeps a view of it keeps the decoded frame in memory, and it stays what it is as long.
-
-        Raises:
-            DigestMismatch, FormatError: the section is damaged.
-        """
-        return self._frame(section).data
 
     def verify(self, digests: Collection[bytes]) -> None:
         """Decode and check every section and these blobs; raises what reading them would raise."""

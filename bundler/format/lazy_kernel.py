@@ -13,7 +13,6 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from bundler.format.blob_table import BlobTable
 from bundler.format.digest import DIGEST_BYTES, digest_raw, digest_text
 from bundler.format.entries import (
     Artifact,
@@ -27,7 +26,7 @@ from bundler.format.entries import (
     file_layout,
 )
 from bundler.format.entry_rows import NUMBERS_PER_SPAN
-from bundler.format.kernel_source import FileOrder, KernelSource, ListedFiles, StoredNumbers
+from bundler.format.kernel_source import FileOrder, KernelSource, StoredNumbers
 from bundler.format.sentinel import Span
 
 if TYPE_CHECKING:
@@ -151,18 +150,13 @@ class LazyKernel(Kernel):
         """Bytes of all files as stored."""
         return sum(self._source.blob_table.sizes_of(self._source.references(self._row).blobs))
 
-    @property
-    def stored_references(self) -> ListedFiles:
-        """Its files, in the order of the manifest."""
-        return self._source.references(self._row)
-
-    @property
-    def blob_table(self) -> BlobTable:
-        """The blobs that `stored_numbers` counts: the very object that `Content.blobs` is of the bundle that was loaded."""
-        return self._source.blob_table
+    def listed_blobs(self) -> list[tuple[bytes, int]]:
+        """Return raw digest and size of each file, in the order of the manifest."""
+        table, blobs = self._source.blob_table, self._source.references(self._row).blobs
+        return [*zip(table.digests_of(blobs), table.sizes_of(blobs), strict=True)]
 
     def stored_numbers(self, keep: Keep = "all") -> StoredNumbers:
-        """Return the files that `keep` asks for, in Triton's order, by the numbers of their blobs; for who restores thousands."""
+        """Return the files that `keep` asks for, in Triton's order, by the numbers of their blobs in the table of its source."""
         wanted = self._order.launch if keep == "launch" else self._order.all
         references, filenames = self._source.references(self._row), self._source.filenames(self._row)
         if wanted.as_listed:
@@ -224,17 +218,10 @@ def any_parts_may_hold(kernels: Iterable[Kernel], text: bytes) -> bool:
     return any(source is None or source.any_parts_hold(text) for source in sources)
 
 
-def as_stored(kernel: Kernel) -> LazyKernel | None:
-    """Return a kernel whose files are those of a row in a manifest, so that they have `stored_numbers`; None for any other kernel."""
-    return kernel if type(kernel) is LazyKernel else None  # one with other files has a row too
-
-
 def blobs_of_files(kernel: Kernel) -> Sequence[tuple[bytes, int]]:
     """Return raw digest and size of each file of a kernel, as its layout counts them; for who lists the blobs of thousands."""
-    stored = as_stored(kernel)
-    if stored is not None:
-        table, blobs = stored.blob_table, stored.stored_references.blobs
-        return [*zip(table.digests_of(blobs), table.sizes_of(blobs), strict=True)]
+    if type(kernel) is LazyKernel:  # one with other files has a row too
+        return kernel.listed_blobs()
     return [(digest_raw(artifact.digest), artifact.size) for artifact in kernel.artifacts]
 
 

@@ -49,3 +49,12 @@ def other_encoder():
 def make_golden():
     """The program that made the golden files."""
     return _load(DATA / "make_golden.py")
+
+
+@pytest.fixture(scope="session")
+def wide(build):
+    """The bytes of a bundle with more compressed frames of IR than stay decoded, and its blobs."""
+    files = build.Files()
+    texts = [build.noise(number, 1 << 16) * 100 for number in range(9)]
+    kernels = [files.kernel(n, f"k{n}", extra={f"k{n}.llir": text}) for n, text in enumerate(texts)]
+    return files.bundle(*kernels).to_bytes(), files.blobs

@@ -11,13 +11,17 @@ from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Targ
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, TuningRecord
 from bundler.format.manifest import Observation, Observed
+from bundler.format.names import GROUP_PREFIX
 from bundler.format.sentinel import Span
 
 NAME_CHARACTERS = string.ascii_letters + string.digits + "._@-"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 COUNT = st.integers(0, 2**64 - 1)
 FILE_NAMES = st.text(NAME_CHARACTERS, min_size=1, max_size=20).filter(lambda name: name not in {".", ".."})
-STEMS = st.text(string.ascii_letters + string.digits + "_@-", min_size=1, max_size=12)
+# A stem that begins as group files do is no kernel's: bundles refuse such a file.
+STEMS = st.text(string.ascii_letters + string.digits + "_@-", min_size=1, max_size=12).filter(
+    lambda stem: not stem.startswith(GROUP_PREFIX)
+)
 KEYS = st.one_of(
     st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", min_size=52, max_size=52),
     st.text("0123456789abcdef", min_size=64, max_size=64),

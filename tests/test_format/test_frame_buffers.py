@@ -124,15 +124,6 @@ def test_no_memory_is_a_memory_error(buffers):
         buffers.take(1 << 62)
 
 
-@pytest.fixture(scope="module")
-def wide(build):
-    """The bytes of a bundle with more compressed frames than stay decoded, and their blobs."""
-    files = build.Files()
-    texts = [build.noise(number, 1 << 16) * 100 for number in range(9)]
-    kernels = [files.kernel(n, f"k{n}", extra={f"k{n}.llir": text}) for n, text in enumerate(texts)]
-    return files.bundle(*kernels).to_bytes(), files.blobs
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order, monkeypatch):
     """A blob that somebody holds has its bytes also after more frames than stay decoded, and than there are buffers."""

@@ -135,31 +135,18 @@ def test_frames_at_once_leaves_processors_to_the_writers(monkeypatch):
         assert frames_ahead.frames_at_once() == expected
 
 
-@pytest.fixture(scope="module")
-def wide(build):
-    """The bytes of a bundle with several compressed frames of IR, and its blobs."""
-    files = build.Files()
-    texts = [build.noise(number, 1 << 16) * 100 for number in range(9)]
-    kernels = [files.kernel(n, f"k{n}", extra={f"k{n}.llir": text}) for n, text in enumerate(texts)]
-    return files.bundle(*kernels).to_bytes(), files.blobs
-
-
 @pytest.fixture
 def spacious(monkeypatch):
     """A machine with processors for four frames at once."""
     monkeypatch.setattr(container, "frames_at_once", lambda: 4)
 
 
-@pytest.mark.parametrize("by_number", [False, True])
-def test_the_first_frames_are_begun_before_anything_is_read(wide, spacious, by_number):
+def test_the_first_frames_are_begun_before_anything_is_read(wide, spacious):
     """One of the launch set and one of IR: who restores everything begins with both."""
     with Bundle.from_bytes(wide[0]) as bundle:
         source, content = bundle.blobs, bundle.content
         digests = [digest for kernel in bundle.kernels for _, digest, *_ in kernel.files()]
-        if by_number:
-            source.prefetch_numbers([content.blob_number(digest) for digest in digests])
-        else:
-            source.prefetch(digests)
+        source.prefetch(digests)
         begun = source._ahead.begun()
         first = {source.places.sections[content.blob_number(digest)] for digest in digests[:3]}
         assert 0 < len(begun) <= THREADS
@@ -213,6 +200,7 @@ def test_a_frame_that_is_not_whole_is_told_to_who_asks_for_it(wide, spacious, mo
         source = bundle.blobs
         monkeypatch.setattr(FrameDecoding, "decode", short)
         numbers = [blob for section in source.sections if section.kind == container.IR for blob in section.blobs]
-        source.prefetch_numbers(numbers * container._MANY)
+        digests = bundle.content.blobs.digests_of(numbers)
+        source.prefetch(digests * container._MANY)
         with pytest.raises(container.FormatError, match="not one whole frame"):
-            source.stored_by_number(numbers)
+            source.stored_blobs(digests)

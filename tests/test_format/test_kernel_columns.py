@@ -13,8 +13,8 @@ from bundler.format import kernel_columns, names
 from bundler.format.blob_table import BlobTable
 from bundler.format.bundle import Bundle
 from bundler.format.document_pieces import Pieces
+from bundler.format.entries import file_layout
 from bundler.format.kernel_columns import KernelCheck
-from bundler.format.lazy_kernel import as_stored
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 
@@ -215,36 +215,28 @@ def loaded(build, request):
 
 
 @pytest.mark.parametrize("keep", ["all", "launch"])
-def test_the_numbers_of_a_kernel_are_those_of_its_files(loaded, keep):
-    """Names, digests, sizes and path sentinels: the same files as numbers into the table of the bundle."""
-    table, any_moved = loaded.content.blobs, False
-    for kernel in loaded.kernels:
-        stored = as_stored(kernel)
-        assert stored.blob_table is table
-        filenames, numbers, spans = stored.stored_numbers(keep)
-        artifacts = {artifact.filename: artifact for artifact in kernel.artifacts}
-        assert filenames == tuple(name for name, *_ in kernel.files(keep))
-        assert [table[number] for number in numbers] == [(digest, size) for _, digest, size, _ in kernel.files(keep)]
-        flat = [
-            (place, span.offset, span.place, span.style)
-            for place, name in enumerate(filenames)
-            for span in artifacts[name].spans
-        ]
-        assert [tuple(spans[start : start + 4]) for start in range(0, len(spans), 4)] == flat
-        any_moved |= bool(flat)
-        assert as_stored(kernel.with_artifacts(kernel.artifacts)) is None
-    assert any_moved
+@pytest.mark.parametrize("refiled", [False, True])
+def test_the_columns_of_a_kernel_are_those_of_its_files(loaded, keep, refiled):
+    """Names, digests, size and path sentinels: what `files` yields, of a row of the manifest and of a kernel with files of its own."""
+    any_spans = False
+    for row in loaded.kernels:
+        kernel = row.with_artifacts(row.artifacts) if refiled else row
+        stored, files = kernel.stored_files(keep), [*kernel.files(keep)]
+        assert (stored.names, stored.digests) == (tuple(f[0] for f in files), tuple(f[1] for f in files))
+        assert stored.size_bytes == sum(size for _, _, size, _ in files)
+        assert stored.layout == file_layout(stored.names)
+        flat = [(place, span.offset, span.place, span.style) for place, file in enumerate(files) for span in file[3]]
+        assert [stored.spans[start : start + 4] for start in range(0, len(stored.spans), 4)] == flat
+        any_spans |= bool(flat)
+    assert any_spans
 
 
-def test_blobs_are_read_by_number(loaded):
-    """The same views as by digest, and where each lies in its frame."""
+def test_a_blob_lies_where_the_places_say(loaded):
     source, table = loaded.blobs, loaded.content.blobs
     every = range(len(table))
-    views = source.stored_by_number(every)
-    assert views == source.stored_blobs(table.digests_of(every))
-    for number, view in zip(every, views, strict=True):
+    for number, view in zip(every, source.stored_blobs(table.digests_of(every)), strict=True):
         start, size = source.places.offsets[number], source.places.sizes[number]
-        assert source.frame_view(source.places.sections[number])[start : start + size] == view
+        assert source._frame(source.places.sections[number]).data[start : start + size] == view
         assert len(view) == size
 
 
