@@ -37,12 +37,14 @@ def _sections_of(sections: Sequence[Section], sizes: Sequence[int]) -> list[int]
     """Return the section of each blob, None where something is wrong."""
     found, stored = [_NOWHERE] * len(sizes), 0
     for number, section in enumerate(sections):
-        blobs = section.blobs
+        blobs = section.blobs  # none of them is negative
         if section.kind not in BLOB_SECTIONS:
             continue
-        if blobs and not 0 <= min(blobs) <= max(blobs) < len(sizes):
+        try:
+            size = sum(map(sizes.__getitem__, blobs))
+        except IndexError:
             return None
-        if sum(map(sizes.__getitem__, blobs)) != section.raw_bytes:
+        if size != section.raw_bytes:
             return None
         for blob in blobs:
             found[blob] = number

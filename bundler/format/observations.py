@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -159,15 +160,13 @@ _DECODER = msgspec.msgpack.Decoder(ObservedRow)
 def _seen(rows: Sequence[ObservationRow]) -> tuple[dict[str, Observation], set[str]]:
     """Return the observations by key, and the texts that occur in them; equal ones are one object."""
     texts: dict[str, str] = {}
-    shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    keys = [row.key for row in rows]
-    devices = [shared.setdefault(row.devices, row.devices) for row in rows]
-    layouts = [shared.setdefault(row.layouts, row.layouts) for row in rows]
+    keys, devices, layouts = [row.key for row in rows], [row.devices for row in rows], [row.layouts for row in rows]
+    shared: dict[tuple[Any, ...], tuple[Any, ...]] = {group: group for group in chain(devices, layouts)}
     times = [
         tuple([(texts.setdefault(time.stage, time.stage), time.time_us) for time in row.times]) if row.times else ()
         for row in rows
     ]
-    seen = dict(zip(keys, map(Observation, devices, layouts, times), strict=True))
+    seen = dict(zip(keys, map(Observation, map(shared.__getitem__, devices), map(shared.__getitem__, layouts), times), strict=True))
     if len(seen) < len(rows):
         # The first whose key was there before; each is taken away when it is met.
         twice = next(key for key in keys if seen.pop(key, None) is None)
