@@ -107,6 +107,12 @@ class LaunchPlan(Summarized):
         plan.__dict__.update(fields)
         return plan
 
+    def of_kernel(self, kernel: str, key: str) -> LaunchPlan:
+        """Return the same plan for another kernel."""
+        plan = object.__new__(LaunchPlan)
+        plan.__dict__.update(self.__dict__, kernel=kernel, key=key)
+        return plan
+
     @cached_property
     def arguments(self) -> tuple[Parameter, ...]:
         """The parameters that a launch fills with values, in the order of those values."""

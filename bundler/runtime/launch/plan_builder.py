@@ -42,32 +42,34 @@ _MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64
 _SCALARS = {"f32": "fp32", **{kind: kind for kind in KIND_BYTES if kind[0] in "iu" or kind[:2] in {"fp", "bf"}}}
 
 
-def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
+def build_plan(kernel: Kernel, image: bytes, alike: LaunchFacts | None = None) -> LaunchPlan:
     """Return how to launch a kernel.
 
     Args:
         kernel: a kernel of a bundle.
         image: its device binary, verified.
+        alike: its launch facts, but for the constants, where the caller has decoded them.
 
     Raises:
         CannotLaunchStatically: something that the launch needs is not known, or the binary contradicts the record.
         FormatError: the binary cannot be read.
     """
-    spec, target = kernel.launch, kernel.target
+    spec, target = kernel.spec, kernel.target
     if target.backend not in BACKENDS:
         _check_target(target, _Refusal(spec.entry, kernel.key))
     # The binary has the last word on where parameters lie: what Triton recorded says their types and order alone.
     layout = read_layout(image, spec.entry)
-    signature = None if spec.facts is None else spec.facts.signature
+    facts = kernel.launch.facts if alike is None else alike
+    signature = None if facts is None else facts.signature
     # Kernels that differ in their constants alone have all of this in common, and so their plans.
     common = signature, layout, target
-    alike = _plans.get(kernel.spec, _no_plans)
-    found = alike.get((id(signature), id(layout), id(target)))
+    known = _plans.get(spec, _no_plans)
+    found = known.get((id(signature), id(layout), id(target)))
     if found is None:
-        if len(alike) >= _MAX_VARIANTS:
-            alike.clear()
-        found = alike[id(signature), id(layout), id(target)] = common, _new_plan(kernel, spec, layout)
-    return LaunchPlan.of(**{**vars(found[1]), "kernel": kernel.name, "key": kernel.key})
+        if len(known) >= _MAX_VARIANTS:
+            known.clear()
+        found = known[id(signature), id(layout), id(target)] = common, _new_plan(kernel, kernel.launch, layout)
+    return found[1].of_kernel(kernel.name, kernel.key)
 
 
 def _new_plan(kernel: Kernel, spec: LaunchSpec, layout: Layout) -> LaunchPlan:

@@ -48,9 +48,9 @@ class Group:
         self.members.append(specialization)
         types = self._types(specialization)
         marks = types.copy()
-        for path, value in specialization.facts.constants:
+        for path, (tag, payload) in specialization.tagged:
             if len(path) == 1 and 0 <= path[0] < len(marks) and types[path[0]] is _OPEN:
-                marks[path[0]] = _recorded_mark(value)
+                marks[path[0]] = _recorded_mark(tag, payload)
         if None in marks or _OPEN in marks:
             self._unmarked.append(specialization)
             return
@@ -85,7 +85,7 @@ class Group:
         return bool(self._unmarked or self._with_dtype)
 
     def _types(self, specialization: Specialization) -> list[Mark]:
-        signature = specialization.facts.signature
+        signature = specialization.alike.signature
         found = self._type_marks.get(id(signature))
         if found is None:
             found = [_type_mark(kind) for _, kind in signature]
@@ -159,14 +159,14 @@ def _type_mark(kind: Value) -> Mark:
     return _OPEN if kind.payload == CONSTEXPR else kind.payload
 
 
-def _recorded_mark(value: Value) -> Mark:
+def _recorded_mark(tag: str, payload: Any) -> Mark:
     """Return the mark of a recorded constant, None for one that is not simply equal to those that fit it."""
-    kind = _TAGGED.get(value.tag)
+    kind = _TAGGED.get(tag)
     if kind is not None:
-        return kind, value.payload
-    if value.tag == "int":
-        return int, int(value.payload)
-    return (_DTYPE, value.payload) if value.tag == _DTYPE else None
+        return kind, payload
+    if tag == "int":
+        return int, int(payload)
+    return (_DTYPE, payload) if tag == _DTYPE else None
 
 
 _TAGGED = {"none": type(None), "bool": bool, "float": float, "str": str}

@@ -296,7 +296,7 @@ class StaticKernel(Gridded):
         specialization = shape.find([key[index] for index in cut.constants])
         if specialization is None:
             return None
-        loaded = self._loader.load(specialization.kernel, device)
+        loaded = self._loader.load(specialization.kernel, device, specialization.alike)
         return bind_like(like, loaded, self._grids.setdefault(loaded.plan.cluster, {}))
 
     def _again(self, device: int, key: tuple[Any, ...], count: int, names: tuple[str, ...]) -> Again | None:
@@ -311,7 +311,7 @@ class StaticKernel(Gridded):
             specialization = shape.find(map(constant, constants))
             if specialization is None:
                 return None
-            loaded = load(specialization.kernel, device)
+            loaded = load(specialization.kernel, device, specialization.alike)
             bound = bind_like(like, loaded, all_grids.setdefault(loaded.plan.cluster, {}))
             return None if bound is None else bound.told()
 
@@ -345,7 +345,7 @@ class StaticKernel(Gridded):
         return self._choices.choose(self._target(device), args, keywords)
 
     def _handle(self, specialization: Specialization, device: int) -> Handle:
-        loaded = self._loader.load(specialization.kernel, device)
+        loaded = self._loader.load(specialization.kernel, device, specialization.alike)
         return Handle(loaded, self._driver, specialization.arguments, debug=self._debug)
 
     def _bind(self, chosen: Chosen, device: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> BoundCall:
@@ -354,6 +354,6 @@ class StaticKernel(Gridded):
         # A kernel that reads memory of the host, or of another device, fails long after its launch, and without a name.
         for name, value in zip(names, values, strict=True):
             check_memory(self.name, name, value, device, ask)
-        loaded = self._loader.load(chosen.specialization.kernel, device)
+        loaded = self._loader.load(chosen.specialization.kernel, device, chosen.specialization.alike)
         remembered = self._grids.setdefault(loaded.plan.cluster, {})
         return bind_call(loaded, self._driver, remembered, names, values, [*names[: len(args)], *keywords])
