@@ -93,7 +93,7 @@ class Observed(Summarized, FrozenValue):
         if not newer_minor:
             wire.check_canonical(data, row if bytes(row.tunings) else row.known(), "observed")
         _check_lengths(row, limits)
-        seen = _UnmadeObservations(row.kernels)
+        seen = _UnmadeObservations(data, row.kernels)
         hosts = tuple([tuple(map(msgspec.structs.astuple, pairs)) for pairs in row.environments])
         wire.check_texts(
             {*_texts(row.kernels), *(text for pairs in hosts for pair in pairs for text in pair)}, "observed", limits
@@ -157,20 +157,24 @@ _DECODER = msgspec.msgpack.Decoder(ObservedRow)
 
 
 class _UnmadeObservations(Mapping[str, Observation]):
-    """Observations by key that were decoded and checked; they are made when somebody reads one: who launches or restores reads none.
+    """Observations by key that were checked; they are made when somebody reads one: who launches or restores reads none.
+
+    Args:
+        data: encoded.
+        rows: decoded from these bytes; they are not kept, since they take ten times as much memory.
 
     Raises:
         FormatError: two rows have one key.
     """
 
-    def __init__(self, rows: tuple[ObservationRow, ...]) -> None:
+    def __init__(self, data: bytes, rows: Sequence[ObservationRow]) -> None:
         if len({row.key for row in rows}) < len(rows):
             # The first whose key was there before; each is taken away when it is met.
             keys = dict.fromkeys([row.key for row in rows], True)
             twice = next(row.key for row in rows if not keys.pop(row.key, False))
             raise FormatError(f"observed: kernel key {twice!r} occurs twice", name=twice)
         # Two threads may make the observations twice, which costs time.
-        self._rows: tuple[ObservationRow, ...] = rows
+        self._data = data
         self._made: dict[str, Observation] | None = None
 
     def __getitem__(self, key: str) -> Observation:
@@ -186,11 +190,9 @@ class _UnmadeObservations(Mapping[str, Observation]):
         return repr(self._all())
 
     def _all(self) -> dict[str, Observation]:
-        # Read before what was made: the rows go away after that is there.
-        rows, made = self._rows, self._made
+        made = self._made
         if made is None:
-            made = self._made = _observations(rows)
-            self._rows = ()
+            made = self._made = _observations(_DECODER.decode(self._data).kernels)
         return made
 
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 from bundler.errors import DriverError, DriverUnavailable
 from bundler.runtime.launch import cuda_api as api
 from bundler.runtime.launch.driver import DeviceProperties
+from bundler.runtime.launch.driver_library import Calls, Library
 from bundler.runtime.launch.launchers import Binding, Leave, image_loader, packed_attributes
-from bundler.runtime.launch.native_driver import MAX_THREADS, Calls, Library, NativeDriver, NativeModule
+from bundler.runtime.launch.native_driver import MAX_THREADS, NativeDriver, NativeModule
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 from bundler.runtime.launch.scratch import scratch_for
 from bundler.runtime.launch.tensor_maps import encode_tensor_map

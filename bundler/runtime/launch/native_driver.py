@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`NativeDriver`: what the drivers of CUDA and HIP have in common.
 
-That is the shared library and the calls that both libraries have, the modules loaded through it, their launchers, following torch's
-current device and stream, and refusing to work after a fork.  `cuda.py` and `hip.py` inherit from it and fill in the rest.
+That is the modules loaded through a shared library (`driver_library.py`), their launchers, following torch's current device and stream,
+and refusing to work after a fork.  `cuda.py` and `hip.py` inherit from it and fill in the rest.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable, ToolchainMismatch
 from bundler.fork_safety import after_fork
 from bundler.runtime.launch import launchers
 from bundler.runtime.launch.cuda_api import NO_BINARY_FOR_GPU
 from bundler.runtime.launch.driver import DeviceProperties, Launcher, Module, check_fits
+from bundler.runtime.launch.driver_library import Calls, Library
 from bundler.runtime.launch.plan import LaunchPlan
 from bundler.runtime.launch.scratch import ScratchPool, TorchPool
 
@@ -28,51 +28,6 @@ from bundler.runtime.launch.scratch import ScratchPool, TorchPool
 MAX_THREADS = 0
 # Kinds of launchers that are kept track of.
 _MOST_ALIKE = 256
-
-
-class Calls(NamedTuple):
-    """The names of the functions that take the same arguments in both libraries: HIP's API mirrors CUDA's."""
-
-    device_count: str
-    device_attribute: str
-    module_load: str
-    module_unload: str
-    module_function: str
-    function_attribute: str
-    allocate: str
-    free: str
-
-
-class Library:
-    """A driver's shared library: its functions as attributes, with their argument types."""
-
-    def __init__(self, name: str, signatures: Mapping[str, tuple[object, ...]], backend: str) -> None:
-        self._found: dict[str, Any | None] = {}
-        try:
-            self._library = ctypes.CDLL(name)
-            for function, types in signatures.items():
-                getattr(self._library, function).argtypes = types
-        except (OSError, AttributeError) as error:
-            raise DriverUnavailable(
-                f"{backend} kernels need the driver's library {name}, which cannot be used here: {error}; install the "
-                "GPU's driver, or run where there is one",
-                backend=backend,
-                library=name,
-            ) from error
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._library, name)
-        setattr(self, name, function)
-        return function
-
-    def find(self, name: str, types: tuple[object, ...] | None = None) -> Any | None:
-        """Return a function that older libraries lack, None when this one does."""
-        if name not in self._found:
-            function = getattr(self._library, name, None)
-            if function is not None:
-                function.argtypes = types
-            self._found[name] = function
-        return self._found[name]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -293,12 +248,15 @@ class NativeDriver(ABC):
         """Return torch's own module when torch is here and uses the GPU, without importing it."""
         if self._torch_c is not None:
             return self._torch_c
-        self.check_alive()
-        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-        is_initialized = getattr(cuda, "is_initialized", None)
+        if self._lost:
+            self.check_alive()
+        # Each launch of a process without torch comes here twice.
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            return None
+        is_initialized = getattr(getattr(torch, "cuda", None), "is_initialized", None)
         if is_initialized is None or not is_initialized():
             return None
-        torch: Any = sys.modules["torch"]
         if (torch.version.hip is not None) != (self.backend == "hip"):
             return None
         self._torch_c = torch._C  # noqa: SLF001  # where the two quick functions are

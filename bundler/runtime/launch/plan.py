@@ -109,8 +109,10 @@ class LaunchPlan(Summarized):
 
     def of_kernel(self, kernel: str, key: str) -> LaunchPlan:
         """Return the same plan for another kernel."""
-        plan = object.__new__(LaunchPlan)
-        plan.__dict__.update(self.__dict__, kernel=kernel, key=key)
+        plan, fields = object.__new__(LaunchPlan), self.__dict__.copy()
+        fields["kernel"], fields["key"] = kernel, key
+        # Copied whole: one by one they take three times as long.
+        object.__setattr__(plan, "__dict__", fields)
         return plan
 
     @cached_property

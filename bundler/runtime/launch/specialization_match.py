@@ -58,6 +58,9 @@ class Specialization:
         profile: equal for kernels that differ in nothing but constants, as far as they share the decoded objects.
     """
 
+    # The dictionary is made when it is needed, for what few kernels are asked for: Python's collector walks each.
+    __slots__ = ("__dict__", "_own", "alike", "arguments", "kernel", "key", "profile", "tagged", "target")
+
     alike: LaunchFacts
     tagged: Tagged
     arguments: tuple[Argument, ...]
@@ -80,8 +83,6 @@ class Specialization:
 
     def _read(self) -> None:
         """Set what follows from the recorded facts.
-
-        Attributes, and not properties that keep their value: these need a dictionary for each kernel, which Python's collector walks.
 
         Raises:
             CannotLaunchStatically: nothing was recorded.
