@@ -146,11 +146,12 @@ class Container:
 
     def _held(self, digest: bytes) -> memoryview | None:
         """Return the bytes of a blob that lies in a frame which is decoded, None where there is none; for who launches kernels one by one."""
+        places = self.places
         for frame in self._frames.values():
             blob = frame.numbers.get(digest)
             if blob is not None:
-                frame.used, start = next(self._uses), self.places.offsets[blob]
-                return frame.data[start : start + self.places.sizes[blob]]
+                frame.used, start = next(self._uses), places.offsets[blob]
+                return frame.data[start : start + places.sizes[blob]]
         return None
 
     def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:

@@ -193,9 +193,9 @@ class LazyKernel(Kernel):
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; no other file is looked at."""
-        binary = self._order.layout.binary
-        start = self._source.references(self._row).blobs[binary] * DIGEST_BYTES
-        return self._source.filenames(self._row)[binary], self._source.blob_table.digests[start : start + DIGEST_BYTES]
+        binary, source, row = self._order.layout.binary, self._source, self._row
+        start = source.references(row).blobs[binary] * DIGEST_BYTES
+        return source.filenames(row)[binary], source.blob_table.digests[start : start + DIGEST_BYTES]
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""

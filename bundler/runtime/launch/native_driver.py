@@ -13,7 +13,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable, ToolchainMismatch
 from bundler.fork_safety import after_fork
@@ -126,7 +126,10 @@ class NativeDriver(ABC):
 
     def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
         """Load verified bytes on a device."""
-        check_fits(plan, self.properties(device), device)
+        found = self._properties.get(device)
+        if found is None or self._lost:
+            found = self.properties(device)
+        check_fits(plan, found, device)
         place, handle, function = self._load_here(plan, image, device) or self._load_there(plan, image, device)
         module = NativeModule(self, plan, device, place, handle, function)
         self._modules.add(module)
@@ -167,16 +170,17 @@ class NativeDriver(ABC):
         """Return the function that launches a module's kernel."""
         assert isinstance(module, NativeModule)
         # Either kind has close(), which only we call.
-        launcher: Any = (
+        made: Any = (
             launchers.CtypesLauncher(self._bind(module)) if self._compiled is None else self._compiled_launcher(module)
         )
+        launcher: Launcher = made
         with self.lock:
             if module.made:
                 module.made = [reference for reference in module.made if reference() is not None]
             module.made.append(weakref.ref(launcher))
             if module.lost:
-                launcher.close()
-        return cast(Launcher, launcher)
+                made.close()
+        return launcher
 
     def _compiled_launcher(self, module: NativeModule) -> Any:
         """Return a launcher of the extension; kernels that take the same parameters have much of it in common."""

@@ -62,13 +62,12 @@ def build_plan(kernel: Kernel, image: bytes, alike: LaunchFacts | None = None) -
     facts = kernel.launch.facts if alike is None else alike
     signature = None if facts is None else facts.signature
     # Kernels that differ in their constants alone have all of this in common, and so their plans.
-    common = signature, layout, target
-    known = _plans.get(spec, _no_plans)
-    found = known.get((id(signature), id(layout), id(target)))
+    number = id(spec), id(signature), id(layout), id(target)
+    found = _plans.get(number)
     if found is None:
-        if len(known) >= _MAX_VARIANTS:
-            known.clear()
-        found = known[id(signature), id(layout), id(target)] = common, _new_plan(kernel, kernel.launch, layout)
+        if len(_plans) >= _MAX_SIGNATURES:
+            _plans.clear()
+        found = _plans[number] = (spec, signature, layout, target), _new_plan(kernel, kernel.launch, layout)
     return found[1].of_kernel(kernel.name, kernel.key)
 
 
@@ -218,13 +217,8 @@ def _variants(_signature: Named) -> dict[tuple[Any, ...], _Shape]:
     return {}
 
 
-# By a launch spec: plans by what else they follow from, which is kept beside them so that nothing else gets its number.
-_Plans = dict[tuple[int, int, int], tuple[tuple[Named | None, Layout, Target], LaunchPlan]]
-_plans: SharedParts[LaunchSpec, _Plans] = SharedParts(_MAX_SIGNATURES)
-
-
-def _no_plans(_spec: LaunchSpec) -> _Plans:
-    return {}
+# Plans by the numbers of what they follow from, which is kept beside them so that nothing else gets its number.
+_plans: dict[tuple[int, int, int, int], tuple[tuple[LaunchSpec, Named | None, Layout, Target], LaunchPlan]] = {}
 
 
 # Kernels that differ in their constants alone have one shape.

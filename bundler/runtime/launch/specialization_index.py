@@ -124,7 +124,7 @@ class CallShape:
         entries = tuple(constants)
         known = self._index() if self._by_constants is None else self._by_constants
         found = known.get(entries)
-        if found is not None and self._fits_otherwise(found):
+        if found is not None and (self._fits.get(found.profile) or self._fits_otherwise(found)):
             return found
         marks = self._marks.copy()
         for index, entry in zip(self._open_at, entries, strict=True):

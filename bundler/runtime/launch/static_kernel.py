@@ -13,7 +13,7 @@ from bundler.errors import NotFound, ToolchainMismatch
 from bundler.format.summary import count
 from bundler.runtime import grids
 from bundler.runtime.launch.bound_call import Again, BoundCall, Grids, Told, bind_call, bind_like
-from bundler.runtime.launch.call_key import UNCACHEABLE, Reader
+from bundler.runtime.launch.call_key import BY_VALUE, UNCACHEABLE, Reader
 from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
 from bundler.runtime.launch.device_check import check_address, check_memory
 from bundler.runtime.launch.handle import Handle
@@ -308,7 +308,9 @@ class StaticKernel(Gridded):
         (shape, like), load, constant, all_grids = met, self._loader.load, self._reader.constant, self._grids
 
         def again(*constants: Any) -> Told | None:
-            specialization = shape.find(map(constant, constants))
+            specialization = shape.find([
+                (kind, value) if (kind := type(value)) in BY_VALUE else constant(value) for value in constants
+            ])  # fmt: skip
             if specialization is None:
                 return None
             loaded = load(specialization.kernel, device, specialization.alike)
