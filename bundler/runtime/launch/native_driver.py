@@ -264,7 +264,7 @@ class NativeDriver(ABC):
         if (torch.version.hip is not None) != (self.backend == "hip"):
             return None
         self._torch_c = torch._C  # noqa: SLF001  # where the two quick functions are
-        launchers.tell_tensors(self._compiled)
+        launchers.tell_tensors_later(self._compiled)
         # They stand in for ours from now on: a method around each would cost more than the two of them.
         vars(self).update(device=torch._C._cuda_getDevice, stream=torch._C._cuda_getCurrentRawStream)  # noqa: SLF001
         return self._torch_c
