@@ -100,12 +100,16 @@ class NativeDriver(ABC):
 
     def device(self) -> int:
         """Return the current device of this thread."""
+        if "torch" not in sys.modules and not self._lost:  # each launch of a process without torch comes here
+            return self._current_device()
         torch_c = self._torch()
         # torch's public functions cost ten times as much as these two.
         return self._current_device() if torch_c is None else torch_c._cuda_getDevice()  # noqa: SLF001
 
     def stream(self, device: int) -> int:
         """Return the handle of the current stream of a device."""
+        if "torch" not in sys.modules and not self._lost:
+            return 0
         torch_c = self._torch()
         return 0 if torch_c is None else torch_c._cuda_getCurrentRawStream(device)  # noqa: SLF001
 
@@ -252,15 +256,12 @@ class NativeDriver(ABC):
         """Return torch's own module when torch is here and uses the GPU, without importing it."""
         if self._torch_c is not None:
             return self._torch_c
-        if self._lost:
-            self.check_alive()
-        # Each launch of a process without torch comes here twice.
-        torch: Any = sys.modules.get("torch")
-        if torch is None:
-            return None
-        is_initialized = getattr(getattr(torch, "cuda", None), "is_initialized", None)
+        self.check_alive()
+        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+        is_initialized = getattr(cuda, "is_initialized", None)
         if is_initialized is None or not is_initialized():
             return None
+        torch: Any = sys.modules["torch"]
         if (torch.version.hip is not None) != (self.backend == "hip"):
             return None
         self._torch_c = torch._C  # noqa: SLF001  # where the two quick functions are
