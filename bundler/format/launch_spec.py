@@ -337,9 +337,12 @@ def read_alike(data: bytes) -> tuple[LaunchFacts, Tagged | None]:
         FormatError: as `LaunchFacts.from_bytes`.
     """
     alike = _like_the_last(data)
-    if alike is not None and all(is_plain(tag, payload) for _, (tag, payload) in alike[1]):
-        return alike
-    return LaunchFacts.from_bytes(data), None
+    if alike is None:
+        return LaunchFacts.from_bytes(data), None
+    for _, (tag, payload) in alike[1]:
+        if not is_plain(tag, payload):
+            return LaunchFacts.from_bytes(data), None
+    return alike
 
 
 def _values_by_path(found: Tagged) -> tuple[tuple[Path, Value], ...]:

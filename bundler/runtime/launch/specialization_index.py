@@ -41,21 +41,22 @@ class Group:
         # Those with a Triton type among their constants, which a call may name by a string, too.
         self._with_dtype: list[Specialization] = []
         # Kernels of one function mostly share their signature; the object is kept by the members.
-        self._type_marks: dict[int, list[Mark]] = {}
+        self._type_marks: dict[int, tuple[list[Mark], tuple[int, ...], bool]] = {}
 
     def add(self, specialization: Specialization) -> None:
         """Add a specialization whose arguments are the group's."""
         self.members.append(specialization)
-        types = self._types(specialization)
+        types, open_at, may_be_equal = self._types(specialization)
         marks = types.copy()
         for path, (tag, payload) in specialization.tagged:
-            if len(path) == 1 and 0 <= path[0] < len(marks) and types[path[0]] is _OPEN:
+            if len(path) == 1 and path[0] in open_at:
                 marks[path[0]] = _recorded_mark(tag, payload)
-        if None in marks or _OPEN in marks:
+        constants = [marks[index] for index in open_at]
+        if not may_be_equal or not all(type(mark) is tuple for mark in constants):
             self._unmarked.append(specialization)
             return
         self._by_marks.setdefault(tuple(marks), []).append(specialization)
-        if any(mark[0] == _DTYPE for mark in marks if type(mark) is tuple):
+        if _DTYPE in [mark[0] for mark in constants]:
             self._with_dtype.append(specialization)
 
     def candidates(self, seen: Sequence[Seen]) -> Sequence[Specialization]:
@@ -84,12 +85,14 @@ class Group:
         """Whether a string of a call may stand for a constant that is recorded as something else."""
         return bool(self._unmarked or self._with_dtype)
 
-    def _types(self, specialization: Specialization) -> list[Mark]:
+    def _types(self, specialization: Specialization) -> tuple[list[Mark], tuple[int, ...], bool]:
+        """Return the marks of the types, which parameters are constants, and whether equal marks can tell all types."""
         signature = specialization.alike.signature
         found = self._type_marks.get(id(signature))
         if found is None:
-            found = [_type_mark(kind) for _, kind in signature]
-            self._type_marks[id(signature)] = found
+            marks = [_type_mark(kind) for _, kind in signature]
+            open_at = tuple(index for index, mark in enumerate(marks) if mark is _OPEN)
+            found = self._type_marks[id(signature)] = marks, open_at, None not in marks
         return found
 
 
