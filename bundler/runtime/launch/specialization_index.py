@@ -7,6 +7,7 @@ that differ in constants alone; with it the specialization for such a call is fo
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -73,11 +74,13 @@ class Group:
     def by_marks_at(self, open_at: Sequence[int], others: list[Mark]) -> dict[tuple[Mark, ...], Specialization]:
         """Return the specializations by their marks at these places; those alone that have these marks elsewhere, and no double."""
         closed = [index for index in range(len(others)) if index not in set(open_at)]
-        wanted = [others[index] for index in closed]
+        # Of one place it returns what stands there, of none there is nothing to compare.
+        at_closed = operator.itemgetter(*closed) if closed else len
+        wanted = at_closed(others)
         return {
             tuple([marks[index] for index in open_at]): members[0]
             for marks, members in self._by_marks.items()
-            if len(members) == 1 and [marks[index] for index in closed] == wanted
+            if len(members) == 1 and at_closed(marks) == wanted
         }
 
     @property
