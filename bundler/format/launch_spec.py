@@ -90,7 +90,7 @@ class LaunchFacts:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
         alike = _like_the_last(data)
         if alike is not None:
-            return alike[0].with_constants(alike[1])
+            return with_constants(*alike)
         sections = wire.split(data, len(_SECTIONS))
         if sections is None:
             # Not as we write it, or large: decoded whole, which says what is wrong when something is.
@@ -104,13 +104,6 @@ class LaunchFacts:
         )  # fmt: skip
         after = len(attributes) + len(options)
         _last_facts[:] = [(data[: len(data) - after - len(constants)], data[len(data) - after :], facts)]
-        return facts
-
-    def with_constants(self, constants: Tagged) -> LaunchFacts:
-        """Return the facts of a kernel that differs from this one in constants alone; raises `FormatError` for what is none."""
-        facts = object.__new__(LaunchFacts)
-        # A frozen dataclass sets its fields one by one.
-        vars(facts).update(vars(self), constants=_values_by_path(constants))
         return facts
 
 
@@ -343,6 +336,14 @@ def read_alike(data: bytes) -> tuple[LaunchFacts, Tagged | None]:
         if not is_plain(tag, payload):
             return LaunchFacts.from_bytes(data), None
     return alike
+
+
+def with_constants(facts: LaunchFacts, constants: Tagged) -> LaunchFacts:
+    """Return the facts of a kernel that differs from another in constants alone; raises `FormatError` for what is no constant."""
+    made = object.__new__(LaunchFacts)
+    # A frozen dataclass sets its fields one by one.
+    vars(made).update(vars(facts), constants=_values_by_path(constants))
+    return made
 
 
 def _values_by_path(found: Tagged) -> tuple[tuple[Path, Value], ...]:

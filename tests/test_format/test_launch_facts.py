@@ -143,7 +143,7 @@ def test_facts_read_alike_are_those_of_another_kernel_with_other_constants(value
         assert found == facts(value)
     else:
         assert found.options is last.options
-        assert found.with_constants(constants) == facts(value)
+        assert launch_spec.with_constants(found, constants) == facts(value)
     assert (constants is None) == isinstance(value, (float, tuple)) or value == 2**70
 
 
@@ -158,4 +158,4 @@ def test_damaged_facts_are_refused_when_they_are_read_alike(at, inserted, droppe
     except FormatError:
         assert isinstance(expected, str)
     else:
-        assert expected == (found if constants is None else found.with_constants(constants))
+        assert expected == (found if constants is None else launch_spec.with_constants(found, constants))

@@ -16,7 +16,7 @@ from typing import Any
 from bundler.errors import CannotLaunchStatically
 from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel
-from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike
+from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike, with_constants
 from bundler.format.summary import count, short
 from bundler.runtime.launch.argument_types import CONSTEXPR, Seen, same_constant, specialize
 
@@ -103,7 +103,7 @@ class Specialization:
     @cached_property
     def facts(self) -> LaunchFacts:
         """What was recorded of the compile; raises as `_read`."""
-        return self.alike.with_constants(self.tagged) if self._own is None else self._own
+        return with_constants(self.alike, self.tagged) if self._own is None else self._own
 
     @cached_property
     def types(self) -> tuple[Value, ...]:
