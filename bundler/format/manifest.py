@@ -162,6 +162,11 @@ class Content(Summarized, FrozenValue):
         table = self.blobs
         return table.digests_of(numbers) if isinstance(table, BlobTable) else [table[n][0] for n in numbers]
 
+    def sizes_of(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sizes (bytes) of the blobs with these numbers."""
+        table = self.blobs
+        return table.sizes_of(numbers) if isinstance(table, BlobTable) else [table[n][1] for n in numbers]
+
     def blob_number(self, digest: bytes) -> int | None:
         """Return the number of a blob by raw digest, None when there is no such blob."""
         table = self.blobs

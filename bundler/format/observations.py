@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -199,14 +200,18 @@ class _UnmadeObservations(Mapping[str, Observation]):
 def _observations(rows: Sequence[ObservationRow]) -> dict[str, Observation]:
     """Return the observations by key; equal texts and tuples are one object."""
     texts: dict[str, str] = {}
-    shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    devices = [shared.setdefault(row.devices, row.devices) for row in rows]
-    layouts = [shared.setdefault(row.layouts, row.layouts) for row in rows]
+    keys, all_devices, all_layouts = (
+        [row.key for row in rows],
+        [row.devices for row in rows],
+        [row.layouts for row in rows],
+    )
+    shared: dict[Any, Any] = {group: group for group in chain(all_devices, all_layouts)}
     times = [
         tuple([(texts.setdefault(time.stage, time.stage), time.time_us) for time in row.times]) if row.times else ()
         for row in rows
     ]
-    return dict(zip([row.key for row in rows], map(Observation, devices, layouts, times), strict=True))
+    devices, layouts = map(shared.__getitem__, all_devices), map(shared.__getitem__, all_layouts)
+    return dict(zip(keys, map(Observation, devices, layouts, times), strict=True))
 
 
 def _texts(rows: Sequence[ObservationRow]) -> set[str]:

@@ -85,8 +85,8 @@ class Machine:
 
     def __init__(self) -> None:
         self.toolchain = identity.installed_triton()
+        self.triton_dir = identity.triton_dir()
         self.unchecked: set[str] = set()
-        self._triton_dir = identity.triton_dir()
         self._ptxas = cache(_ptxas_version)
         # Thousands of kernels share few targets and toolchains.
         self._why_not_compiled = cache(self._why_not_compiled_so)
@@ -105,8 +105,21 @@ class Machine:
         """Return what answers as `why_not` for each of these kernels, and asks once for all what none of them has in its key."""
         if self.toolchain is not None and any_parts_may_hold(kernels, _LOCATION):
             return self.why_not
-        compiled = self._why_not_compiled
-        return lambda kernel: compiled(kernel.target, kernel.toolchain)
+        return self._judging_compiled()
+
+    def _judging_compiled(self) -> Callable[[Kernel], str | None]:
+        # By identity: equal ones are mostly the same object, and to compare two would take as long as all else here.
+        known: dict[tuple[int, int], tuple[str | None, Target, Toolchain]] = {}
+
+        def why_not(kernel: Kernel) -> str | None:
+            target, toolchain = kernel.target, kernel.toolchain
+            found = known.get((id(target), id(toolchain)))
+            if found is None:
+                # Both are kept: the number of one that is gone may become that of another.
+                found = known[id(target), id(toolchain)] = self._why_not_compiled(target, toolchain), target, toolchain
+            return found[0]
+
+        return why_not
 
     def why_not_helper(self, helper: HelperLibrary) -> str | None:
         """Return why a shared library cannot be loaded here."""
@@ -160,7 +173,7 @@ class Machine:
             return None
         from bundler.toolchain import keytext  # hardly a kernel's key has that part
 
-        here = self._triton_dir
+        here = self.triton_dir
         there = dict(kernel.parts.parts).get(identity.LOCATION_PART) if kernel.parts is not None else None
         if there is None or here is None or there == keytext.location_text(here):
             return None
