@@ -146,3 +146,30 @@ def test_what_stands_between_known_parts_is_checked():
         assert LaunchFacts.from_bytes(WHOLE) is not None
         with pytest.raises(FormatError):
             LaunchFacts.from_bytes(before + between + after)
+
+
+@pytest.mark.parametrize("value", [7, True, None, "text", 2**70, -1.5, (1, 2)])
+def test_facts_read_alike_are_those_of_another_kernel_with_other_constants(value):
+    """Who reads many gets the last facts and plain constants as they stand; constants of other kinds come with facts of their own."""
+    last = LaunchFacts.from_bytes(facts(1).to_bytes())
+    found, constants = launch_spec.read_alike(facts(value).to_bytes())
+    if constants is None:
+        assert found == facts(value)
+    else:
+        assert found.options is last.options
+        assert launch_spec.with_constants(found, constants) == facts(value)
+    assert (constants is None) == isinstance(value, (float, tuple)) or value == 2**70
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.binary(max_size=4), st.integers(0, 3))
+def test_damaged_facts_are_refused_when_they_are_read_alike(at, inserted, dropped):
+    """Whatever `from_bytes` refuses is refused, and what it lets through is the same."""
+    data = WHOLE[:at] + inserted + WHOLE[at + dropped :]
+    expected = outcome(data)
+    LaunchFacts.from_bytes(facts(1).to_bytes())
+    try:
+        found, constants = launch_spec.read_alike(data)
+    except FormatError:
+        assert isinstance(expected, str)
+    else:
+        assert expected == (found if constants is None else launch_spec.with_constants(found, constants))

@@ -88,8 +88,7 @@ def watch(driver: Any, clock: Callable[[], float] = time.perf_counter) -> Profil
     profile = Profile(clock)
     Bundle.load = staticmethod(profile.timed("load: manifest", Bundle.load))  # type: ignore[method-assign]
     profile.watch(Kernels, "__init__", "load: kernels by name")
-    facts = vars(Specialization)["facts"]
-    facts.func = profile.timed("choose: facts decoded", facts.func)
+    profile.watch(Specialization, "_read", "choose: facts decoded")
     profile.watch(StaticKernel, "__init__", "choose: arguments of all specializations")
     profile.watch(Choices, "_grouped", "choose: index")
     profile.watch(StaticKernel, "_meet", "choose: specialization for the call")
