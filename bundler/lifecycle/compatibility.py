@@ -39,8 +39,9 @@ class Questions:
             self._begin(targets.listed_targets)
 
     def ask_for_triton(self) -> None:
-        """Begin to ask who compiles here: a few files are read, which is worth it only where the caller waits for a server."""
-        self._begin(identity.installed_triton)
+        """Begin to ask who compiles here, unless who asks for ptxas does: a few files are read, which is worth it only where the caller waits for a server."""
+        if not self._targets:
+            self._begin(identity.installed_triton)
 
     def ask_for_ptxas(self, kernels: Sequence[Kernel]) -> None:
         """Begin to ask for the ptxas of the first kernel: the program takes milliseconds to answer."""
@@ -85,6 +86,7 @@ class Questions:
         program = ptxas.begin_asking(arch)
         if program is not None:
             self._programs.append(program)
+        identity.installed_triton()  # while the program runs; a thread of its own would take as long to begin
 
 
 class Machine:
