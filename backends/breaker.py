@@ -14,6 +14,7 @@ tiers.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import random
@@ -211,7 +212,8 @@ class _TimedCall(Generic[T]):
 
     def result(self, timeout_s: float) -> T:
         try:
-            threading.Thread(target=self._run, name="bundler-store", daemon=True).start()
+            # `threading.Thread` would wait until the new one runs, before this one waits for what it does.
+            _thread.start_new_thread(self._run, ())
         except RuntimeError:  # the interpreter is about to end, or the system has no more threads
             self._run()
         if not self._done.wait(timeout_s):

@@ -110,16 +110,19 @@ end
 return found
 """)
 # The same for who does not ask what is there, with as few calls as can be; returns names and heads of those that have parts, which
-# are to live on too.
+# are to live on too.  Objects that one writer stored begin alike, so what is worked out of a beginning is kept for the next one.
 TOUCH = Script(f"""{_TIMES}
-local found = {{}}
+local found, header, lives, split = {{}}, '', 0, false
 for i, key in ipairs(KEYS) do
-  local head = redis.pcall('GETRANGE', key, 0, {HEAD_BYTES})
-  if type(head) == 'string' and head ~= '' then
-    redis.call('PEXPIRE', key, lives_ms(head, ARGV[1]))
-    if string.sub(head, 1, {len(SPLIT)}) == '{SPLIT.decode()}' then
+  local begins = redis.pcall('GETRANGE', key, 0, {HEADER_BYTES - 1})
+  if type(begins) == 'string' and begins ~= '' then
+    if begins ~= header then
+      header, lives, split = begins, lives_ms(begins, ARGV[1]), string.sub(begins, 1, {len(SPLIT)}) == '{SPLIT.decode()}'
+    end
+    redis.call('PEXPIRE', key, lives)
+    if split then
       found[#found + 1] = key
-      found[#found + 1] = head
+      found[#found + 1] = redis.call('GETRANGE', key, 0, {HEAD_BYTES})
     end
   end
 end

@@ -19,7 +19,8 @@ from bundler.backends.redis.command_packing import Word
 from bundler.backends.redis.metered_socket import REPLY_BYTES, Metered
 from bundler.backends.redis.url_settings import RedisSettings
 
-READ_BYTES = 256 * 1024
+# A buffer of so much is filled with zeros for each connection.
+READ_BYTES = 64 * 1024
 # Told so, a release of redis-py that has this argument does not read its own version from disk, which takes 2 ms of a start.
 _UNNAMED: dict[str, Any] = (
     {"driver_info": None} if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters else {}
@@ -27,6 +28,16 @@ _UNNAMED: dict[str, Any] = (
 
 #: A connection of one of the three classes below; `Any`, since redis-py annotates only some of their methods.
 Connected: TypeAlias = Any
+
+
+class _Once(Retry):
+    """Never tries again, and has no state: redis-py copies, deeply, what each connection is given."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> _Once:
+        return self
+
+
+_ONCE = _Once(NoBackoff(), 0)
 
 
 class _Limited(AbstractConnection):
@@ -116,7 +127,7 @@ def connection_arguments(settings: RedisSettings) -> dict[str, Any]:
         "socket_connect_timeout": settings.connect_timeout_s,
         "socket_timeout": settings.timeout_s,
         "socket_read_size": READ_BYTES,
-        "retry": Retry(NoBackoff(), 0),
+        "retry": _ONCE,
         "retry_on_timeout": False,
         "retry_on_error": [],
         "health_check_interval": 0,  # see server_exchange.IDLE_S

@@ -151,9 +151,11 @@ class LazyKernel(Kernel):
         """Bytes of all files as stored."""
         return sum(self._source.blob_table.sizes_of(self._source.references(self._row).blobs))
 
-    def listed_blobs(self) -> list[tuple[bytes, int]]:
-        """Return raw digest and size of each file, in the order of the manifest."""
+    def listed_blobs(self, keep: Keep = "all") -> list[tuple[bytes, int]]:
+        """Return raw digest and size of each file, in the order of the manifest, or of each that is launched, in that of the layout."""
         table, blobs = self._source.blob_table, self._source.references(self._row).blobs
+        if keep == "launch":
+            blobs = self._order.launch.pick(blobs)
         return [*zip(table.digests_of(blobs), table.sizes_of(blobs), strict=True)]
 
     def stored_numbers(self, keep: Keep = "all") -> StoredNumbers:
@@ -219,11 +221,12 @@ def any_parts_may_hold(kernels: Iterable[Kernel], text: bytes) -> bool:
     return any(source is None or source.any_parts_hold(text) for source in sources)
 
 
-def blobs_of_files(kernel: Kernel) -> Sequence[tuple[bytes, int]]:
-    """Return raw digest and size of each file of a kernel, as its layout counts them; for who lists the blobs of thousands."""
+def blobs_of_files(kernel: Kernel, keep: Keep = "all") -> Sequence[tuple[bytes, int]]:
+    """Return raw digest and size of each file of a kernel, as its layout counts them, or of its launch set; for who lists the blobs of thousands."""
     if type(kernel) is LazyKernel:  # one with other files has a row too
-        return kernel.listed_blobs()
-    return [(digest_raw(artifact.digest), artifact.size) for artifact in kernel.artifacts]
+        return kernel.listed_blobs(keep)
+    artifacts = kernel.artifacts if keep == "all" else [kernel.artifacts[place] for place in kernel.layout.launch]
+    return [(digest_raw(artifact.digest), artifact.size) for artifact in artifacts]
 
 
 class _Refiled(LazyKernel):

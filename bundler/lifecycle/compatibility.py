@@ -14,7 +14,7 @@ from typing import Self
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
 from bundler.lifecycle.threaded_call import ThreadedCall
-from bundler.toolchain import identity, targets
+from bundler.toolchain import identity, ptxas, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
 _LEFT_TO_WHO_ASKS_S = 0.00005
@@ -22,7 +22,7 @@ _LOCATION = identity.LOCATION_PART.encode()
 
 
 class Questions:
-    """What takes long to find out about this machine, asked in threads of their own, while the caller reads kernels.
+    """What takes long to find out about this machine, asked in threads and processes of their own, while the caller reads kernels.
 
     The toolchain room keeps the answers for the process, so a `Machine` that is made meanwhile has them at once when all are answered.
     Used as a context: at its end nothing is being asked any more, and what was asked is taken down.
@@ -30,6 +30,7 @@ class Questions:
 
     def __init__(self) -> None:
         self._calls: list[ThreadedCall[object]] = []
+        self._programs: list[ptxas.ProgramVersion] = []
         self._targets: set[Target] = set()
 
     def ask_for_gpus(self) -> None:
@@ -38,8 +39,9 @@ class Questions:
             self._begin(targets.listed_targets)
 
     def ask_for_triton(self) -> None:
-        """Begin to ask who compiles here: a few files are read, which is worth it only where the caller waits for a server."""
-        self._begin(identity.installed_triton)
+        """Begin to ask who compiles here, unless who asks for ptxas does: a few files are read, which is worth it only where the caller waits for a server."""
+        if not self._targets:
+            self._begin(identity.installed_triton)
 
     def ask_for_ptxas(self, kernels: Sequence[Kernel]) -> None:
         """Begin to ask for the ptxas of the first kernel: the program takes milliseconds to answer."""
@@ -50,11 +52,12 @@ class Questions:
         """Begin to ask for the ptxas of a target, unless that was done."""
         if target.backend == "cuda" and target.arch.isdecimal() and target not in self._targets:
             self._targets.add(target)
-            self._begin(partial(_ptxas_version, int(target.arch)))
+            self._begin(partial(self._ask_ptxas, int(target.arch)))
 
     def answered(self, within_s: float) -> bool:
         """Wait for so long at most; returns whether all is answered."""
-        return all(call.ended(within_s) for call in self._calls)
+        # Threads first: they start programs.
+        return all(one.ended(within_s) for some in (self._calls, self._programs) for one in some)
 
     def give_way(self) -> bool:
         """Leave the interpreter for a moment to who asks, which else waits 5 ms for it after each of its calls; returns as `answered`."""
@@ -64,6 +67,8 @@ class Questions:
         """Wait until all is answered; calling it twice is fine."""
         for call in self._calls:
             call.abandon()  # returns when it has ended
+        for program in self._programs:
+            program.finish()
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +80,13 @@ class Questions:
     def _begin(self, call: Callable[[], object]) -> None:
         self._calls.append(ThreadedCall(call))
         self._calls[-1].start(apart=True)
+
+    def _ask_ptxas(self, arch: int) -> None:
+        # The thread ends here: one that waited for the answer would take the interpreter from the caller once more, who waits for it then.
+        program = ptxas.begin_asking(arch)
+        if program is not None:
+            self._programs.append(program)
+        identity.installed_triton()  # while the program runs; a thread of its own would take as long to begin
 
 
 class Machine:
@@ -191,6 +203,4 @@ class Machine:
 
 
 def _ptxas_version(arch: int) -> str | None:
-    from bundler.toolchain.ptxas import ptxas_version  # kernels that came by pack do not say which ptxas made them
-
-    return ptxas_version(arch)
+    return ptxas.ptxas_version(arch)

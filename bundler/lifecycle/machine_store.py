@@ -174,13 +174,16 @@ class Store(BundleStore):
         with Questions() as questions:
             if options.only == "usable":
                 questions.ask_for_gpus()
-                questions.ask_for_triton()
 
             def ask(found: SignedTag) -> None:
+                if options.only != "usable":
+                    return
                 # What was pushed last under a tag is of one target, as a rule, and the tag itself says of which.
-                for family, _ in found.hints[:1] if options.only == "usable" else ():
+                for family, _ in found.hints[:1]:
                     with contextlib.suppress(ConfigError):  # whatever a store says
                         questions.ask_for_ptxas_of(Target.parse(family.rpartition("/")[0]))
+                # Not before: a connection is being made until then, in a thread that would wait for this one.
+                questions.ask_for_triton()
 
             def ask_again(content: Content) -> None:
                 if options.only == "usable":

@@ -21,6 +21,7 @@ from bundler.format.digest import digest_text
 from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import Limits
 from bundler.store import bounds, object_proofs
+from bundler.store.bundle_units import BundleUnits
 from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.error_translation import store_errors
@@ -71,7 +72,7 @@ class StoreBlobs(BlobSource):
         self,
         backend: Backend,
         name: str,
-        units: Iterable[Unit],
+        units: Iterable[Unit] | BundleUnits,
         limits: Limits,
         *,
         hints: Sequence[Hint] = (),
@@ -86,7 +87,9 @@ class StoreBlobs(BlobSource):
         self._hints = list(hints)
         self._dictionaries = dictionaries or Dictionaries(backend, name, read_only=read_only)
         self._fetched = FetchedUnits(self._dictionaries, verified=backend.verified, buffers=buffers)
-        self._units = _by_digest(list(units))
+        # Of the launch sets until another blob is asked for.
+        self._lazy_units = units if isinstance(units, BundleUnits) else None
+        self._units = _by_digest(units.launch if isinstance(units, BundleUnits) else list(units))
         # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
         self._cache: dict[bytes, memoryview] = {}
         # Decoded, and not compared with their digests yet; whoever compares one moves it.
@@ -113,6 +116,7 @@ class StoreBlobs(BlobSource):
         if found is not None:
             return found
         failures: list[BundlerError] = []
+        self._know_every_unit()  # one that was not thought of may be whole
         for unit in self._units.get(digest, []):
             try:
                 return self._fetch(unit)[digest]
@@ -206,6 +210,8 @@ class StoreBlobs(BlobSource):
     def _lacking(self, digests: Collection[bytes]) -> dict[str, Unit]:
         """Return the units that have to be fetched for some blobs, by key."""
         cache, uncompared = self._cache, self._uncompared
+        if self._lazy_units is not None and not all(digest in self._units for digest in digests):
+            self._know_every_unit()
         wanted: dict[str, Unit] = {}
         several: list[Sequence[Unit]] = []
         for digest in digests:
@@ -221,6 +227,12 @@ class StoreBlobs(BlobSource):
             if not any(unit.key in wanted or unit.key in self._fetched for unit in units):
                 wanted[units[0].key] = units[0]
         return wanted
+
+    def _know_every_unit(self) -> None:
+        units = self._lazy_units
+        if units is not None:
+            self._units = _by_digest(units.all())
+            self._lazy_units = None
 
     def _bounds(self, dictionaries: list[str], units: list[Unit]) -> dict[str, int]:
         """Return how large each may be, with what proves it where somebody is asked who is not trusted."""

@@ -24,6 +24,7 @@ from bundler.format.manifest import Content, Observed
 from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import StoreBlobs, unit_batches
+from bundler.store.bundle_units import BundleUnits
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.dictionaries import UnitCompression
 from bundler.store.error_translation import store_errors
@@ -377,8 +378,8 @@ class BundleStore:
         if seen is not None:
             seen(content)
         observed = Observed.decode(observed_bytes, self._limits)
-        units = list(store_layout.units_of(content))
-        marks = None if read_only else Marks(backend, self.name, [manifest, *map(_key_of, hints)], units)
+        units = BundleUnits(content)
+        marks = None if read_only else Marks(backend, self.name, [manifest, *map(_key_of, hints)], units.all)
         blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks)
         if marks is not None and seen is None:
             marks.finish()

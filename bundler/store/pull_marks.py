@@ -10,7 +10,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError
@@ -29,10 +29,12 @@ class Marks:
     Args:
         backend, name: the store.
         keys: of a manifest and dictionaries.
-        units: of the bundle; their keys are computed when they are touched.
+        units: returns those of the bundle; they are asked for, and their keys computed, when they are touched.
     """
 
-    def __init__(self, backend: Backend, name: str, keys: Collection[str], units: Collection[Unit]) -> None:
+    def __init__(
+        self, backend: Backend, name: str, keys: Collection[str], units: Callable[[], Collection[Unit]]
+    ) -> None:
         self._backend, self._name, self._keys, self._units = backend, name, keys, units
         # An interrupt may arrive while the thread is being started: who touches them is decided under this lock.
         self._gate = threading.Lock()
@@ -72,6 +74,6 @@ class Marks:
     def _touch(self) -> None:
         try:
             with store_errors(self._name):
-                self._backend.touch([*self._keys, *[unit.key for unit in self._units]])
+                self._backend.touch([*self._keys, *[unit.key for unit in self._units()]])
         except BundlerError as error:
             _log.info("%s: not marked as in use: %s", self._name, error)

@@ -58,8 +58,7 @@ HINTS = 16
 # A tag is a few hundred bytes, the last failure of a compile a few thousand.
 REF_BYTES = 128 * KIB
 RECORDS = f"{MAJOR}/k"
-# A record is of one kernel, and has some KB.
-RECORD_BYTES = MIB
+RECORD_BYTES = MIB  # a record is of one kernel, and has some KB
 
 # Of one thread; a bundle of one target has units of two families, each with a dictionary.
 _DECOMPRESSORS = 4
@@ -102,16 +101,16 @@ class Unit:
         return f"<Unit {self.key} {count(len(self.blobs), 'blob')}, {count(self.size, 'byte')}>"
 
 
-def units_of(content: Content) -> Iterator[Unit]:
-    """Yield the units of a bundle; a blob that two kernels share is in a unit of each."""
-    yield from units_of_kernels(content.kernels)
+def units_of(content: Content, *, launch: bool = True) -> Iterator[Unit]:
+    """Yield the units of a bundle, with the launch sets or without; a blob that two kernels share is in a unit of each."""
+    yield from units_of_kernels(content.kernels, launch=launch)
     companions: list[TuningFile | HelperLibrary | Opaque] = [*content.tuning_files, *content.helpers, *content.opaque]
     for entry in companions:
         yield Unit(((digest_raw(entry.artifact.digest), entry.artifact.size),))
 
 
-def units_of_kernels(kernels: Iterable[Kernel]) -> Iterator[Unit]:
-    """Yield the units of kernels: of each its launch set, and the rest of it if there is more."""
+def units_of_kernels(kernels: Iterable[Kernel], *, launch: bool = True) -> Iterator[Unit]:
+    """Yield the units of kernels: of each its launch set, if that is wanted, and the rest of it if there is more."""
     # Thousands have few layouts and targets, each of them one object, which is kept here: so no other one has its `id`.
     known: dict[tuple[int, int], tuple[FileLayout, Target, tuple[int, ...], str, str]] = {}
     for kernel in kernels:
@@ -121,7 +120,8 @@ def units_of_kernels(kernels: Iterable[Kernel]) -> Iterator[Unit]:
             known[id(layout), id(target)] = layout, target, others, f"{target}/launch", f"{target}/rest"
         _, _, rest, of_launch, of_rest = known[id(layout), id(target)]
         files = blobs_of_files(kernel)
-        yield Unit(tuple(sorted({files[position] for position in layout.launch})), of_launch)
+        if launch:
+            yield Unit(tuple(sorted({files[position] for position in layout.launch})), of_launch)
         if rest:
             yield Unit(tuple(sorted({files[position] for position in rest})), of_rest)
 

@@ -22,6 +22,8 @@ from bundler.store.store_layout import Unit, check_seal, decompressor, frame_of
 _FETCHES_IN_USE = 3
 # Of one kernel as a rule: the next one has another size, and finds room there too.
 _SHARED_BYTES = 512 * KIB
+# Decoded into memory that was used a moment before, and copied from there: a stream, which needs no copy, takes longer to set up.
+_COPIED_BYTES = 64 * KIB
 
 
 class FetchedUnits:
@@ -92,9 +94,13 @@ class FetchedUnits:
         try:
             if not self._verified or not frame:
                 check_seal(value, unit.key, unit.size)
-            if zstandard.get_frame_parameters(frame).content_size != unit.size or not unit.size:
+            if zstandard.frame_content_size(frame) != unit.size or not unit.size:
                 return False
-            with decompressor(None if dictionary is None else dictionary.data).stream_reader(frame) as reader:
+            decoder = decompressor(None if dictionary is None else dictionary.data)
+            if unit.size <= _COPIED_BYTES:
+                room[:] = decoder.decompress(frame, max_output_size=unit.size, allow_extra_data=False)
+                return True
+            with decoder.stream_reader(frame) as reader:
                 # The decoder compares the checksum when it is asked for more than there is, and does not tell what follows the frame.
                 return reader.readinto(room) == unit.size and not reader.read(1) and frame_bytes(frame) == len(frame)
         except (*DAMAGED, zstandard.ZstdError):

@@ -68,8 +68,7 @@ def installed_triton() -> Toolchain | None:
 @functools.lru_cache(maxsize=8)
 def _release(directory: str) -> str | None:
     try:
-        with open(os.path.join(directory, "__init__.py"), encoding="utf-8") as file:
-            release = _assigned_version(file.read())
+        release = _assigned_version(_read(os.path.join(directory, "__init__.py")))
     except (OSError, UnicodeDecodeError):
         release = None
     if release is not None:
@@ -78,14 +77,20 @@ def _release(directory: str) -> str | None:
     return distribution.version if distribution is not None else None
 
 
-def _assigned_version(source: str) -> str | None:
+def _assigned_version(source: bytes) -> str | None:
     """Return what a module assigns to `__version__`; a pattern would take longer to compile than this does."""
     for line in source.splitlines():
-        name, _, value = line.partition("=")
+        name, _, value = line.partition(b"=") if line.startswith(b"__version__") else (b"", b"", b"")
         text = value.strip()
-        if name.rstrip() == "__version__" and text[:1] in {"'", '"'}:
-            return text[1:].partition(text[0])[0] or None
+        if name.rstrip() == b"__version__" and text[:1] in {b"'", b'"'}:
+            return text[1:].partition(text[:1])[0].decode() or None
     return None
+
+
+def _read(path: str) -> bytes:
+    # A file with a buffer of its own, or of text, takes longer to make than these few bytes to read.
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
 
 
 def _distribution(directory: str) -> Distribution | None:
@@ -123,10 +128,11 @@ def recorded_digest(path: str, size_bytes: int) -> str | None:
     record = _record_of(os.path.dirname(os.path.dirname(path)))
     if record is None:
         return None
-    # Looked for as plain text: hundreds of files precede it, and a pattern takes longer to compile than all else here.
-    _, found, rest = f"\n{record}".partition(f"\ntriton/_C/{os.path.basename(path)},sha256=")
-    digest, _, size = rest.partition("\n")[0].strip().partition(",")
-    return _hex_of(digest) if found and size.isdecimal() and int(size) == size_bytes else None
+    # Looked for as plain bytes: hundreds of files precede it, and a pattern takes longer to compile than all else here.
+    entry = f"triton/_C/{os.path.basename(path)},sha256=".encode()
+    rest = record[len(entry) :] if record.startswith(entry) else record.partition(b"\n" + entry)[2]
+    digest, _, size = rest.partition(b"\n")[0].decode("utf-8", "replace").strip().partition(",")
+    return _hex_of(digest) if size.isdecimal() and int(size) == size_bytes else None
 
 
 def _hex_of(digest: str) -> str | None:
@@ -140,7 +146,7 @@ def _hex_of(digest: str) -> str | None:
     return (bits >> _DIGEST_PADDING).to_bytes(hashlib.sha256().digest_size).hex()
 
 
-def _record_of(directory: str) -> str | None:
+def _record_of(directory: str) -> bytes | None:
     """Return the RECORD of the distribution whose `triton` package is `directory`."""
     site = os.path.dirname(directory)
     beside = [
@@ -149,12 +155,12 @@ def _record_of(directory: str) -> str | None:
         if name.endswith(".dist-info") and name.partition("-")[0].replace("_", "-") in DISTRIBUTIONS
     ]
     if len(beside) == 1:
-        # Decoded at once: line by line, as a file of text does it, takes longer than to read it.
-        with contextlib.suppress(OSError, UnicodeDecodeError), open(beside[0], "rb", buffering=0) as file:
-            return file.readall().decode("utf-8")
+        with contextlib.suppress(OSError):
+            return _read(beside[0])
     # Several, none, or a package that is linked to from elsewhere: `importlib.metadata` knows all ways of installing.
     distribution = _distribution(directory)
-    return distribution.read_text("RECORD") if distribution is not None else None
+    record = distribution.read_text("RECORD") if distribution is not None else None
+    return None if record is None else record.encode("utf-8", "replace")
 
 
 def _hash_file(path: str) -> str | None:

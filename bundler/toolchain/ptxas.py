@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ptxas_version`: which ptxas Triton runs for a target, and its version, which is part of the key of every CUDA kernel.
 
-Compile jobs, recordings and the comparison of a kernel with this machine ask it.
+Compile jobs, recordings and the comparison of a kernel with this machine ask it.  `begin_asking` starts the program for who asks later
+(bundler/lifecycle/compatibility.py): it runs beside this process, and no thread waits for it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import re
 import select
 import sys
 import time
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bundler.package_loggers import logger
 from bundler.toolchain.identity import triton_dir
@@ -22,18 +24,24 @@ if TYPE_CHECKING:
     import ast
 
 _LOG = logger("bundler.toolchain")
+#: The path of a program, its size and its modification time, which only tell states of the file apart.
+_State: TypeAlias = tuple[str, int, int]
+_MOCKED = "TRITON_MOCK_PTX_VERSION"
 # ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
 _TIMEOUT_S = 20
 _ANSWER_BYTES = 1 << 16
 _PAUSE_S = 0.0002
 # `signal` makes enumerations of all signals as it is imported.
 _SIGKILL = 9
-_RELEASE = re.compile(r"release (\S+?), (V\S+)")
+_RELEASE = "release "
+_STATES_REMEMBERED = 32
 # What stands on both sides of the number in Triton 3.6 and 3.7; to import what parses Python takes longer than to ask ptxas.
 _BEFORE = b"""
 def get_ptxas(arch: int) -> knobs.NvidiaTool:
     return knobs.nvidia.ptxas_blackwell if arch >= """
 _BEHIND = b" else knobs.nvidia.ptxas\n"
+# What each program said of itself; None where it failed.
+_versions: dict[_State, str | None] = {}
 
 
 def ptxas_version(arch: int) -> str | None:
@@ -43,27 +51,43 @@ def ptxas_version(arch: int) -> str | None:
     else the environment and the files of the installation.  None when there is no Triton, no ptxas, or it fails.  The
     answer is kept for each state of the program on disk.
     """
-    mocked = os.environ.get("TRITON_MOCK_PTX_VERSION")
+    mocked = os.environ.get(_MOCKED)
     if mocked is not None:
         return mocked  # Triton puts this into its keys in place of the version.
-    program = _uses_blackwell(arch)
-    if program is None:
-        return None
-    for path in candidates("ptxas-blackwell" if program else "ptxas"):
-        try:
-            status = os.stat(path)
-        except OSError:
-            continue
-        version = _ask(path, status.st_size, status.st_mtime_ns)
+    for state in _programs(arch):
+        if state not in _versions:
+            ProgramVersion(state).finish()
+        version = _versions.get(state)
         if version is not None:
             return version
     return None
 
 
+def begin_asking(arch: int) -> ProgramVersion | None:
+    """Start the program of which `ptxas_version` asks first; None where it needs none.  The caller has to `finish` what is returned."""
+    state = None if _MOCKED in os.environ else next(_programs(arch), None)
+    return None if state is None or state in _versions else ProgramVersion(state)
+
+
 def short_version(text: str) -> str:
     """Shorten the answer of `ptxas --version`; an answer of another shape is returned without its line breaks."""
-    match = _RELEASE.search(text)
-    return f"{match[1]} {match[2]}" if match is not None else " ".join(text.split())[:200]
+    # A pattern, `release (\S+?), (V\S+)`, takes longer to compile than all else that is done with the answer.
+    for rest in text.split(_RELEASE)[1:]:
+        number, comma, build = rest.partition(", ")
+        if comma and number.split() == [number] and build.startswith("V") and not build[1:2].isspace() and build[1:]:
+            return f"{number} {build.split(None, 1)[0]}"
+    return " ".join(text.split())[:200]
+
+
+def _programs(arch: int) -> Iterator[_State]:
+    """Yield the programs that are there, in the order in which Triton tries them."""
+    blackwell = _uses_blackwell(arch)
+    for path in () if blackwell is None else candidates("ptxas-blackwell" if blackwell else "ptxas"):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        yield path, status.st_size, status.st_mtime_ns
 
 
 def _uses_blackwell(arch: int) -> bool | None:
@@ -136,63 +160,107 @@ def _set_in_python(attribute: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-@functools.lru_cache(maxsize=32)
-def _ask(path: str, _size_bytes: int, _mtime_ns: int) -> str | None:
-    """Run `path --version`; size and modification time only tell states of the file apart."""
-    try:
-        status, answer = _run(path, "--version")
-    except OSError as error:
-        _LOG.warning("ptxas does not answer: %s (%s)", path, error)
-        return None
-    if status:
-        _LOG.warning("ptxas does not answer: %s (exit status %s)", path, status)
-        return None
-    return short_version(answer.decode("utf-8", "replace"))
+class ProgramVersion:
+    """`ptxas --version`, running from the beginning on; its answer is kept for `ptxas_version`.
 
+    `subprocess` runs programs too, and is imported for longer than this one runs: a new process asks before its first kernel.
+    For one thread at a time.
 
-def _run(*command: str) -> tuple[int, bytes]:
-    """Return the exit status of a program and what it wrote; raises `OSError` for one that cannot run, or takes too long.
-
-    `subprocess` does this too, and is imported for longer than the program runs: a new process asks before its first kernel.
+    Args:
+        state: which program.
     """
-    ends_s = time.monotonic() + _TIMEOUT_S
-    reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as output:
+
+    def __init__(self, state: _State) -> None:
+        self._state, self._ends_s = state, time.monotonic() + _TIMEOUT_S
+        self._parts: list[bytes] = []
+        self._output = self._child = -1
+        try:
+            self._start(state[0], "--version")
+        except OSError as error:
+            self._learn(None, f" ({error})")
+
+    def ended(self, within_s: float) -> bool:
+        """Wait for the end of the program, for so long at most and in whole milliseconds, and learn its answer; returns whether it has ended."""
+        until_s = time.monotonic() + within_s
+        try:
+            while self._output >= 0:
+                if not self._read(until_s):
+                    return False
+            while self._child >= 0:
+                if not self._wait(until_s):
+                    return False
+        except BaseException as error:
+            self._end()
+            if not isinstance(error, OSError):
+                raise
+            self._learn(None, f" ({error})")
+        return True
+
+    def finish(self) -> None:
+        """Wait until it has ended, or its time is over and it was ended; calling it twice is fine."""
+        while not self.ended(_TIMEOUT_S):
+            pass
+
+    def _start(self, *command: str) -> None:
+        self._output, writing = os.pipe()
         try:
             redirected = [(os.POSIX_SPAWN_DUP2, writing, descriptor) for descriptor in (1, 2)]
-            child = os.posix_spawn(command[0], command, os.environ, file_actions=redirected)
+            self._child = os.posix_spawn(command[0], command, os.environ, file_actions=redirected)
+        except OSError:
+            self._close()
+            raise
         finally:
             os.close(writing)
+
+    def _read(self, until_s: float) -> bool:
+        """Read what there is, or comes in time; False when nothing does."""
+        now_s = time.monotonic()
+        if now_s > self._ends_s:
+            raise TimeoutError(f"no answer in {_TIMEOUT_S} s")
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN | select.POLLHUP)
+        if not poll.poll(int(max(0.0, min(until_s, self._ends_s) - now_s) * 1000)):
+            return until_s > self._ends_s
+        part = os.read(self._output, _ANSWER_BYTES)
+        if part:
+            self._parts.append(part)
+        else:
+            self._close()
+        return True
+
+    def _wait(self, until_s: float) -> bool:
         try:
-            answer = _read_all(output, ends_s)
-            return _exit_status(child, ends_s), answer
-        except BaseException:
+            ended, status = os.waitpid(self._child, os.WNOHANG)
+        except ChildProcessError:
+            ended, status = self._child, 0  # this process ignores SIGCHLD, so it does not learn how its children end
+        if ended:
+            self._child, code = -1, os.waitstatus_to_exitcode(status)
+            answer = b"".join(self._parts).decode("utf-8", "replace")
+            self._learn(*((None, f" (exit status {code})") if code else (short_version(answer), "")))
+        elif time.monotonic() > self._ends_s:
+            raise TimeoutError(f"it does not end in {_TIMEOUT_S} s")
+        elif time.monotonic() > until_s:
+            return False
+        else:
+            time.sleep(_PAUSE_S)  # it has closed its output, so it is about to end
+        return True
+
+    def _learn(self, version: str | None, problem: str) -> None:
+        if problem:
+            _LOG.warning("ptxas does not answer: %s%s", self._state[0], problem)
+        if len(_versions) >= _STATES_REMEMBERED:
+            _versions.clear()
+        _versions[self._state] = version
+
+    def _end(self) -> None:
+        self._close()
+        child, self._child = self._child, -1
+        if child >= 0:
             with contextlib.suppress(OSError):  # it ended meanwhile
                 os.kill(child, _SIGKILL)
                 os.waitpid(child, 0)
-            raise
 
-
-def _read_all(output: IO[bytes], ends_s: float) -> bytes:
-    poll = select.poll()
-    poll.register(output, select.POLLIN | select.POLLHUP)
-    parts: list[bytes] = []
-    while poll.poll(max(0.0, ends_s - time.monotonic()) * 1000):
-        part = output.read(_ANSWER_BYTES)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-    raise TimeoutError(f"no answer in {_TIMEOUT_S} s")
-
-
-def _exit_status(child: int, ends_s: float) -> int:
-    try:
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status)
-            if time.monotonic() > ends_s:
-                raise TimeoutError(f"it does not end in {_TIMEOUT_S} s")
-            time.sleep(_PAUSE_S)  # it has closed its output, so it is about to end
-    except ChildProcessError:
-        return 0  # this process ignores SIGCHLD, so it does not learn how its children end
+    def _close(self) -> None:
+        output, self._output = self._output, -1
+        if output >= 0:
+            os.close(output)

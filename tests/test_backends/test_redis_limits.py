@@ -84,7 +84,7 @@ def test_every_timeout_and_retry_is_set():
     assert retry.get_retries() == 0 if hasattr(retry, "get_retries") else retry._retries == 0
     assert plain == {
         "username": "u", "password": "p", "db": 2, "protocol": 2, "socket_timeout": 3.0, "socket_connect_timeout": 2.0,
-        "socket_read_size": 262144, "retry_on_timeout": False, "retry_on_error": [], "health_check_interval": 0,
+        "socket_read_size": 65536, "retry_on_timeout": False, "retry_on_error": [], "health_check_interval": 0,
         "socket_keepalive": True,
     }  # fmt: skip
     defaults = server_connections.connection_arguments(parse("redis://h", {}))

@@ -188,7 +188,7 @@ def test_a_store_is_read_while_the_driver_is_asked(bundle, tmp_path, driver):
 def test_ptxas_is_asked_for_the_first_kernel(bundle, monkeypatch):
     """Where there are processors to spare; a kernel of AMD's needs none."""
     asked = []
-    monkeypatch.setattr(ptxas, "ptxas_version", asked.append)
+    monkeypatch.setattr(ptxas, "begin_asking", asked.append)
     cuda = [kernel for kernel in bundle.kernels if kernel.target.backend == "cuda"]
     hip = [kernel for kernel in bundle.kernels if kernel.target.backend == "hip"]
     for kernels in (cuda, hip, []):

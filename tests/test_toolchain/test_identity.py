@@ -5,6 +5,7 @@ import importlib
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def test_identity_does_not_import_triton_and_reads_no_binary(run_python):
     pytest.importorskip("triton")
     code = """
 import sys
+import time
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 from bundler.toolchain import directories, identity, probes, ptxas, targets
@@ -196,11 +198,58 @@ def test_a_ptxas_that_does_not_answer_is_ended(tmp_path, monkeypatch, caplog, sc
 
 
 def test_a_ptxas_that_writes_much_is_read_to_its_end(tmp_path, monkeypatch):
-    """More than a pipe holds, on both outputs."""
+    """More than a pipe holds, on both outputs; what is asked ahead is told apart from no answer, and is asked once."""
     program = tmp_path / "ptxas"
     program.write_text("#!/bin/sh\nhead -c 300000 /dev/zero >&2\necho ' release 1.2, V1.2.3 '\n")
     program.chmod(0o755)
-    assert ptxas._run(str(program), "--version") == (0, bytes(300000) + b" release 1.2, V1.2.3 \n")
+    monkeypatch.setattr(ptxas, "candidates", lambda name: [str(program)])
+    monkeypatch.setattr(ptxas, "_uses_blackwell", lambda arch: False)
+    asked = ptxas.begin_asking(90)
+    asked.finish()
+    assert b"".join(asked._parts) == bytes(300000) + b" release 1.2, V1.2.3 \n"
+    assert asked.ended(0)
+    assert ptxas.begin_asking(90) is None
+    assert ptxas.ptxas_version(90) == "1.2 V1.2.3"
+
+
+def test_a_ptxas_that_runs_is_not_waited_for(tmp_path, monkeypatch):
+    """Who asks ahead looks now and then whether it has ended; an interrupt ends it, and the next who asks starts it again."""
+    program = tmp_path / "ptxas"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(ptxas, "candidates", lambda name: [str(program)])
+    monkeypatch.setattr(ptxas, "_uses_blackwell", lambda arch: False)
+    asked = ptxas.begin_asking(90)
+    started = time.monotonic()
+    assert not asked.ended(0)
+    assert not asked.ended(0.01)
+    assert time.monotonic() - started < 10
+    monkeypatch.setattr(ptxas.select, "poll", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        asked.finish()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    assert ptxas._versions.get(asked._state, "not known") == "not known"
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ptxas: NVIDIA\nCuda compilation tools, release 12.8, V12.8.93\nBuild cuda_12.8\n", "12.8 V12.8.93"),
+        ("release notes of release 13.0, V13.0.1", "13.0 V13.0.1"),
+        ("release 12.8, V", "release 12.8, V"),
+        ("release 12.8, V 1", "release 12.8, V 1"),
+        ("release , V1.2", "release , V1.2"),
+        ("something\n else", "something else"),
+    ],
+)
+def test_the_version_in_an_answer(text, expected):
+    """The first release with its build; an answer of another shape stays, in one line."""
+    assert ptxas.short_version(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
     from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401  # not a step
     from bundler.store import store_layout
     from bundler.store.blob_source import StoreBlobs
+    from bundler.store.bundle_units import BundleUnits
     from bundler.store.references import References
     from bundler.store.stored_manifests import read_manifest
 
@@ -137,15 +138,15 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
         content = Content.decode(content_bytes)
         seen = Observed.decode(observed)
         steps.done(START[3])
-        units = list(store_layout.units_of(content))
+        units = BundleUnits(content)
+        read = units.launch if keep == "launch" else units.all()
         blobs = StoreBlobs(backend, name, units, DEFAULT_LIMITS, hints=hints)
         steps.done(START[4])
         bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
-        _place_steps(steps, backend, bundle, units, hints, into, "launch" if keep == "launch" else "all")
+        _place_steps(steps, backend, bundle, read, hints, into, "launch" if keep == "launch" else "all")
         steps.restart()
-        backend.touch(
-            [manifest, *(store_layout.dictionary_key(digest) for _, digest in hints), *(unit.key for unit in units)]
-        )
+        dictionaries = [store_layout.dictionary_key(digest) for _, digest in hints]
+        backend.touch([manifest, *dictionaries, *[unit.key for unit in units.all()]])
         steps.done(START[10])
     return steps.seconds
 
@@ -166,7 +167,7 @@ def _place_steps(
     plan, place = RestorePlan(bundle, RestoreOptions(into, keep)), CacheDirectory(into)
     wanted = [WantedKernel.of(kernel, keep) for kernel in plan._wanted_kernels()]  # noqa: SLF001  # a step of it
     steps.done(START[5])
-    needed = {unit.key: unit for unit in units if keep == "all" or unit.family.endswith("/launch")}
+    needed = {unit.key: unit for unit in units}
     values: dict[str, bytes] = {}
     for batch in unit_batches(needed.values()):
         values |= backend.get_within(bounds.of_units(batch))
