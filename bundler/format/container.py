@@ -58,7 +58,6 @@ class _DecodedFrame:
         self._section, self._content = section, content
         self._slices: dict[bytes, slice] | None = None
 
-    # Not a `cached_property`: that has a lock up to Python 3.11, which another thread may hold at the moment of a fork.
     @property
     def slices(self) -> dict[bytes, slice]:
         """Where each of its blobs lies in `data`, by raw digest."""

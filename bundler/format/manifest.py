@@ -9,13 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bundler.errors import FormatError
 from bundler.format import content_tables, names, wire
 from bundler.format.blob_table import BlobTable
+from bundler.format.cached_properties import cached_property
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
     Entry,

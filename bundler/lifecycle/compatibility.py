@@ -8,9 +8,10 @@ reads kernels meanwhile, and `Store.restore` fetches the manifest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Self
 
+from bundler.format.cached_properties import cached_property
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
 from bundler.lifecycle.threaded_call import ThreadedCall

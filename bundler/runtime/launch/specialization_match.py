@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from bundler.errors import CannotLaunchStatically
+from bundler.format.cached_properties import cached_property
 from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel
 from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike, with_constants
