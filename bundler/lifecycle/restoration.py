@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,6 +46,8 @@ Ready = list[ReadyKernel] | BundlerError
 # Kernels that are read before it is known whether they are of use here wait in memory.
 BYTES_READ_MEANWHILE = 32 * MIB
 BUSY_WITHOUT_QUESTIONS = 2
+# Who asks waits for the interpreter as long as these are read, and to leave it to them takes a third of that.
+RUNS_BETWEEN_WAITS = 2
 
 
 def restore(
@@ -230,11 +233,12 @@ class Restoration(RestorePlan):
         # From a store far away nothing is fetched that may be of no use; what takes long was asked before there.
         runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
         while not (self.bundle.blobs.waits or size > BYTES_READ_MEANWHILE or questions.give_way()):
-            run = next(runs, None)
-            if run is None:
+            some = [*islice(runs, RUNS_BETWEEN_WAITS)]
+            if not some:
                 break
-            size += sum(map(_size_of, run))
-            found += self._all_ready(self._fetched(run))
+            for run in some:
+                size += sum(map(_size_of, run))
+                found += self._all_ready(self._fetched(run))
         questions.close()
         return found
 

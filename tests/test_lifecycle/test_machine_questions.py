@@ -144,6 +144,7 @@ def test_what_waits_for_the_driver_is_bounded(bundle, tmp_path, driver, reading,
     """Where the driver takes very long, a few kernels are in memory and no more."""
     monkeypatch.setattr(restoration, "BYTES_READ_MEANWHILE", 0)
     monkeypatch.setattr("bundler.lifecycle.restore_plan.KERNELS_PER_RUN", 1)
+    monkeypatch.setattr(restoration, "RUNS_BETWEEN_WAITS", 1)
     before = []
     threading.Timer(0.5, lambda: (before.extend(reading), driver.may_answer.set())).start()
     report = bundler.restore(bundle, tmp_path / "there")
