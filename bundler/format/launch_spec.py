@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -266,7 +266,9 @@ def paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
     result = []
     for item in data:
         path, value = wire.fields(item, "argument path", list, object)
-        result.append((tuple(wire.expect(index, int, "argument path") for index in path), Value.from_wire(value)))
+        if min((wire.expect(index, int, "argument path") for index in path), default=0) < 0:
+            raise FormatError(f"argument path: expected places of arguments, got {path}", what="argument path", got=path)
+        result.append((tuple(path), Value.from_wire(value)))
     return tuple(result)
 
 
@@ -286,7 +288,10 @@ def _decode(number: int, packed: bytes) -> Any:
 
 
 # What nearly all constants are: numbers, texts and the like, none inside another.
-_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, ...], tuple[str, bool | int | str | None]], ...])
+_Place = Annotated[int, msgspec.Meta(ge=0)]
+_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(
+    tuple[tuple[tuple[_Place, ...], tuple[str, bool | int | str | None]], ...]
+)
 
 
 def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:

@@ -47,6 +47,20 @@ def test_damaged_facts_come_to_the_same_either_way(at, inserted, dropped):
     assert quick == slow if not isinstance(slow, str) else isinstance(quick, str)
 
 
+@pytest.mark.parametrize("section", ["constants", "attributes"])
+@pytest.mark.parametrize("value", [encode(1), encode([["tt.divisibility", 16]])])
+def test_a_place_before_the_first_argument_is_refused(section, value):
+    """A path counts from 0; one that counts from the end would name another argument, or none at all."""
+    for path in [(-1,), (-3,), (0, -1)]:
+        damaged = replace(facts(1), **{section: ((path, value),)})
+        with pytest.raises(FormatError, match="expected places of arguments"):
+            LaunchFacts.from_bytes(damaged.to_bytes())
+
+
+def test_a_place_behind_the_last_argument_is_named_by_its_path():
+    assert replace(facts(1), constants=(((7,), encode(object())),)).unportable == ("(7,)",)
+
+
 def test_kernels_share_the_sections_that_are_equal():
     """A thousand kernels that differ in a constant hold one tuple of arguments and one of options between them."""
     found = [LaunchFacts.from_bytes(facts(number).to_bytes()) for number in range(3)]
