@@ -267,7 +267,9 @@ def paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
     for item in data:
         path, value = wire.fields(item, "argument path", list, object)
         if min((wire.expect(index, int, "argument path") for index in path), default=0) < 0:
-            raise FormatError(f"argument path: expected places of arguments, got {path}", what="argument path", got=path)
+            raise FormatError(
+                f"argument path: expected places of arguments, got {path}", what="argument path", got=path
+            )
         result.append((tuple(path), Value.from_wire(value)))
     return tuple(result)
 
@@ -289,9 +291,7 @@ def _decode(number: int, packed: bytes) -> Any:
 
 # What nearly all constants are: numbers, texts and the like, none inside another.
 _Place = Annotated[int, msgspec.Meta(ge=0)]
-_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(
-    tuple[tuple[tuple[_Place, ...], tuple[str, bool | int | str | None]], ...]
-)
+_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(tuple[tuple[tuple[_Place, ...], tuple[str, bool | int | str | None]], ...])
 
 
 def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
