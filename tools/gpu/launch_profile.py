@@ -94,7 +94,7 @@ def watch(driver: Any, clock: Callable[[], float] = time.perf_counter) -> Profil
     profile.watch(StaticKernel, "_meet", "choose: specialization for the call")
     profile.watch(CallShape, "find", "choose: specialization for the constants")
     profile.watch(Bundle, "view_blob", "read: verified bytes")
-    profile.watch(loaded_plans, "build_plan", "plan")
+    profile.watch(loaded_plans, "plan_with", "plan")
     profile.watch(type(driver), "load", "driver: around its calls")
     profile.watch(type(driver), "launcher", "driver: launcher")
     library = getattr(driver, "_library", None)

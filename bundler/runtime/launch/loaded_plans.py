@@ -17,7 +17,7 @@ from bundler.format.entries import Kernel
 from bundler.format.launch_spec import LaunchFacts
 from bundler.runtime.launch.driver import Driver, Launcher, Module
 from bundler.runtime.launch.plan import LaunchPlan
-from bundler.runtime.launch.plan_builder import build_plan
+from bundler.runtime.launch.plan_builder import plan_with
 
 
 class Loaded(NamedTuple):
@@ -77,7 +77,7 @@ class Loader:
     def _load(self, kernel: Kernel, device: int, alike: LaunchFacts | None) -> Loaded:
         name, digest = kernel.binary_file()
         image = bytes(self._sources[kernel.key].view_blob(digest, name))
-        plan = build_plan(kernel, image, alike)
+        plan = plan_with(kernel, image, kernel.launch.facts if alike is None else alike)
         module = self.driver.load(plan, image, device)
         return Loaded(plan, module, self.driver.launcher(module), device)
 

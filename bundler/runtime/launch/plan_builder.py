@@ -42,24 +42,27 @@ _MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64
 _SCALARS = {"f32": "fp32", **{kind: kind for kind in KIND_BYTES if kind[0] in "iu" or kind[:2] in {"fp", "bf"}}}
 
 
-def build_plan(kernel: Kernel, image: bytes, alike: LaunchFacts | None = None) -> LaunchPlan:
+def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
     """Return how to launch a kernel.
 
     Args:
         kernel: a kernel of a bundle.
         image: its device binary, verified.
-        alike: its launch facts, but for the constants, where the caller has decoded them.
 
     Raises:
         CannotLaunchStatically: something that the launch needs is not known, or the binary contradicts the record.
         FormatError: the binary cannot be read.
     """
+    return plan_with(kernel, image, kernel.launch.facts)
+
+
+def plan_with(kernel: Kernel, image: bytes, facts: LaunchFacts | None) -> LaunchPlan:
+    """Return the same; `facts` are the kernel's, but for the constants, which may be another's.  Raises as `build_plan`."""
     spec, target = kernel.spec, kernel.target
     if target.backend not in BACKENDS:
         _check_target(target, _Refusal(spec.entry, kernel.key))
     # The binary has the last word on where parameters lie: what Triton recorded says their types and order alone.
     layout = read_layout(image, spec.entry)
-    facts = kernel.launch.facts if alike is None else alike
     signature = None if facts is None else facts.signature
     # Kernels that differ in their constants alone have all of this in common, and so their plans.
     number = id(spec), id(signature), id(layout), id(target)
@@ -68,7 +71,15 @@ def build_plan(kernel: Kernel, image: bytes, alike: LaunchFacts | None = None) -
         if len(_plans) >= _MAX_SIGNATURES:
             _plans.clear()
         found = _plans[number] = (spec, signature, layout, target), _new_plan(kernel, kernel.launch, layout)
-    return found[1].of_kernel(kernel.name, kernel.key)
+    return _of_kernel(found[1], kernel)
+
+
+def _of_kernel(alike: LaunchPlan, kernel: Kernel) -> LaunchPlan:
+    plan, fields = object.__new__(LaunchPlan), vars(alike).copy()
+    fields["kernel"], fields["key"] = kernel.name, kernel.key
+    # Copied whole: one by one they take three times as long.
+    object.__setattr__(plan, "__dict__", fields)
+    return plan
 
 
 def _new_plan(kernel: Kernel, spec: LaunchSpec, layout: Layout) -> LaunchPlan:
