@@ -19,6 +19,7 @@ from bundler.toolchain import identity, ptxas, targets
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
 _LEFT_TO_WHO_ASKS_S = 0.00005
+_LEFT_AT_THE_START_S = 0.003
 _LOCATION = identity.LOCATION_PART.encode()
 
 
@@ -38,6 +39,8 @@ class Questions:
         """Begin to ask which GPUs are visible: NVML takes tens of milliseconds to answer."""
         if targets.asking_takes_long():
             self._begin(targets.listed_targets)
+            # It imports and opens libraries first.  What the caller does meanwhile is done long before the answer, so it can wait for that.
+            self.answered(_LEFT_AT_THE_START_S)
 
     def ask_for_triton(self) -> None:
         """Begin to ask who compiles here, unless who asks for ptxas does: a few files are read, which is worth it only where the caller waits for a server."""
