@@ -182,6 +182,9 @@ def _extension() -> Any:
         return None
 
 
+_extension()  # with this module, and not when the first kernel is to be written
+
+
 def start_threads(count: int) -> Threads:
     """Return threads that write one batch after the other; they end when nobody has them any more."""
     return count if compiled_writer() is None else _extension().start_threads(count)
