@@ -24,7 +24,7 @@ from typing import Literal, TypeVar
 from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
 from bundler.backends.counters import TierCounters
 from bundler.backends.host_fetch import SharedFetches, write_order
-from bundler.backends.keys import check_key
+from bundler.backends.keys import check_key, check_keys
 from bundler.backends.lease_holders import HeldLease
 from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, Unread
 from bundler.backends.single_tier import Tier
@@ -80,7 +80,8 @@ class Tiers(Backend):
         return self.get_within(dict.fromkeys(keys, OBJECT_LIMIT))
 
     def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
-        wanted = {check_key(key): most for key, most in max_bytes.items()}
+        check_keys(max_bytes)
+        wanted = dict(max_bytes)
         errors: _Failures = []
         found = self._read(range(self._far_from), wanted, errors)
         missing = _without(wanted, found)
@@ -137,13 +138,13 @@ class Tiers(Backend):
         return created
 
     def exists(self, keys: Collection[str]) -> frozenset[str]:
-        wanted = list(map(check_key, keys))
+        wanted = check_keys(keys)
         if self._truth is None:
             return self._among(self._stores, wanted)
         return self._there(wanted, *self._at_truth(lambda b: b.exists(wanted)))
 
     def claim(self, keys: Collection[str]) -> frozenset[str]:
-        wanted = list(map(check_key, keys))
+        wanted = check_keys(keys)
         if self._truth is None:
             return self._among(self._stores, wanted)
         there, holder = self._at_truth(lambda b: b.claim(wanted))
@@ -173,7 +174,7 @@ class Tiers(Backend):
         return gone.union(*self._at_nearer(holder, lambda b: b.delete(copies)))
 
     def touch(self, keys: Collection[str]) -> None:
-        wanted = list(map(check_key, keys))
+        wanted = check_keys(keys)
         if self._truth is not None:
             _, holder = self._at_truth(lambda b: b.touch(wanted))
             self._at_nearer(holder, lambda b: b.touch(wanted))

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from bundler.backends.backend_errors import BackendDenied, BackendFull
 from bundler.backends.batches import batches
-from bundler.backends.keys import check_key, check_prefix, is_key
+from bundler.backends.keys import check_key, check_keys, check_prefix, is_key
 from bundler.backends.lease_holders import HeldLease, held_lease, new_token
 from bundler.backends.port import BEGINNING_BYTES, OBJECT_LIMIT, Backend, Stat, Unread, in_prefix
 from bundler.backends.redis import lua_scripts as scripts
@@ -385,7 +385,7 @@ def _ms(seconds: float) -> int:
 
 
 def _unique(keys: Collection[str]) -> list[str]:
-    return list(dict.fromkeys(map(check_key, keys)))
+    return list(dict.fromkeys(check_keys(keys)))
 
 
 def _none_of_ours(heads: Mapping[str, bytes]) -> set[str]:

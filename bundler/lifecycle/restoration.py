@@ -215,9 +215,9 @@ class Restoration(RestorePlan):
         fetching: ThreadedCall[list[WantedKernel]] | None = None
         for run in runs:
             fetched = None if fetching is None else fetching.result()
-            # Begun before the previous run is yielded: the fetch goes on while the caller places that run.
+            # Begun before the previous run is yielded: the fetch goes on while the caller places that run.  Of the first one nobody does anything.
             fetching = ThreadedCall(partial(self._fetched, run))
-            fetching.start(apart=True)
+            fetching.start(apart=fetched is not None)
             if fetched is not None:
                 yield fetched
         if fetching is not None:

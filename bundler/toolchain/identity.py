@@ -28,6 +28,8 @@ DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-wind
 _BASE64_URLSAFE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _DIGEST_CHARACTERS, _DIGEST_PADDING = 43, 2  # 43 characters of 6 bits for 256 bits
 _CHUNK_BYTES = 1 << 20
+# Where modules were looked for, by whom, and the directory of `triton` that was found; empty when there was none.
+_looked_up: tuple[list[str], list[object], str] = [], [], ""
 
 
 def triton_dir() -> str | None:
@@ -37,9 +39,15 @@ def triton_dir() -> str | None:
         return os.path.dirname(os.path.abspath(file))
     if "triton" in sys.modules:
         return None  # without a file: not Triton, or one that somebody forbids to import
-    spec = _spec_of_triton()
-    # A directory called `triton` without __init__.py, such as a checkout beside the user's script, has no origin.
-    return os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else None
+    global _looked_up  # noqa: PLW0603  # what was found last
+    # A restore asks six times.  What was found is asked for again where a module would be looked for elsewhere, or it is gone.
+    path, finders, directory = _looked_up
+    if path != sys.path or finders != sys.meta_path or not os.path.isdir(directory):
+        spec = _spec_of_triton()
+        # A directory called `triton` without __init__.py, such as a checkout beside the user's script, has no origin.
+        directory = os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else ""
+        _looked_up = [*sys.path], [*sys.meta_path], directory
+    return directory or None
 
 
 def _spec_of_triton() -> ModuleSpec | None:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import os
 import re
-import select
 import sys
 import time
 from collections.abc import Iterator
@@ -214,6 +213,8 @@ class ProgramVersion:
 
     def _read(self, until_s: float) -> bool:
         """Read what there is, or comes in time; False when nothing does."""
+        import select  # many restores ask no program
+
         now_s = time.monotonic()
         if now_s > self._ends_s:
             raise TimeoutError(f"no answer in {_TIMEOUT_S} s")

@@ -117,6 +117,25 @@ def test_a_triton_without_metadata_is_hashed(tmp_path, alone):
     assert (found.release, found.binary) == ("3.8.0+git1234", hashlib.sha256(b"\x7fELF").hexdigest())
 
 
+def test_a_triton_that_comes_and_goes_is_found(tmp_path, alone):
+    """What was found once counts as long as a module would be looked for in the same places, and it is there."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    alone(first)
+    assert identity.triton_dir() is None
+    (second / "triton").mkdir(parents=True)
+    (second / "triton" / "__init__.py").touch()
+    sys.path.insert(1, str(second))
+    assert identity.triton_dir() == identity.triton_dir() == str(second / "triton")
+    (first / "triton").mkdir()
+    (first / "triton" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    shutil.rmtree(second)
+    assert identity.triton_dir() == str(first / "triton")
+    sys.path.remove(str(first))
+    assert identity.triton_dir() is None
+
+
 def test_no_triton_is_no_identity(tmp_path, alone):
     """Without Triton, and with a mere directory of that name, nothing is known and nothing fails."""
     (tmp_path / "triton").mkdir()
@@ -224,7 +243,7 @@ def test_a_ptxas_that_runs_is_not_waited_for(tmp_path, monkeypatch):
     assert not asked.ended(0)
     assert not asked.ended(0.01)
     assert time.monotonic() - started < 10
-    monkeypatch.setattr(ptxas.select, "poll", interrupted)
+    monkeypatch.setattr("select.poll", interrupted)
     with pytest.raises(KeyboardInterrupt):
         asked.finish()
     with pytest.raises(ChildProcessError):
