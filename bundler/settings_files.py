@@ -150,7 +150,11 @@ def _table(path: str) -> Mapping[str, Any]:
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            # No more than is there, as far as that is known: the buffer is made before it is filled, and a new process pays for each page.
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(min(size, MOST_BYTES) + 1)
+            if len(content) > size:
+                content += file.read(MOST_BYTES + 1 - len(content))
     except OSError as error:
         raise _wrong(path, f"it cannot be read: {error.strerror or error}", None) from error
     if len(content) > MOST_BYTES:

@@ -142,14 +142,27 @@ class Cluster(Link):
         return plan
 
     def _learn(self) -> _Plan:
-        """Ask the nodes, one after the other, until one says how the slots are spread."""
+        """Ask the nodes, one after the other, until one knows a master for each slot; one that has just come may know of a part."""
         failure: BackendError | None = None
+        partial: _Plan | None = None
         for node in (*self._known.values(), *self._seeds):
             try:
-                return self._planned(ask(node, self.shown, "CLUSTER", "SLOTS"), node)
+                plan = self._planned(ask(node, self.shown, "CLUSTER", "SLOTS"), node)
             except BackendError as error:
                 failure = error
-        raise failure or BackendUnavailable(f"{self.shown}: no node to ask")
+                continue
+            if None not in plan.slots:
+                return self._followed(plan)
+            partial = partial or plan
+        if partial is None:
+            raise failure or BackendUnavailable(f"{self.shown}: no node to ask")
+        return self._followed(partial)
+
+    def _followed(self, plan: _Plan) -> _Plan:
+        # A failover leaves connections to a server that is a master no longer.
+        for address in {address for address, node in self._known.items() if node not in plan.masters}:
+            self._known.pop(address).close()
+        return plan
 
     def _planned(self, ranges: list[Any], asked: Node) -> _Plan:
         slots: list[Node | None] = [None] * SLOTS
@@ -161,9 +174,6 @@ class Cluster(Link):
             slots[first : last + 1] = [masters[address]] * (last + 1 - first)
         if not masters:
             raise BackendUnavailable(f"{self.shown}: no master has any slot; the cluster is not complete")
-        # A failover leaves connections to a server that is a master no longer.
-        for address in self._known.keys() - masters.keys():
-            self._known.pop(address).close()
         return _Plan(tuple(masters.values()), tuple(slots))
 
     def _node(self, address: tuple[str, int]) -> Node:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 from bundler.codegen.module_text import ProgramKernel
@@ -21,6 +20,7 @@ from bundler.codegen.program_build import Buildable, build_bundle
 from bundler.codegen.program_builder import build_program
 from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
+from bundler.format.cached_properties import cached_property
 from bundler.runtime.launch.program_plan import ProgramPlan
 from bundler.runtime.launch.program_replay import Launcher, ProgramRunner
 from bundler.runtime.launch.seed_stream import SeedSource

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from bundler.compile import module_import
@@ -17,6 +16,7 @@ from bundler.compile.source_modules import source_module
 from bundler.compile.worker_messages import resolve
 from bundler.errors import BundlerError, CompileFailed, FormatError
 from bundler.format import wire
+from bundler.format.cached_properties import cached_property
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Target, Toolchain

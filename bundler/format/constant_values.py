@@ -113,6 +113,11 @@ class Value:
         return Value(tag, _scalar(tag, payload))
 
 
+def is_plain(tag: str, payload: Any) -> bool:
+    """Tell whether these are tag and payload of a value that holds no other."""
+    return _PLAIN.get(tag) is type(payload)
+
+
 def value_of_pair(tag: str, payload: Any) -> Value:
     """Build a value from the members of its positional form; raises `FormatError` for anything else."""
     return Value(tag, payload) if _PLAIN.get(tag) is type(payload) else Value.from_wire([tag, payload])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import zstandard
 
 from bundler.errors import BundlerError, FormatError, NotFound
-from bundler.format.blob_places import BlobPlaces
+from bundler.format.blob_sections import sections_of_blobs
 from bundler.format.container_layout import (
     BLOB_SECTIONS,
     CONTENT,
@@ -51,21 +51,21 @@ class _DecodedFrame:
         used: when it was last looked at.
     """
 
-    __slots__ = ("_content", "_numbers", "_section", "data", "number", "used")
+    __slots__ = ("_content", "_section", "_slices", "data", "number", "used")
 
     def __init__(self, number: int, data: memoryview, section: Section, content: Content) -> None:
         self.number, self.data, self.used = number, data, 0
         self._section, self._content = section, content
-        self._numbers: dict[bytes, int] | None = None
+        self._slices: dict[bytes, slice] | None = None
 
-    # Not a `cached_property`, for the reason that `BlobPlaces` has.
     @property
-    def numbers(self) -> dict[bytes, int]:
-        """The number of each of its blobs, by raw digest."""
-        if self._numbers is None:
+    def slices(self) -> dict[bytes, slice]:
+        """Where each of its blobs lies in `data`, by raw digest."""
+        if self._slices is None:
             blobs = self._section.blobs
-            self._numbers = dict(zip(self._content.digests_of(blobs), blobs, strict=True))
-        return self._numbers
+            ends = [*accumulate(self._content.sizes_of(blobs))]
+            self._slices = dict(zip(self._content.digests_of(blobs), map(slice, [0, *ends], ends), strict=True))
+        return self._slices
 
 
 class Container:
@@ -100,7 +100,7 @@ class Container:
                 f"content: schema {self.content.schema} in a bundle of version {self.major}.x, expected {self.major}",
                 got=self.content.schema, expected=self.major,
             )  # fmt: skip
-        self.places = BlobPlaces(self.sections, array("Q", self.content.blob_sizes))
+        self._sections_of_blobs = sections_of_blobs(self.sections, self.content.blob_sizes)
 
     def stored(self, section: Section) -> bytes:
         """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`, `DigestMismatch`."""
@@ -137,10 +137,21 @@ class Container:
             NotFound: the bundle has no such blob.
             DigestMismatch, FormatError: the stored bytes are damaged.
         """
-        (data,) = self.stored_blobs((digest,))
+        data = self._held(digest)
+        if data is None:
+            (data,) = self.stored_blobs((digest,))
         if hashlib.sha256(data).digest() != digest:
             check_digest(data, digest, "blob")
         return data
+
+    def _held(self, digest: bytes) -> memoryview | None:
+        """Return the bytes of a blob that lies in a frame which is decoded, None where there is none; for who launches kernels one by one."""
+        for frame in reversed(self._frames.values()):
+            found = frame.slices.get(digest)
+            if found is not None:
+                frame.used = next(self._uses)
+                return frame.data[found]
+        return None
 
     def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
         """Return the verified bytes of several blobs, as `view_blob` does."""
@@ -159,16 +170,13 @@ class Container:
             DigestMismatch, FormatError: the section that a blob lies in is damaged.
         """
         views: list[memoryview] = []
-        data, numbers = memoryview(b""), dict[bytes, int]()
-        offsets, sizes = self.places.offsets, self.places.sizes
+        data, slices = memoryview(b""), dict[bytes, slice]()
         # A restore reads hundreds of thousands: nearly all lie in the frame of the one before.
         for digest in digests:
-            if digest not in numbers:
+            if digest not in slices:
                 frame = self._frame_of(digest)
-                data, numbers = frame.data, frame.numbers
-            blob = numbers[digest]
-            start = offsets[blob]
-            views.append(data[start : start + sizes[blob]])
+                data, slices = frame.data, frame.slices
+            views.append(data[slices[digest]])
         return views
 
     def verify(self, digests: Collection[bytes]) -> None:
@@ -176,7 +184,7 @@ class Container:
         wanted = set(digests)
         for number, section in enumerate(self.sections):
             if section.kind in BLOB_SECTIONS:
-                self.view_blobs([*wanted.intersection(self._frame(number).numbers)])
+                self.view_blobs([*wanted.intersection(self._frame(number).slices)])
             else:
                 self.stored(section)
 
@@ -188,14 +196,14 @@ class Container:
 
     def _frame_of(self, digest: bytes) -> _DecodedFrame:
         """Return the frame that a blob lies in; raises `NotFound`."""
-        for frame in self._frames.values():
-            if digest in frame.numbers:
+        for frame in reversed(self._frames.values()):
+            if digest in frame.slices:
                 frame.used = next(self._uses)
                 return frame
         blob = self.content.blob_number(digest)
         if blob is None:
             raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
-        return self._frame(self.places.sections[blob])
+        return self._frame(self._sections_of_blobs[blob])
 
     def _frame(self, number: int) -> _DecodedFrame:
         # Two threads may decode the same frame, which costs time, never correctness.
@@ -222,7 +230,7 @@ class Container:
 
     def _begin_with(self, blobs: Iterable[int]) -> None:
         """Begin the frames of the blobs that are read first: of a restore of everything, one of the launch set and one of IR."""
-        first = dict.fromkeys([self.places.sections[blob] for blob in blobs])
+        first = dict.fromkeys([self._sections_of_blobs[blob] for blob in blobs])
         self._begin([number for number in first if self._may_be_ahead(number)][: self._threads])
 
     def _begin_following(self, number: int) -> None:

@@ -68,7 +68,7 @@ class Section(Struct, array_like=True, frozen=True, gc=False):
     stored_bytes: Count
     raw_bytes: Count
     sha256: bytes
-    blobs: tuple[int, ...] = ()
+    blobs: tuple[Count, ...] = ()
     prefix: tuple[int, ...] = ()
 
     def to_wire(self) -> list[Any]:

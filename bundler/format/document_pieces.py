@@ -235,12 +235,13 @@ class Pieces:
         """Return the document that consists of these runs."""
         if runs is None:
             return None
-        known = self._joined_runs
-        return b"".join([known.get(run) or self._run(*run) for run in _pairs(runs)])
+        known, table, numbers = self._joined_runs, self._table, iter(runs)
+        return b"".join([
+            table[first] if number == 1 else known.get((first, number)) or self._run(first, number)
+            for first, number in zip(numbers, numbers, strict=True)
+        ])  # fmt: skip
 
     def _run(self, first: int, number: int) -> bytes:
-        if number == 1:
-            return self._table[first]
         # Kernels that differ in their constants alone share the runs around these.
         found = self._joined_runs.get((first, number))
         if found is None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
+from bundler.format.cached_properties import cached_property
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.frozen_values import FrozenValue
 from bundler.format.metadata import check_metadata_size

@@ -11,18 +11,20 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from bundler.errors import CannotLaunchStatically, FormatError
 from bundler.format import wire
-from bundler.format.constant_values import Value, encode, value_of_pair
+from bundler.format.constant_values import Value, encode, is_plain, value_of_pair
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.summary import Summarized, count, printable, short
 
 Path = tuple[int, ...]
 Named = tuple[tuple[str, Value], ...]
+# Constants by the path of an argument, each as tag and payload of a value.
+Tagged = tuple[tuple[Path, tuple[str, Any]], ...]
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,9 @@ class LaunchFacts:
     @staticmethod
     def from_bytes(data: bytes) -> LaunchFacts:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
-        alike = _facts_like_the_last(data)
+        alike = _like_the_last(data)
         if alike is not None:
-            return alike
+            return with_constants(*alike)
         sections = wire.split(data, len(_SECTIONS))
         if sections is None:
             # Not as we write it, or large: decoded whole, which says what is wrong when something is.
@@ -101,7 +103,7 @@ class LaunchFacts:
             _section(4, attributes), _section(5, options),
         )  # fmt: skip
         after = len(attributes) + len(options)
-        _last_facts[:] = [(data[: len(data) - after - len(constants)], data[len(data) - after :], vars(facts))]
+        _last_facts[:] = [(data[: len(data) - after - len(constants)], data[len(data) - after :], facts)]
         return facts
 
 
@@ -264,7 +266,11 @@ def paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
     result = []
     for item in data:
         path, value = wire.fields(item, "argument path", list, object)
-        result.append((tuple(wire.expect(index, int, "argument path") for index in path), Value.from_wire(value)))
+        if min((wire.expect(index, int, "argument path") for index in path), default=0) < 0:
+            raise FormatError(
+                f"argument path: expected places of arguments, got {path}", what="argument path", got=path
+            )
+        result.append((tuple(path), Value.from_wire(value)))
     return tuple(result)
 
 
@@ -284,7 +290,8 @@ def _decode(number: int, packed: bytes) -> Any:
 
 
 # What nearly all constants are: numbers, texts and the like, none inside another.
-_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, ...], tuple[str, bool | int | str | None]], ...])
+_Place = Annotated[int, msgspec.Meta(ge=0)]
+_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(tuple[tuple[tuple[_Place, ...], tuple[str, bool | int | str | None]], ...])
 
 
 def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
@@ -299,30 +306,52 @@ def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
     return _decode(3, packed)  # type: ignore[no-any-return]
 
 
-# Of the facts that were decoded last: what stands before the constants, what stands behind them, and the fields.  Kernels of one function
+# Of the facts that were decoded last: what stands before the constants, what stands behind them, and the facts.  Kernels of one function
 # are decoded one after the other, and differ in their constants alone.
-_last_facts: list[tuple[bytes, bytes, Mapping[str, Any]]] = []
+_last_facts: list[tuple[bytes, bytes, LaunchFacts]] = []
 
 
-def _facts_like_the_last(data: bytes) -> LaunchFacts | None:
-    """Return facts that differ from the last ones in nothing but constants, None for others."""
-    for before, after, fields_of_last in _last_facts[:1]:
+def _like_the_last(data: bytes) -> tuple[LaunchFacts, Tagged] | None:
+    """Return the last facts and other constants, where that is what facts consist of, None for others."""
+    for before, after, last in _last_facts[:1]:
         # Between whole members of an array of six lies exactly one when what is there decodes as one.
         between = len(data) - len(before) - len(after)
         if not 0 < between <= DEFAULT_LIMITS.string_bytes or not (data.startswith(before) and data.endswith(after)):
             return None
         try:
-            found = _PLAIN_CONSTANTS.decode(data[len(before) : len(data) - len(after)])
+            return last, _PLAIN_CONSTANTS.decode(data[len(before) : len(data) - len(after)])
         except wire.MSGSPEC_ERRORS:
             return None
-        facts = object.__new__(LaunchFacts)
-        # A frozen dataclass sets its fields one by one, and each kernel that a call is compared with comes here.
-        vars(facts).update(fields_of_last, constants=_values_by_path(found))
-        return facts
     return None
 
 
-def _values_by_path(found: Any) -> tuple[tuple[Path, Value], ...]:
+def read_alike(data: bytes) -> tuple[LaunchFacts, Tagged | None]:
+    """Return launch facts as those of another kernel and constants of their own, for who reads the facts of many kernels.
+
+    Returns:
+        facts, and the constants to put in the place of theirs; None where the facts are those of the data already.
+
+    Raises:
+        FormatError: as `LaunchFacts.from_bytes`.
+    """
+    alike = _like_the_last(data)
+    if alike is None:
+        return LaunchFacts.from_bytes(data), None
+    for _, (tag, payload) in alike[1]:
+        if not is_plain(tag, payload):
+            return LaunchFacts.from_bytes(data), None
+    return alike
+
+
+def with_constants(facts: LaunchFacts, constants: Tagged) -> LaunchFacts:
+    """Return the facts of a kernel that differs from another in constants alone; raises `FormatError` for what is no constant."""
+    made = object.__new__(LaunchFacts)
+    # A frozen dataclass sets its fields one by one.
+    vars(made).update(vars(facts), constants=_values_by_path(constants))
+    return made
+
+
+def _values_by_path(found: Tagged) -> tuple[tuple[Path, Value], ...]:
     return tuple([(path, value_of_pair(tag, payload)) for path, (tag, payload) in found])
 
 

@@ -39,6 +39,9 @@ _NAMES_REMEMBERED = 4096
 NUMBERS_PER_FILE_SPAN = NUMBERS_PER_SPAN + 1
 
 
+_new, _set = object.__new__, object.__setattr__
+
+
 class _Lazy:
     """A field that is made when it is read.
 
@@ -60,7 +63,8 @@ class _Lazy:
             return self
         value = self._make(kernel)
         if self._kept:
-            kernel.__dict__[self._name] = value
+            # Not by its `__dict__`, for the reason that `of_row` has.
+            _set(kernel, self._name, value)
         return value
 
 
@@ -72,9 +76,6 @@ def _lazy(make: Callable[[Any], Any]) -> Any:
 def _lazy_and_forgotten(make: Callable[[Any], Any]) -> Any:
     # Joined from pieces in a microsecond, launch facts and key parts of many kernels take far more memory than the pieces.
     return _Lazy(make, kept=False)
-
-
-_new, _set = object.__new__, object.__setattr__
 
 
 class LazyKernel(Kernel):
@@ -194,9 +195,9 @@ class LazyKernel(Kernel):
 
     def binary_file(self) -> tuple[str, bytes]:
         """Return name and raw digest of the device binary; no other file is looked at."""
-        binary = self._order.layout.binary
-        start = self._source.references(self._row).blobs[binary] * DIGEST_BYTES
-        return self._source.filenames(self._row)[binary], self._source.blob_table.digests[start : start + DIGEST_BYTES]
+        binary, source, row = self._order.layout.binary, self._source, self._row
+        start = source.references(row).blobs[binary] * DIGEST_BYTES
+        return source.filenames(row)[binary], source.blob_table.digests[start : start + DIGEST_BYTES]
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bundler.errors import FormatError
 from bundler.format import content_tables, names, wire
 from bundler.format.blob_table import BlobTable
+from bundler.format.cached_properties import cached_property
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
     Entry,
@@ -161,6 +161,11 @@ class Content(Summarized, FrozenValue):
         """Return the raw digests of the blobs with these numbers."""
         table = self.blobs
         return table.digests_of(numbers) if isinstance(table, BlobTable) else [table[n][0] for n in numbers]
+
+    def sizes_of(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sizes (bytes) of the blobs with these numbers."""
+        table = self.blobs
+        return table.sizes_of(numbers) if isinstance(table, BlobTable) else [table[n][1] for n in numbers]
 
     def blob_number(self, digest: bytes) -> int | None:
         """Return the number of a blob by raw digest, None when there is no such blob."""

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,10 +94,10 @@ class Observed(Summarized, FrozenValue):
         if not newer_minor:
             wire.check_canonical(data, row if bytes(row.tunings) else row.known(), "observed")
         _check_lengths(row, limits)
-        seen, texts = _seen(row.kernels)
+        seen = _UnmadeObservations(data, row.kernels)
         hosts = tuple([tuple(map(msgspec.structs.astuple, pairs)) for pairs in row.environments])
         wire.check_texts(
-            {*texts, *seen, *(text for pairs in hosts for pair in pairs for text in pair)}, "observed", limits
+            {*_texts(row.kernels), *(text for pairs in hosts for pair in pairs for text in pair)}, "observed", limits
         )
         return Observed(seen, hosts, _tunings(row.tunings, limits, newer_minor=newer_minor))
 
@@ -156,24 +157,68 @@ class ObservedRow(Struct, array_like=True, frozen=True, gc=False):
 _DECODER = msgspec.msgpack.Decoder(ObservedRow)
 
 
-def _seen(rows: Sequence[ObservationRow]) -> tuple[dict[str, Observation], set[str]]:
-    """Return the observations by key, and the texts that occur in them; equal ones are one object."""
+class _UnmadeObservations(Mapping[str, Observation]):
+    """Observations by key that were checked; they are made when somebody reads one: who launches or restores reads none.
+
+    Args:
+        data: encoded.
+        rows: decoded from these bytes; they are not kept, since they take ten times as much memory.
+
+    Raises:
+        FormatError: two rows have one key.
+    """
+
+    def __init__(self, data: bytes, rows: Sequence[ObservationRow]) -> None:
+        if len({row.key for row in rows}) < len(rows):
+            # The first whose key was there before; each is taken away when it is met.
+            keys = dict.fromkeys([row.key for row in rows], True)
+            twice = next(row.key for row in rows if not keys.pop(row.key, False))
+            raise FormatError(f"observed: kernel key {twice!r} occurs twice", name=twice)
+        # Two threads may make the observations twice, which costs time.
+        self._data = data
+        self._made: dict[str, Observation] | None = None
+
+    def __getitem__(self, key: str) -> Observation:
+        return self._all()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def _all(self) -> dict[str, Observation]:
+        made = self._made
+        if made is None:
+            made = self._made = _observations(_DECODER.decode(self._data).kernels)
+        return made
+
+
+def _observations(rows: Sequence[ObservationRow]) -> dict[str, Observation]:
+    """Return the observations by key; equal texts and tuples are one object."""
     texts: dict[str, str] = {}
-    shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    keys = [row.key for row in rows]
-    devices = [shared.setdefault(row.devices, row.devices) for row in rows]
-    layouts = [shared.setdefault(row.layouts, row.layouts) for row in rows]
+    keys, all_devices, all_layouts = (
+        [row.key for row in rows],
+        [row.devices for row in rows],
+        [row.layouts for row in rows],
+    )
+    shared: dict[Any, Any] = {group: group for group in chain(all_devices, all_layouts)}
     times = [
         tuple([(texts.setdefault(time.stage, time.stage), time.time_us) for time in row.times]) if row.times else ()
         for row in rows
     ]
-    seen = dict(zip(keys, map(Observation, devices, layouts, times), strict=True))
-    if len(seen) < len(rows):
-        # The first whose key was there before; each is taken away when it is met.
-        twice = next(key for key in keys if seen.pop(key, None) is None)
-        raise FormatError(f"observed: kernel key {twice!r} occurs twice", name=twice)
-    layouts_seen = {text for group in shared for text in group if isinstance(text, str)}
-    return seen, {*texts, *layouts_seen}
+    devices, layouts = map(shared.__getitem__, all_devices), map(shared.__getitem__, all_layouts)
+    return dict(zip(keys, map(Observation, devices, layouts, times), strict=True))
+
+
+def _texts(rows: Sequence[ObservationRow]) -> set[str]:
+    """Return the texts that occur in observations."""
+    texts = {time.stage for row in rows for time in row.times}
+    texts.update(*{row.layouts for row in rows}, [row.key for row in rows])
+    return texts
 
 
 def _check_lengths(row: ObservedRow, limits: Limits) -> None:

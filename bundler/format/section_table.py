@@ -147,6 +147,8 @@ def _section(number: int, row: Any, *, open_ended: bool) -> Section:
     )
     if not {*map(type, blobs), *map(type, prefix)} <= {int}:
         raise FormatError(f"section {number}: expected numbers of blobs, and of sections before it")
+    if min(blobs, default=0) < 0:
+        raise FormatError(f"section {number}: blob {min(blobs)} is unknown")
     return Section(kind, codec, offset, stored, raw, digest, tuple(blobs), tuple(prefix))
 
 

@@ -25,6 +25,8 @@
 #define HASHED_TOGETHER 2
 /* Linux writes no more in one call. */
 #define MOST_BYTES ((size_t)0x7ffff000)
+/* Of a name on any of its file systems, with the zero behind it. */
+#define NAME_BYTES 256
 
 typedef struct {
   int root, compares;
@@ -67,10 +69,10 @@ static int compare_digests(const kernel_t *kernel) {
   return kernel->differs ? DAMAGED : 0;
 }
 
-static int open_at(int folder, const char *name, int flags) {
+static int create_at(int root, const char *path) {
   int fd;
   do
-    fd = openat(folder, name, flags | O_NOFOLLOW | O_CLOEXEC, 0666);
+    fd = openat(root, path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   while (fd < 0 && errno == EINTR);
   return fd;
 }
@@ -135,11 +137,22 @@ static int write_group_text(int fd, const kernel_t *kernel) {
   return error;
 }
 
+/* Fills in the path of a file below its temporary directory, whose own name ends at `slash`; to open the directory first would take longer.
+ * Returns 0 or an error. */
+static int name_file(char *path, size_t slash, const char *name) {
+  size_t size = strnlen(name, NAME_BYTES);
+  if (size == NAME_BYTES)
+    return ENAMETOOLONG;
+  memcpy(path + slash + 1, name, size + 1);
+  return 0;
+}
+
 /* Without a file it is the group file that is written. */
-static int write_file(int folder, const kernel_t *kernel, const file_t *file) {
-  int error, fd = open_at(folder, file == NULL ? kernel->group_name : file->name, O_WRONLY | O_CREAT | O_EXCL);
+static int write_file(int root, char *path, size_t slash, const kernel_t *kernel, const file_t *file) {
+  int error = name_file(path, slash, file == NULL ? kernel->group_name : file->name);
+  int fd = error != 0 ? -1 : create_at(root, path);
   if (fd < 0)
-    return errno;
+    return error != 0 ? error : errno;
   if (file == NULL)
     error = write_group_text(fd, kernel);
   else if (file->edit_count > 0)
@@ -151,21 +164,27 @@ static int write_file(int folder, const kernel_t *kernel, const file_t *file) {
   return error;
 }
 
+static void remove_file(int root, char *path, size_t slash, const char *name) {
+  if (name_file(path, slash, name) == 0)
+    unlinkat(root, path, 0);
+}
+
 static int write_files(int root, const kernel_t *kernel) {
+  char path[2 * NAME_BYTES];
   Py_ssize_t written = 0;
-  int error = 0, folder = open_at(root, kernel->temporary, O_RDONLY | O_DIRECTORY);
-  if (folder < 0)
-    return errno;
+  int error = 0;
+  size_t slash = strlen(kernel->temporary);
+  memcpy(path, kernel->temporary, slash);
+  path[slash] = '/';
   while (written < kernel->count && error == 0)
-    error = write_file(folder, kernel, &kernel->files[written++]);
+    error = write_file(root, path, slash, kernel, &kernel->files[written++]);
   if (error == 0)
-    error = write_file(folder, kernel, NULL);
+    error = write_file(root, path, slash, kernel, NULL);
   if (error != 0) {
-    unlinkat(folder, kernel->group_name, 0);
+    remove_file(root, path, slash, kernel->group_name);
     while (written > 0)
-      unlinkat(folder, kernel->files[--written].name, 0);
+      remove_file(root, path, slash, kernel->files[--written].name);
   }
-  close(folder);
   return error;
 }
 
@@ -190,6 +209,8 @@ static int write_kernel(int root, const kernel_t *kernel) {
     error = check_head(kernel);
   if (error != 0)
     return error;
+  if (strnlen(kernel->temporary, NAME_BYTES) == NAME_BYTES)
+    return ENAMETOOLONG;
   if (mkdirat(root, kernel->temporary, 0777) < 0)
     return errno;
   error = write_files(root, kernel);

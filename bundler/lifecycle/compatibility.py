@@ -8,9 +8,10 @@ reads kernels meanwhile, and `Store.restore` fetches the manifest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Self
 
+from bundler.format.cached_properties import cached_property
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
 from bundler.lifecycle.threaded_call import ThreadedCall
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
 _LEFT_TO_WHO_ASKS_S = 0.00005
+_LEFT_AT_THE_START_S = 0.003
 _LOCATION = identity.LOCATION_PART.encode()
 
 
@@ -40,6 +42,8 @@ class Questions:
         """Begin to ask which GPUs are visible: NVML takes tens of milliseconds to answer."""
         if targets.asking_takes_long():
             self._begin(targets.listed_targets)
+            # It imports and opens libraries first.  What the caller does meanwhile is done long before the answer, so it can wait for that.
+            self.answered(_LEFT_AT_THE_START_S)
 
     def ask_for_triton(self) -> None:
         """Begin to ask who compiles here, unless who asks for ptxas does: a few files are read, which is worth it only where the caller waits for a server."""
@@ -102,8 +106,8 @@ class Machine:
 
     def __init__(self) -> None:
         self.toolchain = identity.installed_triton()
+        self.triton_dir = identity.triton_dir()
         self.unchecked: set[str] = set()
-        self._triton_dir = identity.triton_dir()
         self._ptxas = cache(_ptxas_version)
         # Thousands of kernels share few targets and toolchains.
         self._why_not_compiled = cache(self._why_not_compiled_so)
@@ -122,8 +126,21 @@ class Machine:
         """Return what answers as `why_not` for each of these kernels, and asks once for all what none of them has in its key."""
         if self.toolchain is not None and any_parts_may_hold(kernels, _LOCATION):
             return self.why_not
-        compiled = self._why_not_compiled
-        return lambda kernel: compiled(kernel.target, kernel.toolchain)
+        return self._judging_compiled()
+
+    def _judging_compiled(self) -> Callable[[Kernel], str | None]:
+        # By identity: equal ones are mostly the same object, and to compare two would take as long as all else here.
+        known: dict[tuple[int, int], tuple[str | None, Target, Toolchain]] = {}
+
+        def why_not(kernel: Kernel) -> str | None:
+            target, toolchain = kernel.target, kernel.toolchain
+            found = known.get((id(target), id(toolchain)))
+            if found is None:
+                # Both are kept: the number of one that is gone may become that of another.
+                found = known[id(target), id(toolchain)] = self._why_not_compiled(target, toolchain), target, toolchain
+            return found[0]
+
+        return why_not
 
     def why_not_helper(self, helper: HelperLibrary) -> str | None:
         """Return why a shared library cannot be loaded here."""
@@ -177,7 +194,7 @@ class Machine:
             return None
         from bundler.toolchain import keytext  # hardly a kernel's key has that part
 
-        here = self._triton_dir
+        here = self.triton_dir
         there = dict(kernel.parts.parts).get(identity.LOCATION_PART) if kernel.parts is not None else None
         if there is None or here is None or there == keytext.location_text(here):
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -91,15 +92,16 @@ class StoredKernel:
         return cls(wanted, contents, verified=True, checked=checked)
 
     @classmethod
-    def read_unverified(cls, source: BlobSource, wanted: WantedKernel) -> StoredKernel:
-        """Read a kernel's files; who writes it verifies them, and looks whether Triton can read them.
+    def read_unverified(cls, source: BlobSource, wanted: Sequence[WantedKernel]) -> list[StoredKernel]:
+        """Read the files of kernels; who writes them verifies them, and looks whether Triton can read them.
 
         Raises:
-            DigestMismatch, FormatError, NotFound: they are damaged, or not there.
+            DigestMismatch, FormatError, NotFound: those of one are damaged, or not there.
         """
         # Files and stores leave the comparing to who writes; nothing is hashed twice.
         verified = source.verified and source.verifies_stored
-        return cls(wanted, source.stored_blobs(wanted.files.digests), verified=verified)
+        contents = iter(source.stored_blobs([digest for one in wanted for digest in one.files.digests]))
+        return [cls(one, [*islice(contents, len(one.files.digests))], verified=verified) for one in wanted]
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.

@@ -175,32 +175,32 @@ def make_directories(path: str) -> None:
             return
 
 
-def _extension() -> Any:
+def _imported_extension() -> Any:
     try:
         return importlib.import_module("bundler.lifecycle._kernel_writer")
     except ImportError:
         return None
 
 
-_extension()  # with this module, and not when the first kernel is to be written
+# With this module, so that no restore waits for it.
+_extension = _imported_extension()
 
 
 def start_threads(count: int) -> Threads:
     """Return threads that write one batch after the other; they end when nobody has them any more."""
-    return count if compiled_writer() is None else _extension().start_threads(count)
+    return count if compiled_writer() is None else _extension.start_threads(count)
 
 
 def compiled_writer() -> BeginWriting | None:
     """Return `begin_writing` of the extension, None where it was not built."""
-    extension = _extension()
-    if extension is None:
+    if _extension is None:
         return None
+    return _begin_compiled if _extension.COMPARES_DIGESTS else functools.partial(_compare_first, _begin_compiled)
 
-    def begin(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
-        finish: Finish = extension.begin_writing(root, kernels, threads).finish
-        return finish
 
-    return begin if extension.COMPARES_DIGESTS else functools.partial(_compare_first, begin)
+def _begin_compiled(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
+    finish: Finish = _extension.begin_writing(root, kernels, threads).finish
+    return finish
 
 
 def begin_writing(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What collecting and restoring did, and what they left out and why.
 
-Recordings and `collection.py` make a `RecordReport`, `restoration.py` a `RestoreReport`, `restore_check.py` a `CheckReport`; users, sessions
-and the command line read them.
+Recordings and `collection.py` make a `RecordReport`, `restoration.py` a `RestoreReport`, from its `RestoreTally`, and `restore_check.py` a
+`CheckReport`; users, sessions and the command line read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any
 
+from bundler.errors import BundlerError
 from bundler.format.frozen_values import FrozenValue
 from bundler.format.summary import Summarized
+
+if TYPE_CHECKING:
+    from bundler.lifecycle.cache_directory import Outcome
+    from bundler.lifecycle.kernel_writer import ReadyKernel
 
 Reasons = tuple[tuple[str, str], ...]
 
@@ -194,3 +201,64 @@ class CheckReport(Summarized, FrozenValue):
     def complete(self) -> bool:
         """Whether nothing that this machine can use is missing."""
         return not self.missing
+
+
+class RestoreTally:
+    """What one restore did so far, of which `restoration.py` makes its report.
+
+    Of a hundred thousand kernels the keys are named here, which are those of the bundle, and hardly anything else: eight bytes for each.
+    """
+
+    def __init__(self) -> None:
+        # Keys of kernels that were written, one for each directory, by the files that hold a path of this machine.
+        self.written: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        self.present: list[str] = []
+        self.repaired: set[str] = set()
+        self.skipped: list[tuple[str, str]] = []
+        self.damaged: list[str] = []
+        self.companions: list[str] = []
+        self.rewritten: set[str] = set()
+        self.tuned = self.files = self.bytes = 0
+
+    def spoiled(self, name: str, error: BundlerError) -> None:
+        """Count a kernel, or another file, that is damaged."""
+        self.skipped.append((name, error.message))
+        # Also by itself: most of what a report calls skipped is whole, and of no use on this machine.
+        self.damaged.append(name)
+
+    def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
+        """Count a kernel by what became of it in one directory."""
+        if isinstance(outcome, BundlerError):
+            self.spoiled(kernel.key, outcome)
+            return
+        if outcome == "present":
+            self.present.append(kernel.key)
+            return
+        if outcome == "repaired":
+            self.repaired.add(kernel.key)
+        self.written[kernel.rewritten].append(kernel.key)
+        # One file more than the bundle has: Triton's group file.
+        self.files += len(kernel.names) + 1
+        self.bytes += kernel.size_bytes
+
+    def keys(self) -> Mapping[Outcome, tuple[str, ...]]:
+        """Return the keys of kernels by what became of them: by the most that was done for one that goes to several directories."""
+        return {
+            "restored": _once(chain.from_iterable(self.written.values()), self.repaired),
+            "repaired": _once(self.repaired),
+            "present": _once(self.present, set(chain.from_iterable(self.written.values())) if self.present else ()),
+        }
+
+    def rewritten_files(self) -> Any:
+        """Return what the report lists when it is asked for it: a text for each kernel would be most of its memory."""
+        return RewrittenFiles(self.written, self.rewritten)
+
+    def wrote(self, files: int, size: int) -> None:
+        """Count other files."""
+        self.files += files
+        self.bytes += size
+
+
+def _once(keys: Iterable[str], without: Container[str] = ()) -> tuple[str, ...]:
+    """Return keys in order, each once; a set of a hundred thousand would take more memory than their kernels."""
+    return tuple(key for key, _ in groupby(sorted(keys)) if key not in without)

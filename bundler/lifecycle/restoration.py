@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import defaultdict, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,7 +29,7 @@ from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.kernel_writer import ReadyKernel
-from bundler.lifecycle.lifecycle_reports import RestoreReport, RewrittenFiles
+from bundler.lifecycle.lifecycle_reports import RestoreReport, RestoreTally
 from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import KERNELS_PER_RUN, NOTHING_TO_RESTORE, Companion, RestorePlan, opened
@@ -46,6 +46,8 @@ Ready = list[ReadyKernel] | BundlerError
 # Kernels that are read before it is known whether they are of use here wait in memory.
 BYTES_READ_MEANWHILE = 32 * MIB
 BUSY_WITHOUT_QUESTIONS = 2
+# Who asks waits for the interpreter as long as these are read, and to leave it to them takes a third of that.
+RUNS_BETWEEN_WAITS = 2
 
 
 def restore(
@@ -134,66 +136,8 @@ def _rekeyed(bundle: Bundle) -> Rekeyed:
     return derive(bundle)
 
 
-class _Tally:
-    """What one restore did so far.
-
-    Of a hundred thousand kernels the keys are named here, which are those of the bundle, and hardly anything else: eight bytes for each.
-    """
-
-    def __init__(self) -> None:
-        # Keys of kernels that were written, one for each directory, by the files that hold a path of this machine.
-        self.written: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-        self.present: list[str] = []
-        self.repaired: set[str] = set()
-        self.skipped: list[tuple[str, str]] = []
-        self.damaged: list[str] = []
-        self.companions: list[str] = []
-        self.rewritten: set[str] = set()
-        self.tuned = self.files = self.bytes = 0
-
-    def spoiled(self, name: str, error: BundlerError) -> None:
-        self.skipped.append((name, error.message))
-        # Also by itself: most of what a report calls skipped is whole, and of no use on this machine.
-        self.damaged.append(name)
-
-    def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
-        if isinstance(outcome, BundlerError):
-            self.spoiled(kernel.key, outcome)
-            return
-        if outcome == "present":
-            self.present.append(kernel.key)
-            return
-        if outcome == "repaired":
-            self.repaired.add(kernel.key)
-        self.written[kernel.rewritten].append(kernel.key)
-        # One file more than the bundle has: Triton's group file.
-        self.files += len(kernel.names) + 1
-        self.bytes += kernel.size_bytes
-
-    def keys(self) -> Mapping[Outcome, tuple[str, ...]]:
-        """Return the keys of kernels by what became of them: by the most that was done for one that goes to several directories."""
-        return {
-            "restored": _once(chain.from_iterable(self.written.values()), self.repaired),
-            "repaired": _once(self.repaired),
-            "present": _once(self.present, set(chain.from_iterable(self.written.values())) if self.present else ()),
-        }
-
-    def rewritten_files(self) -> Any:
-        """Return what the report lists when it is asked for it: a text for each kernel would be most of its memory."""
-        return RewrittenFiles(self.written, self.rewritten)
-
-    def wrote(self, files: int, size: int) -> None:
-        self.files += files
-        self.bytes += size
-
-
 def _size_of(wanted: WantedKernel) -> int:
     return wanted.files.size_bytes
-
-
-def _once(keys: Iterable[str], without: Container[str] = ()) -> tuple[str, ...]:
-    """Return keys in order, each once; a set of a hundred thousand would take more memory than their kernels."""
-    return tuple(key for key, _ in groupby(sorted(keys)) if key not in without)
 
 
 class Restoration(RestorePlan):
@@ -202,7 +146,7 @@ class Restoration(RestorePlan):
     def __init__(self, bundle: Bundle, options: RestoreOptions, questions: Questions) -> None:
         super().__init__(bundle, options)
         self._questions = questions
-        self.tally = _Tally()
+        self.tally = RestoreTally()
         self.places: dict[str, CacheDirectory] = {}
 
     def run(self) -> RestoreReport:
@@ -245,8 +189,8 @@ class Restoration(RestorePlan):
             while first:
                 self._enqueue(*first.popleft(), queue)
             for run in self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs):
-                for wanted in run:
-                    self._enqueue(wanted, self._ready(wanted), queue)
+                for wanted, ready in self._all_ready(run):
+                    self._enqueue(wanted, ready, queue)
             queue.finish()
 
         cleaned_up(place_all, queue.close)
@@ -287,23 +231,42 @@ class Restoration(RestorePlan):
         if self.options.only == "usable" and len(kernels) >= KERNELS_PER_RUN and processors() > BUSY_WITHOUT_QUESTIONS:
             questions.ask_for_ptxas(kernels)
         # From a store far away nothing is fetched that may be of no use; what takes long was asked before there.
-        if not self.bundle.blobs.waits:
-            for run in self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of):
-                if size > BYTES_READ_MEANWHILE or questions.give_way():
-                    break
+        runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
+        while not (self.bundle.blobs.waits or size > BYTES_READ_MEANWHILE or questions.give_way()):
+            some = [*islice(runs, RUNS_BETWEEN_WAITS)]
+            if not some:
+                break
+            for run in some:
                 size += sum(map(_size_of, run))
-                found += [(wanted, self._ready(wanted)) for wanted in self._fetched(run)]
+                found += self._all_ready(self._fetched(run))
         questions.close()
         return found
 
-    def _ready(self, wanted: WantedKernel) -> Ready:
-        """Read a kernel and check what can be checked before it is written; nothing is changed anywhere."""
+    def _all_ready(self, run: Sequence[WantedKernel]) -> Iterator[tuple[WantedKernel, Ready]]:
+        """Read kernels, a few at a time, and check what can be checked before they are written; nothing is changed anywhere."""
+        for start in range(0, len(run), KERNELS_PER_RUN):
+            some = run[start : start + KERNELS_PER_RUN]
+            try:
+                # Most digests are compared where a kernel is written, before anybody sees it.
+                stored = StoredKernel.read_unverified(self.bundle.blobs, some)
+            except (DigestMismatch, FormatError, NotFound):
+                yield from [
+                    (wanted, self._ready_alone(wanted)) for wanted in some
+                ]  # which says what is wrong with which
+            else:
+                yield from [(one.wanted, self._ready(one)) for one in stored]
+
+    def _ready_alone(self, wanted: WantedKernel) -> Ready:
         try:
-            # Most digests are compared where the kernel is written, before anybody sees it.
-            stored = StoredKernel.read_unverified(self.bundle.blobs, wanted)
-            # For every directory before any is written: a kernel that Triton could not read in one goes to none.
-            return [stored.ready_for(root, self.triton_dir) for root in self._roots(wanted.kernel)]
+            return self._ready(*StoredKernel.read_unverified(self.bundle.blobs, [wanted]))
         except (DigestMismatch, FormatError, NotFound) as error:
+            return error
+
+    def _ready(self, stored: StoredKernel) -> Ready:
+        try:
+            # For every directory before any is written: a kernel that Triton could not read in one goes to none.
+            return [stored.ready_for(root, self.triton_dir) for root in self._roots(stored.wanted.kernel)]
+        except (DigestMismatch, FormatError) as error:
             return error
 
     def _enqueue(self, wanted: WantedKernel, ready: Ready, queue: PlacementQueue) -> None:

@@ -21,7 +21,7 @@ from bundler.format.manifest import Observation
 from bundler.lifecycle.compatibility import Machine
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, places_no_code, why_not_trusted
 from bundler.lifecycle.restore_options import RestoreOptions
-from bundler.toolchain import directories, identity
+from bundler.toolchain import directories
 
 if TYPE_CHECKING:
     from bundler.lifecycle.tree_plan import TreePlan
@@ -70,7 +70,7 @@ class RestorePlan:
         self.bundle, self.options = bundle, options
         self.base = None if options.cache_dir is None else os.path.abspath(os.fspath(options.cache_dir))
         self.machine = Machine()
-        self.triton_dir = identity.triton_dir()
+        self.triton_dir = self.machine.triton_dir
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
         self.trees = self._plan_of_trees()

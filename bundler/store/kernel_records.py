@@ -20,7 +20,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 from bundler.backends.batches import batches
@@ -29,6 +29,7 @@ from bundler.errors import BundlerError, FormatError, LimitExceeded, NotFound, U
 from bundler.format import content_rows, names, wire
 from bundler.format.bundle import Bundle, Keep, MemoryBlobs
 from bundler.format.bundle_union import merge
+from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Kernel
 from bundler.format.frame_buffers import FrameBuffers
 from bundler.format.limits import DEFAULT_LIMITS, Limits

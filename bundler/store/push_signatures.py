@@ -10,7 +10,6 @@ import base64
 import os
 import time
 from collections.abc import Sequence
-from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -18,6 +17,7 @@ from bundler.backends.port import Backend
 from bundler.config import signature_settings
 from bundler.errors import FormatError, Untrusted
 from bundler.format.bundle import Bundle
+from bundler.format.cached_properties import cached_property
 from bundler.format.digest import sha256
 from bundler.format.signature_sections import MAX_ENVELOPES
 from bundler.store import store_layout

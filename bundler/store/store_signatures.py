@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -24,6 +23,7 @@ from bundler.backends.port import Backend
 from bundler.config import signature_settings
 from bundler.errors import DigestMismatch, FormatError
 from bundler.format import wire
+from bundler.format.cached_properties import cached_property
 from bundler.format.digest import sha256
 from bundler.format.signature_sections import MAX_ENVELOPE_BYTES, MAX_ENVELOPES, SignatureSource
 from bundler.store import store_layout

@@ -55,6 +55,28 @@ def test_keys_are_spread_and_any_node_finds_them(nodes, backend):
             assert {stat.key for stat in other.list("v1/u")} == items.keys()
 
 
+def test_a_node_that_knows_a_part_of_the_cluster_is_not_believed(nodes, backend, monkeypatch):
+    """A node that has just come tells of a few slots; the next one is asked, and what only the first one tells is not followed."""
+    told, ask = [], cluster_exchange.ask
+
+    def asked(node, shown, *words):
+        found = ask(node, shown, *words)
+        if words == ("CLUSTER", "SLOTS"):
+            told.append(node)
+            if len(told) == 1:
+                first, last, (host, port, *rest), *more = found[0]
+                return [[first, last, [host, port + 1, *rest], *more]]
+        return found
+
+    monkeypatch.setattr(cluster_exchange, "ask", asked)
+    items = {f"v1/u/{number}": b"%d" % number for number in range(300)}
+    with RedisBackend.from_url(redis_server.cluster_url(nodes), **PATIENT) as opened:
+        assert opened.put(items) == items.keys()
+        assert opened.get(items) == items
+    assert len(told) == 2
+    assert told[0] is not told[1]
+
+
 def test_a_batch_is_one_turn_for_all_masters(nodes, backend, monkeypatch):
     """A batch goes to all masters at once, so that it costs one turn and not one for each."""
     turns = []

@@ -231,13 +231,12 @@ def test_the_columns_of_a_kernel_are_those_of_its_files(loaded, keep, refiled):
     assert any_spans
 
 
-def test_a_blob_lies_where_the_places_say(loaded):
+def test_blobs_are_read_together_as_one_by_one(loaded):
     source, table = loaded.blobs, loaded.content.blobs
-    every = range(len(table))
-    for number, view in zip(every, source.stored_blobs(table.digests_of(every)), strict=True):
-        start, size = source.places.offsets[number], source.places.sizes[number]
-        assert source._frame(source.places.sections[number]).data[start : start + size] == view
-        assert len(view) == size
+    digests, sizes = table.digests_of(range(len(table))), table.sizes_of(range(len(table)))
+    views = source.stored_blobs(digests)
+    assert [len(view) for view in views] == sizes
+    assert [*map(bytes, views)] == [*map(source.read_blob, digests)]
 
 
 def test_kernels_are_made_when_they_are_asked_for_and_once(loaded):

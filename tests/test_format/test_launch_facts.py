@@ -47,6 +47,20 @@ def test_damaged_facts_come_to_the_same_either_way(at, inserted, dropped):
     assert quick == slow if not isinstance(slow, str) else isinstance(quick, str)
 
 
+@pytest.mark.parametrize("section", ["constants", "attributes"])
+@pytest.mark.parametrize("value", [encode(1), encode([["tt.divisibility", 16]])])
+def test_a_place_before_the_first_argument_is_refused(section, value):
+    """A path counts from 0; one that counts from the end would name another argument, or none at all."""
+    for path in [(-1,), (-3,), (0, -1)]:
+        damaged = replace(facts(1), **{section: ((path, value),)})
+        with pytest.raises(FormatError, match="expected places of arguments"):
+            LaunchFacts.from_bytes(damaged.to_bytes())
+
+
+def test_a_place_behind_the_last_argument_is_named_by_its_path():
+    assert replace(facts(1), constants=(((7,), encode(object())),)).unportable == ("(7,)",)
+
+
 def test_kernels_share_the_sections_that_are_equal():
     """A thousand kernels that differ in a constant hold one tuple of arguments and one of options between them."""
     found = [LaunchFacts.from_bytes(facts(number).to_bytes()) for number in range(3)]
@@ -132,3 +146,30 @@ def test_what_stands_between_known_parts_is_checked():
         assert LaunchFacts.from_bytes(WHOLE) is not None
         with pytest.raises(FormatError):
             LaunchFacts.from_bytes(before + between + after)
+
+
+@pytest.mark.parametrize("value", [7, True, None, "text", 2**70, -1.5, (1, 2)])
+def test_facts_read_alike_are_those_of_another_kernel_with_other_constants(value):
+    """Who reads many gets the last facts and plain constants as they stand; constants of other kinds come with facts of their own."""
+    last = LaunchFacts.from_bytes(facts(1).to_bytes())
+    found, constants = launch_spec.read_alike(facts(value).to_bytes())
+    if constants is None:
+        assert found == facts(value)
+    else:
+        assert found.options is last.options
+        assert launch_spec.with_constants(found, constants) == facts(value)
+    assert (constants is None) == isinstance(value, (float, tuple)) or value == 2**70
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.binary(max_size=4), st.integers(0, 3))
+def test_damaged_facts_are_refused_when_they_are_read_alike(at, inserted, dropped):
+    """Whatever `from_bytes` refuses is refused, and what it lets through is the same."""
+    data = WHOLE[:at] + inserted + WHOLE[at + dropped :]
+    expected = outcome(data)
+    LaunchFacts.from_bytes(facts(1).to_bytes())
+    try:
+        found, constants = launch_spec.read_alike(data)
+    except FormatError:
+        assert isinstance(expected, str)
+    else:
+        assert expected == (found if constants is None else launch_spec.with_constants(found, constants))

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded, NotFound, UnsafeName
-from bundler.format import wire
+from bundler.format import observations, wire
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_raw, digest_text, sha256
@@ -18,7 +18,7 @@ from bundler.format.entries import Artifact, Target
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import LaunchFacts, LaunchSpec
 from bundler.format.limits import Limits
-from bundler.format.manifest import Content, Observed
+from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.names import check_file_name, check_kernel_key, check_relative_path, is_kernel_key, is_key_of
 
 KERNELS, OPAQUE, RECORDS = 2, 5, 6
@@ -250,6 +250,20 @@ def test_observations_of_a_kernel_occur_once(build):
     one = [build.key("A"), [], [], []]
     with pytest.raises(FormatError, match=f"kernel key '{one[0]}' occurs twice"):
         Observed.decode(msgpack.packb([1, [one, one], []]))
+
+
+def test_observations_are_made_when_one_is_read(build, monkeypatch):
+    """Decoding checks them; the mapping is filled once, by who reads it first, and equals the one that was written."""
+    made, make = [], observations._observations
+    monkeypatch.setattr(observations, "_observations", lambda rows: (made.append(len(rows)), make(rows))[1])
+    one, other = (Observation((0, 1), ("triton",), (("ttir", 5),)), Observation())
+    written = Observed({build.key("A"): one, build.key("B"): other}, ((("torch", "2.13"),),))
+    read = Observed.decode(written.encode())
+    assert made == []
+    assert read.kernels.get(build.key("A")) == one
+    assert read.kernels.get(build.key("C")) is None
+    assert (read, len(read.kernels), read.devices, read.encode()) == (written, 2, (0, 1), written.encode())
+    assert made == [2]
 
 
 def test_content_with_another_digest_is_noticed(build, parts):

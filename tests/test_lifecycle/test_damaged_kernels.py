@@ -139,7 +139,7 @@ def test_each_file_is_compared_once(small, tmp_path, kept_in):
             "verified memory": lambda: MemoryBlobs(blobs, verified=True),
             "store": lambda: store.pull("t").blobs,
         }
-        kernel = StoredKernel.read_unverified(sources[kept_in](), WantedKernel.of(small.kernels[0], "all"))
+        (kernel,) = StoredKernel.read_unverified(sources[kept_in](), [WantedKernel.of(small.kernels[0], "all")])
         left = kernel.ready_for(str(tmp_path / "there"), None).digests
     assert bool(left) == (kept_in != "verified memory")
     assert set(left) <= set(blobs)

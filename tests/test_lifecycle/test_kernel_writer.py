@@ -24,6 +24,7 @@ WHOLE = (
     ("k.cubin", b"\x7fELF" * 5000),
     ("k.json", memoryview(b"x{}x")[1:3]),
 )
+WHOLE_NAMES = tuple(name for name, _ in WHOLE)
 GROUP = ("__grp__k.json", b'{"\0": "/\0/k.json"}')
 FIELDS = ("temporary", "key", "names", "contents", "digests", "edits", "binary", "metadata", "group_name", "group_text")
 
@@ -85,6 +86,17 @@ def test_every_kernel_of_a_batch_is_there_whole(write, tmp_path, threads):
 def test_an_empty_batch_is_nothing(write, tmp_path):
     assert write(str(tmp_path), (), 2) == []
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [255, 256, 257, 511, 512, 5000, 100_000])
+@pytest.mark.parametrize("field", ["temporary", "names", "group_name"])
+def test_a_name_that_is_too_long_for_a_file_is_an_error(write, tmp_path, field, size):
+    """Whichever name it is, as the system says it, and nothing stays; the longest that a file can have is fine."""
+    name = "n" * size
+    kernel = changed(new("tmp.0", "KEY0"), **{field: (name, *WHOLE_NAMES[1:]) if field == "names" else name})
+    (code,) = write(str(tmp_path), (kernel,), 1)
+    assert code == (0 if size == 255 else errno.ENAMETOOLONG)
+    assert os.listdir(tmp_path) == (["KEY0"] if size == 255 else [])
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

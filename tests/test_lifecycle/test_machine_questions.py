@@ -72,11 +72,11 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def reading(monkeypatch):
-    """Keys of the kernels that were read, as they are; `then` is called after each."""
+    """Keys of the kernels that were read, a few at a time, as they are; `then` is called after these."""
     keys, plain = [], StoredKernel.read_unverified
 
     def read(source, wanted):
-        keys.append(wanted.kernel.key)
+        keys.extend(one.kernel.key for one in wanted)
         keys.then()
         return plain(source, wanted)
 
@@ -130,7 +130,7 @@ def test_damage_in_a_kernel_of_no_use_is_not_told(bundle, tmp_path, driver, monk
     """As if it had not been read: a report tells what was met on the way to what is of use."""
 
     def damaged(source, wanted):
-        raise restoration.DigestMismatch("damaged", what=wanted.kernel.key)
+        raise restoration.DigestMismatch("damaged", what=wanted[0].kernel.key)
 
     monkeypatch.setattr(StoredKernel, "read_unverified", damaged)
     threading.Timer(0.2, driver.may_answer.set).start()
@@ -144,6 +144,7 @@ def test_what_waits_for_the_driver_is_bounded(bundle, tmp_path, driver, reading,
     """Where the driver takes very long, a few kernels are in memory and no more."""
     monkeypatch.setattr(restoration, "BYTES_READ_MEANWHILE", 0)
     monkeypatch.setattr("bundler.lifecycle.restore_plan.KERNELS_PER_RUN", 1)
+    monkeypatch.setattr(restoration, "RUNS_BETWEEN_WAITS", 1)
     before = []
     threading.Timer(0.5, lambda: (before.extend(reading), driver.may_answer.set())).start()
     report = bundler.restore(bundle, tmp_path / "there")

@@ -226,24 +226,27 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
     assert launch_tables.tables({"figures": {}}) == ""
 
 
-def test_the_fuzzer_may_make_what_the_judged_may_not_load():
-    """Two bombs in one bundle need more memory to make than the limit gives; the limit is back for who judges."""
+def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):
+    """Two bombs in one bundle need more memory to make than the limit gives; who judges has the limit, and all of it."""
     program = (
-        "import resource\n"
+        "import multiprocessing, sys\n"
         "from tools.fuzz import bundle\n"
+        "forking = multiprocessing.get_context('fork')\n"
+        "bundle.multiprocessing.get_context = lambda name: forking\n"
         "bundle.MEMORY_BYTES = 1 << 28\n"
-        "bundle.limit_memory()\n"
-        "limit = resource.getrlimit(resource.RLIMIT_AS)\n"
-        "with bundle.unlimited_memory():\n"
-        "    bytearray(1 << 29)\n"
-        "assert resource.getrlimit(resource.RLIMIT_AS) == limit\n"
-        "try:\n"
-        "    bytearray(1 << 29)\n"
-        "except MemoryError:\n"
-        "    print('refused')\n"
+        "make = bundle.Cases.make\n"
+        "bundle.Cases.make = lambda self, number: (bytearray(1 << 29), make(self, number))[1]\n"
+        "judged = {0: lambda: 'fine', 1: lambda: bytearray(200 << 20) and 'fits', 2: lambda: bytearray(1 << 29)}\n"
+        "bundle.structural = lambda number: number\n"
+        "bundle.Judge.judge = lambda self, data, golden, restore, used: judged[used]()\n"
+        "worker = bundle.Worker(1, bundle.SCHEMAS, range(3), sys.argv[1])\n"
+        "while worker.numbers:\n"
+        "    result = worker.receive()\n"
+        "    if result: print(result.number, result.outcome, result.problem.splitlines()[-1:])\n"
+        "worker.close()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "refused\n", done.stderr
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "log"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "0 fine []\n1 fits []\n2 MemoryError ['MemoryError']\n", done.stderr
 
 
 def test_the_replay_of_the_gpu_check_imports_nothing_of_ours():

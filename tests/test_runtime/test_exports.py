@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import compiling
 import launch_calls as calls
@@ -14,10 +15,12 @@ import pytest
 
 import bundler
 from bundler.errors import NotFound
+from bundler.format.constant_values import encode
+from bundler.format.launch_spec import LaunchFacts
 from bundler.runtime import Config, DryDriver, TextGrid, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Setting
 from bundler.runtime.heuristics.launch_grids import FixedGrid
-from bundler.runtime.tuning.kernel_export import ExportNotes, export_kernel, plain
+from bundler.runtime.tuning.kernel_export import ExportNotes, compiled_in, export_kernel, plain
 
 pytestmark = pytest.mark.toolchain
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +39,14 @@ def add(launch_kernels, monkeypatch, compiled):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     options = TunerOptions(driver=DryDriver(), workers=1, record=False)
     return bundler.autotune([Config({"BLOCK": 128})], ["n"], options=options)(launch_kernels.add)
+
+
+def test_a_constant_of_no_argument_is_refused():
+    """Launch facts of a bundle that somebody else made may name any argument."""
+    facts = LaunchFacts("ast", (), (("n", encode("i32")),), (((1,), encode(7)),), (), ())
+    kernel = SimpleNamespace(key="K", launch=SimpleNamespace(require_facts=lambda: facts))
+    with pytest.raises(bundler.CannotLaunchStatically, match=r"constants of arguments \[1\], and it has 1"):
+        compiled_in(kernel)
 
 
 def test_an_export_has_every_stage_and_the_grid(add, tmp_path):

@@ -21,6 +21,7 @@ import dataclasses
 import faulthandler
 import importlib
 import json
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -33,11 +34,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tools.fuzz.container import draft
 from tools.fuzz.hostile import SCHEMAS, hostile
@@ -56,6 +57,16 @@ POLL_S = 0.5
 MAX_FINDINGS = 200
 
 
+class Result(NamedTuple):
+    """What became of a case; `problem` is empty where every promise held."""
+
+    number: int
+    problem: str
+    outcome: str
+    seconds: float
+    peak_bytes: int
+
+
 @dataclasses.dataclass
 class Report:
     """What came out."""
@@ -67,12 +78,12 @@ class Report:
     peak_bytes: int = 0
     seconds: float = 0.0
 
-    def add(self, number: int, outcome: str, seconds: float, peak_bytes: int) -> None:
+    def add(self, result: Result) -> None:
         """Count a case."""
-        self.outcomes[outcome] += 1
-        self.peak_bytes = max(self.peak_bytes, peak_bytes)
-        if seconds > self.slowest_s:
-            self.slowest_s, self.slowest = seconds, number
+        self.outcomes[result.outcome] += 1
+        self.peak_bytes = max(self.peak_bytes, result.peak_bytes)
+        if result.seconds > self.slowest_s:
+            self.slowest_s, self.slowest = result.seconds, result.number
 
     def table(self) -> str:
         """Return what there is to say."""
@@ -117,24 +128,26 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, resource.RLIM_INFINITY))
 
 
-@contextlib.contextmanager
-def unlimited_memory() -> Iterator[None]:
-    """Lift the limit: who makes a bundle of two bombs may need more than who judges it is allowed."""
-    bound, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (bound, most))
-
-
 def structural(number: int) -> bool:
     """Tell whether a case is a bundle that was damaged by the meaning of its fields."""
     return number % 4 == 3  # every second of the odd ones
 
 
-def work(seed: int, schemas: Sequence[int], numbers: range, log: str, place: Path, results: Connection) -> None:
-    """Judge some cases, in a process of its own; the parent hears of each when it is done."""
+def make(seed: int, schemas: Sequence[int], numbers: range, made: Connection) -> None:
+    """Make some cases, in a process of its own: a bundle of two bombs takes more memory, and time, than who judges it is allowed."""
+    cases = Cases(seed, schemas)
+    with contextlib.suppress(BrokenPipeError):  # who judges them has ended, and the parent says why
+        for number in numbers:
+            data, *facts = cases.make(number)
+            made.send(facts)
+            made.send_bytes(data)
+    made.close()
+
+
+def work(
+    seed: int, schemas: Sequence[int], numbers: range, log: str, place: Path, made: Connection, results: Connection
+) -> None:
+    """Judge some cases, in a process of its own; the parent hears of each when it is there, and when it is done."""
     with open(log, "w", encoding="utf-8") as file:
         faulthandler.enable(file)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -143,15 +156,15 @@ def work(seed: int, schemas: Sequence[int], numbers: range, log: str, place: Pat
         cases = Cases(seed, schemas)
         judge = Judge(place, [*cases.golden, cases.sound])
         for number in numbers:
-            results.send((number, *_judged(judge, cases, number)))
+            golden, restore = made.recv()
+            data = made.recv_bytes()
+            results.send(None)
+            results.send(_judged(judge, number, data, golden, restore))
     results.close()
 
 
-def _judged(judge: Judge, cases: Cases, number: int) -> tuple[str, float, int, str | None]:
-    with unlimited_memory():
-        data, golden, restore = cases.make(number)
-    started = time.monotonic()
-    problem = None
+def _judged(judge: Judge, number: int, data: bytes, golden: int, restore: bool | None) -> Result:
+    started, problem = time.monotonic(), ""
     try:
         outcome = judge.judge(data, golden, restore, used=structural(number))
     except Finding as finding:
@@ -159,7 +172,7 @@ def _judged(judge: Judge, cases: Cases, number: int) -> tuple[str, float, int, s
     except BaseException as error:  # noqa: BLE001  # whatever comes out that is not ours is what we are looking for
         outcome, problem = type(error).__name__, "".join(traceback.format_exception(error))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return outcome, time.monotonic() - started, peak, problem
+    return Result(number, problem, outcome, time.monotonic() - started, peak)
 
 
 class Worker:
@@ -169,22 +182,34 @@ class Worker:
         self.seed, self.numbers, self.log = seed, numbers, log
         # Not forked: the parent's memory would count.
         context = multiprocessing.get_context("spawn")
+        made, makes = context.Pipe(duplex=False)
         self.results, theirs = context.Pipe(duplex=False)
         self.place = working_directory()
-        arguments = (seed, schemas, numbers, log, self.place, theirs)
+        self.maker: BaseProcess = context.Process(target=make, args=(seed, schemas, numbers, makes), daemon=True)
+        arguments = (seed, schemas, numbers, log, self.place, made, theirs)
         self.process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()
-        self.heard = time.monotonic()
+        for process, end in ((self.maker, makes), (self.process, theirs)):
+            process.start()
+            end.close()
+        made.close()
+        # When the case under way was there to be judged; None while it is being made.
+        self.begun: float | None = None
 
-    def receive(self) -> tuple[int, str, float, int, str | None] | None:
-        """Return the next result; None when the process has ended."""
+    def receive(self) -> Result | None:
+        """Return the next result; None when the process has ended, or has only begun."""
         try:
-            result: tuple[int, str, float, int, str | None] = self.results.recv()
+            result: Result | None = self.results.recv()
         except EOFError:
+            self.begun = -math.inf
             return None
-        self.numbers, self.heard = self.numbers[1:], time.monotonic()
+        self.begun = time.monotonic() if result is None else None
+        if result is not None:
+            self.numbers = self.numbers[1:]
         return result
+
+    def is_late(self) -> bool:
+        """Tell whether it has ended, or judges one case for too long."""
+        return self.begun is not None and time.monotonic() - self.begun > CASE_S
 
     def stop(self) -> str:
         """End the process if it is still there; returns what it was doing."""
@@ -199,8 +224,9 @@ class Worker:
 
     def close(self) -> None:
         """End the process, whatever it does, and remove its files."""
-        self.process.kill()
-        self.process.join()
+        for process in (self.process, self.maker):
+            process.kill()
+            process.join()
         self.results.close()
         shutil.rmtree(self.place, ignore_errors=True)
 
@@ -219,20 +245,17 @@ def fuzz(count: int, seed: int, schemas: Sequence[int], jobs: int, keep: Path) -
             start(range(job, count, jobs), str(job))
         while workers and len(report.findings) < MAX_FINDINGS:
             ready = multiprocessing.connection.wait(list(workers), POLL_S)
-            late = [results for results, worker in workers.items() if time.monotonic() - worker.heard > CASE_S]
-            for results in {*ready, *(r for r in late if r not in ready)}:
-                worker = workers[results]  # type: ignore[index]
+            for results, worker in [*workers.items()]:
                 result = worker.receive() if results in ready else None
                 if result is not None:
-                    number, outcome, seconds, peak, problem = result
-                    report.add(number, outcome, seconds, peak)
-                    if problem is not None:
-                        report.findings.append(_keep(keep, Cases(seed, schemas), number, problem))
+                    report.add(result)
+                    report.findings += [_keep(keep, Cases(seed, schemas), *result[:2])] if result.problem else []
+                if not worker.is_late():
                     continue
-                del workers[results]  # type: ignore[arg-type]
+                del workers[results]
                 what = worker.stop()
                 if worker.numbers:
-                    report.add(worker.numbers[0], "died or hung", 0, 0)
+                    report.add(Result(worker.numbers[0], what, "died or hung", 0, 0))
                     report.findings.append(_keep(keep, Cases(seed, schemas), worker.numbers[0], what))
                 if worker.numbers[1:]:
                     start(worker.numbers[1:], os.path.basename(worker.log))

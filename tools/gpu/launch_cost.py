@@ -20,7 +20,7 @@ from typing import Any
 from tools.gpu import launch_steps, launches
 from tools.shared import measurement
 
-SAMPLES = 9
+SAMPLES = 27
 # A batch is far shorter than the driver's queue, so that no launch ever waits; a sample is many of them.
 BATCH, BATCHES = 400, 6
 SIZE, BLOCK = 4096, 256

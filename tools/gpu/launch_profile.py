@@ -88,14 +88,13 @@ def watch(driver: Any, clock: Callable[[], float] = time.perf_counter) -> Profil
     profile = Profile(clock)
     Bundle.load = staticmethod(profile.timed("load: manifest", Bundle.load))  # type: ignore[method-assign]
     profile.watch(Kernels, "__init__", "load: kernels by name")
-    facts = vars(Specialization)["facts"]
-    facts.func = profile.timed("choose: facts decoded", facts.func)
+    profile.watch(Specialization, "_read", "choose: facts decoded")
     profile.watch(StaticKernel, "__init__", "choose: arguments of all specializations")
     profile.watch(Choices, "_grouped", "choose: index")
     profile.watch(StaticKernel, "_meet", "choose: specialization for the call")
     profile.watch(CallShape, "find", "choose: specialization for the constants")
     profile.watch(Bundle, "view_blob", "read: verified bytes")
-    profile.watch(loaded_plans, "build_plan", "plan")
+    profile.watch(loaded_plans, "plan_with", "plan")
     profile.watch(type(driver), "load", "driver: around its calls")
     profile.watch(type(driver), "launcher", "driver: launcher")
     library = getattr(driver, "_library", None)

@@ -213,7 +213,7 @@ static PyObject *launch_read(PyObject *object, const int64_t *programs, void *st
   if (pack(self, values, addresses, count, buffer) < 0)
     return NULL;
   status = call_driver(self, grid, stream, buffer);
-  return status == 0 ? Py_NewRef(Py_None) : fail(self, status);
+  return status == 0 ? count_launch(Py_NewRef(Py_None)) : fail(self, status);
 }
 
 static PyObject *launch(PyObject *object, PyObject *const *args, size_t flagged, PyObject *names) {
@@ -242,7 +242,7 @@ static PyObject *launch(PyObject *object, PyObject *const *args, size_t flagged,
   if (pack(self, args + LEADING, NULL, count - LEADING, buffer) == 0)
     result = some ? launch_packed(self, args, grid, buffer) : Py_NewRef(Py_None);
   PyMem_Free(allocated);
-  return result;
+  return count_launch(result);
 }
 
 /* --------------------------------------------------------------------------------------------------------- the type */
@@ -265,6 +265,7 @@ static PyObject *close_method(launcher_t *self, PyObject *ignored) {
 static PyMethodDef methods[] = {
     {"pack", (PyCFunction)(void (*)(void))pack_method, METH_FASTCALL, "Return the parameter buffer of these values."},
     {"tell_tensors", tell_tensors, METH_STATIC | METH_VARARGS, "Say how tensors of torch are read without a call of theirs."},
+    {"ask_later", ask_later, METH_STATIC | METH_VARARGS, "ask_later(function, launches): call it after so many launches."},
     {"sibling", (PyCFunction)sibling_method, METH_VARARGS, "sibling(function, slow_pack, fail): the same for another function."},
     {"close", (PyCFunction)close_method, METH_NOARGS, "Launch nothing any more: each call fails."},
     {NULL, NULL, 0, NULL}};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How `_launch.c` reads the address of a tensor: `read_address`, for what has `data_ptr`, and `tell_tensors`, by which Python says how
- * tensors of torch are read without a call of theirs.
+ * tensors of torch are read without a call of theirs.  `ask_later` has Python asked for that after some launches: to find it out takes
+ * as long as it saves in thousands of them.
  *
  * Calling torch's `data_ptr` makes an integer object, and asks whether the program replaced torch's functions: 60 ns a tensor on a
  * machine where the driver's part of a launch takes 3.6 us.  The function of C that torch gives compiled models takes 3 ns.
@@ -28,6 +29,10 @@ typedef struct {
   PyObject *method;     /* kept, so that its function stays */
   PyCFunction data_ptr; /* NULL where the method is no function of C that takes nothing */
 } known_t;
+
+/* After so many more launches `ask_now` is called; 0 where nothing is to be. */
+static unsigned long launches_left;
+static PyObject *ask_now;
 
 static known_t known[KNOWN_TYPES];
 static unsigned next_known;
@@ -104,6 +109,33 @@ static PyObject *tell_tensors(PyObject *ignored, PyObject *args) {
   Py_INCREF(method);
   Py_XSETREF(of_torch.method, method);
   Py_RETURN_NONE;
+}
+
+/* ask_later(function, launches): calls it when so many launches were made, once; of several the last one counts. */
+static PyObject *ask_later(PyObject *ignored, PyObject *args) {
+  PyObject *function;
+  unsigned long launches;
+  if (!PyArg_ParseTuple(args, "Ok", &function, &launches))
+    return NULL;
+  launches_left = launches;
+  Py_INCREF(function);
+  Py_XSETREF(ask_now, function);
+  Py_RETURN_NONE;
+}
+
+/* Counts a launch, which returned `result`; returns that, or NULL with the exception of what was called. */
+static inline PyObject *count_launch(PyObject *result) {
+  PyObject *function, *answer;
+  if (launches_left == 0 || result == NULL || --launches_left != 0)
+    return result;
+  function = ask_now; /* taken away before it runs: it may launch, or let other threads launch */
+  ask_now = NULL;
+  answer = PyObject_CallNoArgs(function);
+  Py_DECREF(function);
+  if (answer == NULL)
+    Py_CLEAR(result);
+  Py_XDECREF(answer);
+  return result;
 }
 
 #endif

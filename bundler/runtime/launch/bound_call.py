@@ -93,7 +93,8 @@ def bind_like(other: BoundCall, loaded: Loaded, grids: Grids) -> BoundCall | Non
     if other.taken is None or loaded.plan.pieces is not other.loaded.plan.pieces:
         return None
     _, passed, taken, _, addresses, names, defaults, _ = other
-    return BoundCall(loaded.launcher, passed, taken, grids, addresses, names, defaults, loaded)
+    # As `BoundCall(...)` does in one step more, which each first launch of a kernel would take.
+    return tuple.__new__(BoundCall, (loaded.launcher, passed, taken, grids, addresses, names, defaults, loaded))
 
 
 def _passing(

@@ -76,7 +76,7 @@ class Kernels(Mapping[str, StaticKernel]):
     def __init__(
         self, bundle: Bundle, driver: Driver, fallback: Mapping[str, Any], *, owned: Bundle | None, debug: bool
     ) -> None:
-        self._driver, self._owned, self._targets = driver, owned, {str(k.target) for k in bundle.kernels}
+        self._driver, self._owned, self._bundle = driver, owned, bundle
         self._loader, self._hooks = Loader(driver), Hooks()
         self._compiled: list[Bundle] = []
         # By kernel key: its name and the reason, for who asks for that name.
@@ -98,9 +98,10 @@ class Kernels(Mapping[str, StaticKernel]):
         refused = [f"{key}: {reason}" for key, (other, reason) in self._refused.items() if other == name]
         if refused:
             raise NotFound(f"no kernel {name!r} can be launched: {'; '.join(refused[:8])}", name=name)
+        targets = sorted({str(kernel.target) for kernel in self._bundle.kernels})
         raise NotFound(
             f"no kernel {name!r} for {self._driver.backend}; there are {', '.join(self._found) or 'none'} "
-            f"(the bundle is for {', '.join(sorted(self._targets)) or 'nothing'})",
+            f"(the bundle is for {', '.join(targets) or 'nothing'})",
             name=name,
         )
 

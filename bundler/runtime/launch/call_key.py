@@ -17,7 +17,8 @@ _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _LONG_MIN, _LONG_MAX, _ULONG_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 _UNALIGNED = 15
 _DOUBLE = struct.Struct(">d")
-_BY_VALUE = frozenset({int, bool, str, type(None)})
+# Types of constants whose entry in a key is (type, value).
+BY_VALUE = frozenset({int, bool, str, type(None)})
 UNCACHEABLE = object()
 
 
@@ -52,7 +53,7 @@ class Reader:
         for value, by_value in zip(args, constant):  # noqa: B905  # naming `strict` costs as much as an argument
             kind = type(value)
             if by_value:
-                key.append((kind, value) if kind in _BY_VALUE else self.constant(value))
+                key.append((kind, value) if kind in BY_VALUE else self.constant(value))
                 values.append(value)
             elif kind in tensor_types:
                 address = value.data_ptr()
@@ -71,7 +72,7 @@ class Reader:
     def constant(self, value: Any) -> Any:
         """Return the entry of a value that is compiled in: another one for each value, of whatever type."""
         kind = type(value)
-        if kind in _BY_VALUE:
+        if kind in BY_VALUE:
             return kind, value
         if kind is float:
             return kind, _DOUBLE.pack(value)  # -0.0 equals 0.0, and NaN not itself

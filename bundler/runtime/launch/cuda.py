@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 from bundler.errors import DriverError, DriverUnavailable
 from bundler.runtime.launch import cuda_api as api
 from bundler.runtime.launch.driver import DeviceProperties
+from bundler.runtime.launch.driver_library import Calls, Library
 from bundler.runtime.launch.launchers import Binding, Leave, image_loader, packed_attributes
-from bundler.runtime.launch.native_driver import MAX_THREADS, Calls, Library, NativeDriver, NativeModule
+from bundler.runtime.launch.native_driver import MAX_THREADS, NativeDriver, NativeModule
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 from bundler.runtime.launch.scratch import scratch_for
 from bundler.runtime.launch.tensor_maps import encode_tensor_map
@@ -108,7 +109,8 @@ class CudaDriver(NativeDriver):
         status = self._library.cuCtxGetDevice(device)
         if status == api.INVALID_CONTEXT:  # there is none in this thread
             return 0
-        self.check(status, "cuCtxGetDevice")
+        if status:
+            self.refuse(status, "cuCtxGetDevice")
         return device.value
 
     def _current_context(self) -> int:
@@ -173,10 +175,12 @@ class CudaDriver(NativeDriver):
         if step == _LOADING:
             self._refuse_image(plan, device, status)
         try:
-            self.check(
-                status, f"looking for the entry {plan.entry!r}" if step == _FINDING else "cuFuncGetAttribute", plan
-            )
-            self._allow(plan, function, device, threads)
+            if status:
+                call = f"looking for the entry {plan.entry!r}" if step == _FINDING else "cuFuncGetAttribute"
+                self.refuse(status, call, plan)
+            # As `_allow` finds out of nearly every kernel that it needs nothing.
+            if plan.shared_bytes or plan.cluster > api.PORTABLE_CLUSTER or plan.block_threads > threads:
+                self._allow(plan, function, device, threads)
         except DriverError:
             self._library.cuModuleUnload(handle)
             raise

@@ -33,6 +33,12 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
             f"{plan.target.backend}:{found.arch}; compile it for that one",
             kernel=plan.kernel, expected=plan.target.arch, got=found.arch, device=device,
         )  # fmt: skip
+    if (
+        plan.block_threads <= found.max_threads_per_block
+        and plan.shared_bytes <= found.max_shared_optin_bytes
+        and plan.cooperative <= found.cooperative
+    ):
+        return
     for what, needed, limit in (
         ("threads a block", plan.block_threads, found.max_threads_per_block),
         ("bytes of shared memory a block", plan.shared_bytes, found.max_shared_optin_bytes),

@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
 from bundler.runtime.launch import hip_api as api
 from bundler.runtime.launch.driver import DeviceProperties
+from bundler.runtime.launch.driver_library import Calls, Library
 from bundler.runtime.launch.hip_library import library_path
 from bundler.runtime.launch.launchers import Binding, Leave, packed_attributes
-from bundler.runtime.launch.native_driver import Calls, Library, NativeDriver, NativeModule
+from bundler.runtime.launch.native_driver import NativeDriver, NativeModule
 from bundler.runtime.launch.plan import LaunchPlan, TensorMap
 from bundler.runtime.launch.scratch import scratch_for
 

@@ -23,6 +23,8 @@ from bundler.toolchain.tensor_handles import find_handles
 CLOSED, BAD_GRID = -1, -2
 MAX_GRID = 2**31 - 1
 _ALIGNMENT = 128  # of a tensor map
+# Reading tensors by torch's functions saves 50 ns a tensor, and finding these functions takes as long as that of some thousand launches.
+LAUNCHES_BEFORE_TELLING = 1000
 # CUlaunchConfig and HIP_LAUNCH_CONFIG: grid, block, shared memory, stream, attributes and their number.
 CONFIG = struct.Struct("=7I4xQQI4x")
 
@@ -76,10 +78,18 @@ def compiled_type() -> Any | None:
     return _launch.Launcher
 
 
-def tell_tensors(kind: Any | None) -> None:
-    """Tell the extension how it reads tensors of torch without calling Python; to be called once torch is in use."""
-    found = None if kind is None else find_handles()
-    if kind is not None and found is not None:
+def tell_tensors_later(kind: Any | None) -> None:
+    """Have the extension told how it reads tensors of torch without calling Python; to be called once torch is in use.
+
+    That is after some launches: finding it out takes a millisecond, which a process that launches little never gets back.
+    """
+    if kind is not None:
+        kind.ask_later(functools.partial(_tell_tensors, kind), LAUNCHES_BEFORE_TELLING)
+
+
+def _tell_tensors(kind: Any) -> None:
+    found = find_handles()
+    if found is not None:
         kind.tell_tensors(*found)
 
 

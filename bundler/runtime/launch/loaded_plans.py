@@ -14,9 +14,10 @@ from typing import NamedTuple
 from bundler.errors import DriverUnavailable
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
+from bundler.format.launch_spec import LaunchFacts
 from bundler.runtime.launch.driver import Driver, Launcher, Module
 from bundler.runtime.launch.plan import LaunchPlan
-from bundler.runtime.launch.plan_builder import build_plan
+from bundler.runtime.launch.plan_builder import plan_with
 
 
 class Loaded(NamedTuple):
@@ -45,8 +46,13 @@ class Loader:
         """Let kernels of another bundle be loaded; the bundle has to stay open."""
         self._sources.update((kernel.key, bundle) for kernel in bundle.kernels)
 
-    def load(self, kernel: Kernel, device: int) -> Loaded:
+    def load(self, kernel: Kernel, device: int, alike: LaunchFacts | None = None) -> Loaded:
         """Return a kernel on a device.
+
+        Args:
+            kernel: of a bundle that was added.
+            device: the number of the device.
+            alike: its launch facts, but for the constants, where the caller has decoded them.
 
         Raises:
             DigestMismatch: its binary is not what was recorded; the driver never sees it.
@@ -65,13 +71,13 @@ class Loader:
         with self._lock:
             found = self._loaded.get((kernel.key, device))
             if found is None:
-                found = self._loaded[kernel.key, device] = self._load(kernel, device)
+                found = self._loaded[kernel.key, device] = self._load(kernel, device, alike)
             return found
 
-    def _load(self, kernel: Kernel, device: int) -> Loaded:
+    def _load(self, kernel: Kernel, device: int, alike: LaunchFacts | None) -> Loaded:
         name, digest = kernel.binary_file()
         image = bytes(self._sources[kernel.key].view_blob(digest, name))
-        plan = build_plan(kernel, image)
+        plan = plan_with(kernel, image, kernel.launch.facts if alike is None else alike)
         module = self.driver.load(plan, image, device)
         return Loaded(plan, module, self.driver.launcher(module), device)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`NativeDriver`: what the drivers of CUDA and HIP have in common.
 
-That is the shared library and the calls that both libraries have, the modules loaded through it, their launchers, following torch's
-current device and stream, and refusing to work after a fork.  `cuda.py` and `hip.py` inherit from it and fill in the rest.
+That is the modules loaded through a shared library (`driver_library.py`), their launchers, following torch's current device and stream,
+and refusing to work after a fork.  `cuda.py` and `hip.py` inherit from it and fill in the rest.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable, ToolchainMismatch
 from bundler.fork_safety import after_fork
 from bundler.runtime.launch import launchers
 from bundler.runtime.launch.cuda_api import NO_BINARY_FOR_GPU
 from bundler.runtime.launch.driver import DeviceProperties, Launcher, Module, check_fits
+from bundler.runtime.launch.driver_library import Calls, Library
 from bundler.runtime.launch.plan import LaunchPlan
 from bundler.runtime.launch.scratch import ScratchPool, TorchPool
 
@@ -28,51 +28,6 @@ from bundler.runtime.launch.scratch import ScratchPool, TorchPool
 MAX_THREADS = 0
 # Kinds of launchers that are kept track of.
 _MOST_ALIKE = 256
-
-
-class Calls(NamedTuple):
-    """The names of the functions that take the same arguments in both libraries: HIP's API mirrors CUDA's."""
-
-    device_count: str
-    device_attribute: str
-    module_load: str
-    module_unload: str
-    module_function: str
-    function_attribute: str
-    allocate: str
-    free: str
-
-
-class Library:
-    """A driver's shared library: its functions as attributes, with their argument types."""
-
-    def __init__(self, name: str, signatures: Mapping[str, tuple[object, ...]], backend: str) -> None:
-        self._found: dict[str, Any | None] = {}
-        try:
-            self._library = ctypes.CDLL(name)
-            for function, types in signatures.items():
-                getattr(self._library, function).argtypes = types
-        except (OSError, AttributeError) as error:
-            raise DriverUnavailable(
-                f"{backend} kernels need the driver's library {name}, which cannot be used here: {error}; install the "
-                "GPU's driver, or run where there is one",
-                backend=backend,
-                library=name,
-            ) from error
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._library, name)
-        setattr(self, name, function)
-        return function
-
-    def find(self, name: str, types: tuple[object, ...] | None = None) -> Any | None:
-        """Return a function that older libraries lack, None when this one does."""
-        if name not in self._found:
-            function = getattr(self._library, name, None)
-            if function is not None:
-                function.argtypes = types
-            self._found[name] = function
-        return self._found[name]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -145,12 +100,16 @@ class NativeDriver(ABC):
 
     def device(self) -> int:
         """Return the current device of this thread."""
+        if "torch" not in sys.modules and not self._lost:  # each launch of a process without torch comes here
+            return self._current_device()
         torch_c = self._torch()
         # torch's public functions cost ten times as much as these two.
         return self._current_device() if torch_c is None else torch_c._cuda_getDevice()  # noqa: SLF001
 
     def stream(self, device: int) -> int:
         """Return the handle of the current stream of a device."""
+        if "torch" not in sys.modules and not self._lost:
+            return 0
         torch_c = self._torch()
         return 0 if torch_c is None else torch_c._cuda_getCurrentRawStream(device)  # noqa: SLF001
 
@@ -171,7 +130,10 @@ class NativeDriver(ABC):
 
     def load(self, plan: LaunchPlan, image: bytes, device: int) -> NativeModule:
         """Load verified bytes on a device."""
-        check_fits(plan, self.properties(device), device)
+        found = self._properties.get(device)
+        if found is None or self._lost:
+            found = self.properties(device)
+        check_fits(plan, found, device)
         place, handle, function = self._load_here(plan, image, device) or self._load_there(plan, image, device)
         module = NativeModule(self, plan, device, place, handle, function)
         self._modules.add(module)
@@ -212,16 +174,17 @@ class NativeDriver(ABC):
         """Return the function that launches a module's kernel."""
         assert isinstance(module, NativeModule)
         # Either kind has close(), which only we call.
-        launcher: Any = (
+        made: Any = (
             launchers.CtypesLauncher(self._bind(module)) if self._compiled is None else self._compiled_launcher(module)
         )
+        launcher: Launcher = made
         with self.lock:
             if module.made:
                 module.made = [reference for reference in module.made if reference() is not None]
             module.made.append(weakref.ref(launcher))
             if module.lost:
-                launcher.close()
-        return cast(Launcher, launcher)
+                made.close()
+        return launcher
 
     def _compiled_launcher(self, module: NativeModule) -> Any:
         """Return a launcher of the extension; kernels that take the same parameters have much of it in common."""
@@ -302,7 +265,7 @@ class NativeDriver(ABC):
         if (torch.version.hip is not None) != (self.backend == "hip"):
             return None
         self._torch_c = torch._C  # noqa: SLF001  # where the two quick functions are
-        launchers.tell_tensors(self._compiled)
+        launchers.tell_tensors_later(self._compiled)
         # They stand in for ours from now on: a method around each would cost more than the two of them.
         vars(self).update(device=torch._C._cuda_getDevice, stream=torch._C._cuda_getCurrentRawStream)  # noqa: SLF001
         return self._torch_c

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from bundler.format.cached_properties import cached_property
 from bundler.format.entries import Target
 from bundler.format.summary import Summarized
 

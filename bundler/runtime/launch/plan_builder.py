@@ -53,21 +53,33 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
         CannotLaunchStatically: something that the launch needs is not known, or the binary contradicts the record.
         FormatError: the binary cannot be read.
     """
-    spec, target = kernel.launch, kernel.target
+    return plan_with(kernel, image, kernel.launch.facts)
+
+
+def plan_with(kernel: Kernel, image: bytes, facts: LaunchFacts | None) -> LaunchPlan:
+    """Return the same; `facts` are the kernel's, but for the constants, which may be another's.  Raises as `build_plan`."""
+    spec, target = kernel.spec, kernel.target
     if target.backend not in BACKENDS:
         _check_target(target, _Refusal(spec.entry, kernel.key))
     # The binary has the last word on where parameters lie: what Triton recorded says their types and order alone.
     layout = read_layout(image, spec.entry)
-    signature = None if spec.facts is None else spec.facts.signature
+    signature = None if facts is None else facts.signature
     # Kernels that differ in their constants alone have all of this in common, and so their plans.
-    common = signature, layout, target
-    alike = _plans.get(kernel.spec, _no_plans)
-    found = alike.get((id(signature), id(layout), id(target)))
+    number = id(spec), id(signature), id(layout), id(target)
+    found = _plans.get(number)
     if found is None:
-        if len(alike) >= _MAX_VARIANTS:
-            alike.clear()
-        found = alike[id(signature), id(layout), id(target)] = common, _new_plan(kernel, spec, layout)
-    return LaunchPlan.of(**{**vars(found[1]), "kernel": kernel.name, "key": kernel.key})
+        if len(_plans) >= _MAX_SIGNATURES:
+            _plans.clear()
+        found = _plans[number] = (spec, signature, layout, target), _new_plan(kernel, kernel.launch, layout)
+    return _of_kernel(found[1], kernel)
+
+
+def _of_kernel(alike: LaunchPlan, kernel: Kernel) -> LaunchPlan:
+    plan, fields = object.__new__(LaunchPlan), vars(alike).copy()
+    fields["kernel"], fields["key"] = kernel.name, kernel.key
+    # Copied whole: one by one they take three times as long.
+    object.__setattr__(plan, "__dict__", fields)
+    return plan
 
 
 def _new_plan(kernel: Kernel, spec: LaunchSpec, layout: Layout) -> LaunchPlan:
@@ -216,13 +228,8 @@ def _variants(_signature: Named) -> dict[tuple[Any, ...], _Shape]:
     return {}
 
 
-# By a launch spec: plans by what else they follow from, which is kept beside them so that nothing else gets its number.
-_Plans = dict[tuple[int, int, int], tuple[tuple[Named | None, Layout, Target], LaunchPlan]]
-_plans: SharedParts[LaunchSpec, _Plans] = SharedParts(_MAX_SIGNATURES)
-
-
-def _no_plans(_spec: LaunchSpec) -> _Plans:
-    return {}
+# Plans by the numbers of what they follow from, which is kept beside them so that nothing else gets its number.
+_plans: dict[tuple[int, int, int, int], tuple[tuple[LaunchSpec, Named | None, Layout, Target], LaunchPlan]] = {}
 
 
 # Kernels that differ in their constants alone have one shape.

@@ -7,6 +7,7 @@ that differ in constants alone; with it the specialization for such a call is fo
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -41,21 +42,22 @@ class Group:
         # Those with a Triton type among their constants, which a call may name by a string, too.
         self._with_dtype: list[Specialization] = []
         # Kernels of one function mostly share their signature; the object is kept by the members.
-        self._type_marks: dict[int, list[Mark]] = {}
+        self._type_marks: dict[int, tuple[list[Mark], tuple[int, ...], bool]] = {}
 
     def add(self, specialization: Specialization) -> None:
         """Add a specialization whose arguments are the group's."""
         self.members.append(specialization)
-        types = self._types(specialization)
+        types, open_at, may_be_equal = self._types(specialization)
         marks = types.copy()
-        for path, value in specialization.facts.constants:
-            if len(path) == 1 and 0 <= path[0] < len(marks) and types[path[0]] is _OPEN:
-                marks[path[0]] = _recorded_mark(value)
-        if None in marks or _OPEN in marks:
+        for path, (tag, payload) in specialization.tagged:
+            if len(path) == 1 and path[0] in open_at:
+                marks[path[0]] = _recorded_mark(tag, payload)
+        constants = [marks[index] for index in open_at]
+        if not may_be_equal or not all(type(mark) is tuple for mark in constants):
             self._unmarked.append(specialization)
             return
         self._by_marks.setdefault(tuple(marks), []).append(specialization)
-        if any(mark[0] == _DTYPE for mark in marks if type(mark) is tuple):
+        if _DTYPE in [mark[0] for mark in constants]:
             self._with_dtype.append(specialization)
 
     def candidates(self, seen: Sequence[Seen]) -> Sequence[Specialization]:
@@ -72,11 +74,13 @@ class Group:
     def by_marks_at(self, open_at: Sequence[int], others: list[Mark]) -> dict[tuple[Mark, ...], Specialization]:
         """Return the specializations by their marks at these places; those alone that have these marks elsewhere, and no double."""
         closed = [index for index in range(len(others)) if index not in set(open_at)]
-        wanted = [others[index] for index in closed]
+        # Of one place it returns what stands there, of none there is nothing to compare.
+        at_closed = operator.itemgetter(*closed) if closed else len
+        wanted = at_closed(others)
         return {
             tuple([marks[index] for index in open_at]): members[0]
             for marks, members in self._by_marks.items()
-            if len(members) == 1 and [marks[index] for index in closed] == wanted
+            if len(members) == 1 and at_closed(marks) == wanted
         }
 
     @property
@@ -84,12 +88,14 @@ class Group:
         """Whether a string of a call may stand for a constant that is recorded as something else."""
         return bool(self._unmarked or self._with_dtype)
 
-    def _types(self, specialization: Specialization) -> list[Mark]:
-        signature = specialization.facts.signature
+    def _types(self, specialization: Specialization) -> tuple[list[Mark], tuple[int, ...], bool]:
+        """Return the marks of the types, which parameters are constants, and whether equal marks can tell all types."""
+        signature = specialization.alike.signature
         found = self._type_marks.get(id(signature))
         if found is None:
-            found = [_type_mark(kind) for _, kind in signature]
-            self._type_marks[id(signature)] = found
+            marks = [_type_mark(kind) for _, kind in signature]
+            open_at = tuple(index for index, mark in enumerate(marks) if mark is _OPEN)
+            found = self._type_marks[id(signature)] = marks, open_at, None not in marks
         return found
 
 
@@ -124,7 +130,7 @@ class CallShape:
         entries = tuple(constants)
         known = self._index() if self._by_constants is None else self._by_constants
         found = known.get(entries)
-        if found is not None and self._fits_otherwise(found):
+        if found is not None and (self._fits.get(found.profile) or self._fits_otherwise(found)):
             return found
         marks = self._marks.copy()
         for index, entry in zip(self._open_at, entries, strict=True):
@@ -159,14 +165,14 @@ def _type_mark(kind: Value) -> Mark:
     return _OPEN if kind.payload == CONSTEXPR else kind.payload
 
 
-def _recorded_mark(value: Value) -> Mark:
+def _recorded_mark(tag: str, payload: Any) -> Mark:
     """Return the mark of a recorded constant, None for one that is not simply equal to those that fit it."""
-    kind = _TAGGED.get(value.tag)
+    kind = _TAGGED.get(tag)
     if kind is not None:
-        return kind, value.payload
-    if value.tag == "int":
-        return int, int(value.payload)
-    return (_DTYPE, value.payload) if value.tag == _DTYPE else None
+        return kind, payload
+    if tag == "int":
+        return int, int(payload)
+    return (_DTYPE, payload) if tag == _DTYPE else None
 
 
 _TAGGED = {"none": type(None), "bool": bool, "float": float, "str": str}

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from bundler.errors import CannotLaunchStatically
+from bundler.format.cached_properties import cached_property
 from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel
-from bundler.format.launch_spec import Argument, LaunchFacts
+from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike, with_constants
 from bundler.format.summary import count, short
 from bundler.runtime.launch.argument_types import CONSTEXPR, Seen, same_constant, specialize
 
@@ -34,6 +34,7 @@ DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _DIVISIBLE, _SMALL = "tt.divisibility", "tt.pointer_range"
 _MISSING = object()
+_READ = frozenset({"alike", "tagged", "arguments", "profile", "_own"})
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,22 @@ class Specialization:
 
     Immutable; any thread may use it.  What was recorded of the kernel is decoded when it is first asked for: a bundle has
     thousands, and a process launches some.
+
+    Attributes:
+        alike: what was recorded of the compile, but for the constants, which may be another kernel's: kernels share these objects.
+        tagged: the constants as tags and payloads, for who asks many kernels for theirs.
+        arguments: the parameters of the kernel function; of a compile from IR, which has no names, by their numbers.
+        profile: equal for kernels that differ in nothing but constants, as far as they share the decoded objects.
     """
+
+    # The dictionary is made when it is needed, for what few kernels are asked for: Python's collector walks each.
+    __slots__ = ("__dict__", "_own", "alike", "arguments", "kernel", "key", "profile", "tagged", "target")
+
+    alike: LaunchFacts
+    tagged: Tagged
+    arguments: tuple[Argument, ...]
+    profile: tuple[int, ...]
+    _own: LaunchFacts | None
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -58,40 +74,41 @@ class Specialization:
     def __repr__(self) -> str:
         return f"<specialization {self.key[:8]} of {self.kernel.name} for {self.target}: {short(self.describe())}>"
 
+    def __getattr__(self, name: str) -> Any:
+        """Decode what was recorded of the kernel, when the first of what follows from it is asked for; raises as `_read`."""
+        if name not in _READ:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        self._read()
+        return getattr(self, name)
+
+    def _read(self) -> None:
+        """Set what follows from the recorded facts.
+
+        Raises:
+            CannotLaunchStatically: nothing was recorded.
+            FormatError: it cannot be read.
+        """
+        packed = self.kernel.facts_bytes
+        facts, tagged = (self.kernel.launch.require_facts(), None) if packed is None else read_alike(packed)
+        self._own = facts if tagged is None else None
+        if tagged is None:
+            tagged = tuple([(path, (value.tag, value.payload)) for path, value in facts.constants])
+        self.alike, self.tagged = facts, tagged
+        # Without recorded options the kernel's own numbers stand for them.
+        self.profile = id(facts.signature), id(facts.attributes), id(facts.options or self)
+        self.arguments = facts.arguments or tuple(
+            Argument(name, "", None, False, False, False) for name, _ in facts.signature
+        )
+
     @cached_property
     def facts(self) -> LaunchFacts:
-        """What was recorded of the compile; raises `CannotLaunchStatically` when nothing was."""
-        facts = self.kernel.launch.require_facts()
-        # Each kernel that is looked at is asked for these too: three properties that keep their value cost as much as all the rest.
-        vars(self).update(
-            # Without recorded options the kernel's own numbers stand for them.
-            profile=(id(facts.signature), id(facts.attributes), id(facts.options or self)),
-            arguments=facts.arguments
-            or tuple(Argument(name, "", None, False, False, False) for name, _ in facts.signature),
-        )
-        return facts
-
-    @cached_property
-    def profile(self) -> tuple[int, ...]:
-        """Equal for kernels that differ in nothing but constants, as far as they share the decoded objects."""
-        found: tuple[int, ...] = self._with("profile")
-        return found
-
-    @cached_property
-    def arguments(self) -> tuple[Argument, ...]:
-        """The parameters of the kernel function; of a compile from IR, which has no names, by their numbers."""
-        found: tuple[Argument, ...] = self._with("arguments")
-        return found
-
-    def _with(self, name: str) -> Any:
-        """Return what comes with the facts, decoded now; it stays in place of the property."""
-        _ = self.facts
-        return vars(self)[name]
+        """What was recorded of the compile; raises as `_read`."""
+        return with_constants(self.alike, self.tagged) if self._own is None else self._own
 
     @cached_property
     def types(self) -> tuple[Value, ...]:
         """The recorded type of each parameter."""
-        return tuple(kind for _, kind in self.facts.signature)
+        return tuple(kind for _, kind in self.alike.signature)
 
     @cached_property
     def constants(self) -> dict[tuple[int, ...], Value]:
@@ -101,9 +118,9 @@ class Specialization:
     @cached_property
     def _options(self) -> dict[str, Value]:
         """The options of the compile; without the facts of it, what the launch itself needs of them."""
-        spec = self.kernel.launch
+        spec = self.kernel.spec
         known = {"num_warps": Value("int", spec.num_warps), "num_ctas": Value("int", spec.num_ctas)}
-        return dict(self.facts.options) or known
+        return dict(self.alike.options) or known
 
     def option(self, name: str, default: Any) -> Any:
         """Return an option of the compile, `default` when it is not recorded."""
@@ -114,7 +131,7 @@ class Specialization:
     @cached_property
     def attributes(self) -> Mapping[tuple[int, ...], frozenset[str]]:
         """What was promised of an argument: the names of its attributes, by its path."""
-        return _promises(self.facts.attributes)
+        return _promises(self.alike.attributes)
 
     def describe(self) -> str:
         """Return the types, constants and options of this specialization as a line for people."""

@@ -13,7 +13,7 @@ from bundler.errors import NotFound, ToolchainMismatch
 from bundler.format.summary import count
 from bundler.runtime import grids
 from bundler.runtime.launch.bound_call import Again, BoundCall, Grids, Told, bind_call, bind_like
-from bundler.runtime.launch.call_key import UNCACHEABLE, Reader
+from bundler.runtime.launch.call_key import BY_VALUE, UNCACHEABLE, Reader
 from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
 from bundler.runtime.launch.device_check import check_address, check_memory
 from bundler.runtime.launch.handle import Handle
@@ -296,7 +296,7 @@ class StaticKernel(Gridded):
         specialization = shape.find([key[index] for index in cut.constants])
         if specialization is None:
             return None
-        loaded = self._loader.load(specialization.kernel, device)
+        loaded = self._loader.load(specialization.kernel, device, specialization.alike)
         return bind_like(like, loaded, self._grids.setdefault(loaded.plan.cluster, {}))
 
     def _again(self, device: int, key: tuple[Any, ...], count: int, names: tuple[str, ...]) -> Again | None:
@@ -308,10 +308,12 @@ class StaticKernel(Gridded):
         (shape, like), load, constant, all_grids = met, self._loader.load, self._reader.constant, self._grids
 
         def again(*constants: Any) -> Told | None:
-            specialization = shape.find(map(constant, constants))
+            specialization = shape.find([
+                (kind, value) if (kind := type(value)) in BY_VALUE else constant(value) for value in constants
+            ])  # fmt: skip
             if specialization is None:
                 return None
-            loaded = load(specialization.kernel, device)
+            loaded = load(specialization.kernel, device, specialization.alike)
             bound = bind_like(like, loaded, all_grids.setdefault(loaded.plan.cluster, {}))
             return None if bound is None else bound.told()
 
@@ -345,7 +347,7 @@ class StaticKernel(Gridded):
         return self._choices.choose(self._target(device), args, keywords)
 
     def _handle(self, specialization: Specialization, device: int) -> Handle:
-        loaded = self._loader.load(specialization.kernel, device)
+        loaded = self._loader.load(specialization.kernel, device, specialization.alike)
         return Handle(loaded, self._driver, specialization.arguments, debug=self._debug)
 
     def _bind(self, chosen: Chosen, device: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> BoundCall:
@@ -354,6 +356,6 @@ class StaticKernel(Gridded):
         # A kernel that reads memory of the host, or of another device, fails long after its launch, and without a name.
         for name, value in zip(names, values, strict=True):
             check_memory(self.name, name, value, device, ask)
-        loaded = self._loader.load(chosen.specialization.kernel, device)
+        loaded = self._loader.load(chosen.specialization.kernel, device, chosen.specialization.alike)
         remembered = self._grids.setdefault(loaded.plan.cluster, {})
         return bind_call(loaded, self._driver, remembered, names, values, [*names[: len(args)], *keywords])

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bundler.errors import ConfigError
+from bundler.errors import CannotLaunchStatically, ConfigError
 from bundler.format import names
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import os_errors, replace_content
@@ -149,10 +149,20 @@ def _divisors(kernel: Kernel, plan: LaunchPlan) -> dict[str, int]:
 
 
 def compiled_in(kernel: Kernel) -> dict[str, Any]:
-    """Return the values of arguments that are part of the binary; other values need another binary."""
+    """Return the values of arguments that are part of the binary; other values need another binary.
+
+    Raises:
+        CannotLaunchStatically: a value is that of an argument that the kernel does not have.
+    """
     facts = kernel.launch.require_facts()
-    names_of = [name for name, _ in facts.signature]
-    return {names_of[path[0]]: plain(value.plain()) for path, value in facts.constants if len(path) == 1}
+    names_of = dict(enumerate(name for name, _ in facts.signature))
+    values = {path[0]: plain(value.plain()) for path, value in facts.constants if len(path) == 1}
+    if not values.keys() <= names_of.keys():
+        raise CannotLaunchStatically(
+            f"{kernel.key}: constants of arguments {sorted(values.keys() - names_of.keys())}, and it has {len(names_of)}; "
+            "its launch facts are not those of a compile: record it again", key=kernel.key,
+        )  # fmt: skip
+    return {names_of[number]: value for number, value in values.items()}
 
 
 def _facts(plan: LaunchPlan, divisors: Mapping[str, int]) -> dict[str, Any]:

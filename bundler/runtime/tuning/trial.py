@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bundler.format.cached_properties import cached_property
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning.benchmark import Clock, CudaClock, Sample, Sandbox
 from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, StaticCandidate, TritonCandidate
@@ -108,7 +108,7 @@ class Trial:
             min_r=options.space.min_blocks.get("r0_", 1), rescale=options.rescale, steps=options.steps,
         )  # fmt: skip
 
-    @functools.cached_property
+    @cached_property
     def _clock(self) -> Clock:
         # Made when there is something to measure: a single candidate is chosen without a clock, also where no GPU could be timed.
         return self._make_clock()

@@ -7,8 +7,10 @@ import math
 import struct
 import subprocess
 import sys
+import threading
 import types
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -250,8 +252,11 @@ class Derived(Slotted):
 
 
 @pytest.fixture
-def told(launcher_type):
-    """Let objects of `Slotted` be read by a function that adds 256 to an int at the handle; it fails for 0, and notes what it is asked."""
+def untold(launcher_type):
+    """Return what lets objects of `Slotted` be read by a function that adds 256 to an int at the handle; it fails for 0.
+
+    With it comes the list of what the function is asked.
+    """
     asked = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_uint64))
@@ -260,11 +265,21 @@ def told(launcher_type):
         address[0] = handle[0] + 256
         return handle[0] == 0
 
-    launcher_type.tell_tensors(
-        (Slotted,), Slotted.data_ptr, ctypes.cast(read, ctypes.c_void_p).value, object.__basicsize__
-    )
-    yield asked
+    def tell():
+        launcher_type.tell_tensors(
+            (Slotted,), Slotted.data_ptr, ctypes.cast(read, ctypes.c_void_p).value, object.__basicsize__
+        )
+
+    yield tell, asked
     launcher_type.tell_tensors((), None, 0, 0)
+
+
+@pytest.fixture
+def told(untold):
+    """Let them be read so, and return the list."""
+    tell, asked = untold
+    tell()
+    return asked
 
 
 def address(launcher, value):
@@ -292,12 +307,13 @@ def test_objects_are_read_by_the_function_that_python_told(launcher, told, monke
     assert address(launcher, Slotted(1)) == 257
 
 
-def test_a_driver_tells_the_extension_once_torch_is_in_use(fake, monkeypatch):
-    """Before torch uses the GPU nothing is looked for; then the launcher is told once."""
-    told, in_use = [], []
-    monkeypatch.setattr(
-        launchers, "compiled_type", lambda: types.SimpleNamespace(tell_tensors=lambda *found: told.append(found))
+def test_a_driver_has_the_extension_told_some_launches_after_torch_is_in_use(fake, monkeypatch):
+    """Before torch uses the GPU nothing is looked for; then the launcher asks once, after so many launches, and is told."""
+    told, asked, in_use = [], [], []
+    kind = types.SimpleNamespace(
+        tell_tensors=lambda *found: told.append(found), ask_later=lambda *later: asked.append(later)
     )
+    monkeypatch.setattr(launchers, "compiled_type", lambda: kind)
     monkeypatch.setattr(launchers, "find_handles", lambda: ((), None, 0, 0))
     torch = types.SimpleNamespace(
         cuda=types.SimpleNamespace(is_initialized=lambda: bool(in_use)),
@@ -307,10 +323,71 @@ def test_a_driver_tells_the_extension_once_torch_is_in_use(fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", torch)
     driver = CudaDriver(fake.path, compiled=True)
     driver.stream(1)
-    assert told == []
+    assert asked == []
     in_use.append(True)
     assert [driver.device(), driver.stream(1), driver.device()] == [1, 5, 1]
+    ((tell, launches),) = asked
+    assert (launches, told) == (launchers.LAUNCHES_BEFORE_TELLING, [])
+    tell()
     assert told == [((), None, 0, 0)]
+
+
+@pytest.fixture
+def counted(fake, launcher_type, monkeypatch, plan):
+    """Return a launcher of a kernel with one pointer; what it was to ask for is forgotten in the end."""
+    monkeypatch.setattr(launchers, "compiled_type", lambda: launcher_type)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    driver, taken = CudaDriver(fake.path, compiled=True), plan("pointer")
+    fake.expect(taken)
+    module = driver.load(taken, b"image", 0)
+    yield driver.launcher(module)
+    launcher_type.ask_later(None, 0)
+
+
+def test_what_is_asked_later_is_called_once_after_so_many_launches(counted, launcher_type):
+    """Launches of any kernel count, those that fail do not; what is called finds the launch made, and may launch."""
+    calls = []
+    launcher_type.ask_later(lambda: (calls.append(1), counted(1, 1, 1, 0, 64)), 3)
+    counted(1, 1, 1, 0, 64)
+    counted(0, 1, 1, 0, 64)
+    with pytest.raises(CannotLaunchStatically):
+        counted(-1, 1, 1, 0, 64)
+    assert calls == []
+    for _ in range(4):
+        counted(1, 1, 1, 0, 64)
+    assert calls == [1]
+
+
+def test_what_fails_when_it_is_called_later_fails_in_that_launch_alone(counted, launcher_type):
+    """An interruption is not lost; the launches that follow are as ever, and nothing is called again."""
+    launcher_type.ask_later(lambda: 1 // 0, 2)
+    counted(1, 1, 1, 0, 64)
+    with pytest.raises(ZeroDivisionError):
+        counted(1, 1, 1, 0, 64)
+    for _ in range(3):
+        counted(1, 1, 1, 0, 64)
+
+
+def test_objects_are_read_by_their_method_until_the_extension_is_told(counted, launcher_type, untold):
+    """The launch after which Python tells the extension still asks the method; each launch from then on asks the function."""
+    tell, asked = untold
+    launcher_type.ask_later(tell, 2)
+    read = []
+    for _ in range(4):
+        counted(1, 1, 1, 0, Slotted(1))
+        read.append(struct.unpack_from("<Q", counted.pack(Slotted(1)))[0])
+    assert (read, asked) == ([0xD00000, 257, 257, 257], [1] * 5)
+
+
+def test_threads_may_launch_while_the_extension_is_told(counted, launcher_type, untold):
+    """Four threads launch at once: one of them calls what was to be called, and none gets an error."""
+    calls = []
+    launcher_type.ask_later(lambda: (calls.append(threading.get_ident()), untold[0]()), 1000)
+    with ThreadPoolExecutor(4) as threads:
+        done = [threads.submit(lambda: [counted(1, 1, 1, 0, Slotted(1)) for _ in range(500)]) for _ in range(4)]
+        assert [one.result() for one in done] == [[None] * 500] * 4
+    assert len(calls) == 1
+    assert 990 <= len(untold[1]) <= 1000
 
 
 def test_more_classes_than_are_kept(launcher):

@@ -279,6 +279,21 @@ def test_functions_that_are_told_later_are_asked_from_then_on(add, fake, tensor_
     assert fake.number("fake_launches").value == 8
 
 
+@pytest.mark.parametrize("way", ["table"], indirect=True)
+def test_launches_of_the_dispatcher_count_until_the_functions_are_told(add, fake, tensor_type):
+    """The table tells tensors until so many launches were made; the next calls are asked the functions, and pass the same addresses."""
+    launcher, asked, passed = launchers.compiled_type(), [], []
+    launcher.ask_later(lambda: tell_functions(launcher, tensor_type), 3)
+    for _ in range(6):
+        tensors = [tensor_type(FIRST + 256) for _ in range(3)]
+        add[GRID](*tensors, 1024, BLOCK=64)
+        asked.append(tensors[2].asked[0])
+        passed.append(struct.unpack_from("<3Q", bytes(fake.last.parameters)))
+    assert asked == ["table"] * 3 + ["functions"] * 3
+    assert passed == [(FIRST + 256,) * 3] * 6
+    assert fake.number("fake_launches").value == 6
+
+
 @pytest.mark.parametrize("fact", ["address", "type", "device", "dtype"])
 def test_a_tensor_of_which_a_function_tells_nothing_is_asked_by_its_methods(add, fake, tensor_type, fact, way):
     """Python launches then what the methods tell, as it does where the table tells nothing."""
