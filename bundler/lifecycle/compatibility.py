@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from bundler.format.cached_properties import cached_property
 from bundler.format.entries import HelperLibrary, Kernel, Target, Toolchain
 from bundler.format.lazy_kernel import any_parts_may_hold, parts_may_hold
 from bundler.lifecycle.threaded_call import ThreadedCall
-from bundler.toolchain import identity, ptxas, targets
+from bundler.toolchain import identity, targets
+
+if TYPE_CHECKING:
+    from bundler.toolchain.ptxas import ProgramVersion
 
 _REKEY = "rekey=True derives one with this machine's key, where nothing else differs"
 _LEFT_TO_WHO_ASKS_S = 0.00005
@@ -32,7 +35,7 @@ class Questions:
 
     def __init__(self) -> None:
         self._calls: list[ThreadedCall[object]] = []
-        self._programs: list[ptxas.ProgramVersion] = []
+        self._programs: list[ProgramVersion] = []
         self._targets: set[Target] = set()
 
     def ask_for_gpus(self) -> None:
@@ -86,8 +89,10 @@ class Questions:
         self._calls[-1].start(apart=True)
 
     def _ask_ptxas(self, arch: int) -> None:
+        from bundler.toolchain.ptxas import begin_asking  # kernels that came by pack do not say which ptxas made them
+
         # The thread ends here: one that waited for the answer would take the interpreter from the caller once more, who waits for it then.
-        program = ptxas.begin_asking(arch)
+        program = begin_asking(arch)
         if program is not None:
             self._programs.append(program)
         identity.installed_triton()  # while the program runs; a thread of its own would take as long to begin
@@ -207,4 +212,6 @@ class Machine:
 
 
 def _ptxas_version(arch: int) -> str | None:
-    return ptxas.ptxas_version(arch)
+    from bundler.toolchain.ptxas import ptxas_version
+
+    return ptxas_version(arch)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import bundler.toolchain.ptxas  # noqa: F401  # what is in a store was recorded, as a rule, so a restore asks, and imports nothing then
 from bundler import observers
 from bundler.backends.counters import TierCounters
 from bundler.backends.tiers import WhenDown

@@ -137,8 +137,17 @@ class StoreBlobs(BlobSource):
             data = self._uncompared.get(digest)
             if data is None:
                 data = self._decoded(digest)
-            found.append(self.view_blob(digest) if data is None else data)
+            found.append(self._told_again(digest) if data is None else data)
         return found
+
+    def _told_again(self, digest: bytes) -> memoryview:
+        """Return a blob as `view_blob`; what it raises, the next who reads the blob gets too: of several, each is asked for alone then."""
+        try:
+            return self.view_blob(digest)
+        except (NotFound, *DAMAGED) as error:
+            for unit in self._units.get(digest, ())[:1]:
+                self._damaged[unit.key] = error
+            raise
 
     def _decoded(self, digest: bytes) -> memoryview | None:
         """Return a blob of a unit that was fetched, as it was decoded; None where there is no such unit."""
