@@ -71,6 +71,13 @@ class Observed(Summarized, FrozenValue):
         """Every device index that any kernel was seen on, ascending."""
         return tuple(sorted({device for seen in self.kernels.values() for device in seen.devices}))
 
+    @property
+    def layouts(self) -> frozenset[str]:
+        """Every layout that any kernel was seen in; no observation is made for it."""
+        if isinstance(self.kernels, _UnmadeObservations):
+            return self.kernels.layouts
+        return frozenset().union(*{seen.layouts for seen in self.kernels.values()})
+
     def encode(self) -> bytes:
         """Return the positional msgpack form."""
         kernels = [
@@ -97,7 +104,9 @@ class Observed(Summarized, FrozenValue):
         seen = _UnmadeObservations(data, row.kernels)
         hosts = tuple([tuple(map(msgspec.structs.astuple, pairs)) for pairs in row.environments])
         wire.check_texts(
-            {*_texts(row.kernels), *(text for pairs in hosts for pair in pairs for text in pair)}, "observed", limits
+            {*_texts(row.kernels), *seen.layouts, *(text for pairs in hosts for pair in pairs for text in pair)},
+            "observed",
+            limits,
         )
         return Observed(seen, hosts, _tunings(row.tunings, limits, newer_minor=newer_minor))
 
@@ -164,6 +173,9 @@ class _UnmadeObservations(Mapping[str, Observation]):
         data: encoded.
         rows: decoded from these bytes; they are not kept, since they take ten times as much memory.
 
+    Attributes:
+        layouts: those that occur.
+
     Raises:
         FormatError: two rows have one key.
     """
@@ -176,6 +188,7 @@ class _UnmadeObservations(Mapping[str, Observation]):
             raise FormatError(f"observed: kernel key {twice!r} occurs twice", name=twice)
         # Two threads may make the observations twice, which costs time.
         self._data = data
+        self.layouts = frozenset[str]().union(*{row.layouts for row in rows})
         self._made: dict[str, Observation] | None = None
 
     def __getitem__(self, key: str) -> Observation:
@@ -215,10 +228,8 @@ def _observations(rows: Sequence[ObservationRow]) -> dict[str, Observation]:
 
 
 def _texts(rows: Sequence[ObservationRow]) -> set[str]:
-    """Return the texts that occur in observations."""
-    texts = {time.stage for row in rows for time in row.times}
-    texts.update(*{row.layouts for row in rows}, [row.key for row in rows])
-    return texts
+    """Return the texts that occur in observations, beside layouts."""
+    return {time.stage for row in rows for time in row.times}.union([row.key for row in rows])
 
 
 def _check_lengths(row: ObservedRow, limits: Limits) -> None:

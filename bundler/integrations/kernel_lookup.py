@@ -58,7 +58,8 @@ class Shelf:
     def __init__(self, bundle: Bundle, place: str) -> None:
         self.bundle, self._place = bundle, place
         self._kernels = {kernel.key: kernel for kernel in bundle.kernels}
-        self._source, self._seen = bundle.blobs, bundle.observed.kernels
+        # Made now: a loaded bundle makes them when the first one is read, which would be in the midst of a lookup.
+        self._source, self._seen = bundle.blobs, dict(bundle.observed.kernels)
 
     def __contains__(self, key: str) -> bool:
         return key in self._kernels

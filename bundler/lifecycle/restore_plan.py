@@ -234,6 +234,6 @@ def is_inductor(bundle: Bundle) -> bool:
     """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
     return (
         bool(_in_caches(bundle))
-        or any("inductor" in seen.layouts for seen in bundle.observed.kernels.values())
+        or "inductor" in bundle.observed.layouts
         or any(not entry.in_triton_cache for entry in bundle.tuning_files)
     )

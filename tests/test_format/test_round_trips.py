@@ -108,9 +108,11 @@ def test_content_comes_back(drawn, data, schema):
 
 @given(data=st.data())
 def test_observations_come_back(drawn, data):
-    """Observations come back from their encoding."""
+    """Observations come back from their encoding; which layouts there are is known before any is made."""
     observed = data.draw(drawn.OBSERVED)
-    assert Observed.decode(observed.encode()) == sorted_observed(observed)
+    decoded = Observed.decode(observed.encode())
+    assert decoded.layouts == observed.layouts == {name for seen in observed.kernels.values() for name in seen.layouts}
+    assert decoded == sorted_observed(observed)
 
 
 @both_schemas
