@@ -4,7 +4,7 @@
     python -m tools.bench.jobs SIDE         reads one JSON line a job, [name, arguments], and answers each with one
 
 A forked process begins with the state of a fresh one, and leaves none behind; the imports, which would drown everything
-else, are paid once.  `SIDE` is what gets imported: ours, torch or plain.
+else, are paid once.  What it shares with its parent it copies before the work begins.  `SIDE` is what gets imported: ours, torch or plain.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ machine, load, versions and commit. Figures are medians; a ratio is the median o
 sides take turns. Absolute figures move between machines, so look at the ratios.
 """
 BUNDLE = """`make bench`. {kernels:,} kernels of three shapes (element-wise, softmax, matrix product), compiled by Triton for sm_90, told
-apart by constants; {rounds} rounds. Each piece of work runs in a process of its own, forked from one that has done its imports.
+apart by constants; {rounds} rounds. Each piece of work runs in a process of its own, forked from one that has done its imports, whose memory it has copied before.
 Ours is the public API with every digest checked. Beside it:
 
 * *the write loop*: mkdir, open, write and close for the same files, their bytes in memory already. It is the limit.

@@ -17,7 +17,7 @@ LIMIT_TARGET, MEMORY_TARGET = 2.5, 20.0
 SAMPLED = ("triton", "ours all", "ours launch", "gets all", "gets launch", "write all", "write launch")
 SECTION = """`python -m tools.bench remote`. {kernels:,} kernels, compiled by Triton for sm_90 and recorded, on servers of this host started from
 `deploy/redis`; everything goes into an empty directory, on {place}. {rounds} rounds without a delay, fewer with one: a program between
-both passes every answer on so much later. Each piece of work runs in a process of its own, forked from one that has done its imports.
+both passes every answer on so much later. Each piece of work runs in a process of its own, forked from one that has done its imports, whose memory it has copied before.
 Redis {server}, redis-py {client}; load of the machine by other work before the run: {load_before}.
 
 * *Triton*: `RemoteCacheManager` over `RedisRemoteCacheBackend`, `get_group` for each kernel, all of them hits. It fetches and writes

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -16,6 +17,8 @@ from typing import Any
 
 from tools.shared import measurement
 from tools.shared.processes import ROOT, command, python_path
+
+_POPULATE_WRITE = 23  # of madvise on Linux
 
 
 class Side:
@@ -57,10 +60,25 @@ def answer(jobs: Mapping[str, Callable[..., Any]]) -> None:
         name, given = json.loads(line)
         child = os.fork()
         if not child:
+            copy_shared_pages()
             print(json.dumps(jobs[name](*given)), flush=True)
             os._exit(0)
         if os.waitpid(child, 0)[1]:
             sys.exit(1)
+
+
+def copy_shared_pages() -> None:
+    """Copy what a forked process shares with its parent, where the system can: Linux since 5.14.
+
+    The first write to each page copies it, in the midst of the work; a process that was not forked has no such pages.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        addresses, permissions = line.split()[:2]
+        if permissions == "rw-p":
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            madvise(start, end - start, _POPULATE_WRITE)
 
 
 @contextmanager
