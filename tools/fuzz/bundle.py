@@ -234,6 +234,8 @@ class Worker:
 def fuzz(count: int, seed: int, schemas: Sequence[int], jobs: int, keep: Path) -> Report:
     """Judge cases 0 to count; findings are written as they come."""
     report, started = Report(), time.monotonic()
+    # For each thread glibc reserves 64 MB of addresses, which the limit on memory counts; the processes that judge begin with this.
+    os.environ["MALLOC_ARENA_MAX"] = "1"
     with tempfile.TemporaryDirectory() as logs:
         workers = {}
 
