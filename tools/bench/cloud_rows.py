@@ -12,7 +12,7 @@ from tools.shared.measurement import median, row, shown, target
 FASTER_TARGETS = {"20 ms": 10.0}
 SECTION = """`python -m tools.bench cloud`. {kernels:,} kernels, compiled by Triton for sm_90 and recorded, {files:,} files, in a bucket of a stand-in for S3 on
 this host that gives each answer so much later; everything goes into an empty directory, on {place}. {rounds} rounds, the sides in turn, each
-piece of work in a process of its own, forked from one that has done its imports, whose memory it has copied before. obstore {client}; load of the machine by other work
+piece of work in a process of its own, forked from one that has done its imports. obstore {client}; load of the machine by other work
 before the run: {load_before}. The stand-in is a process of Python that answers some thousand requests a second, and takes part of the
 processors from both sides; without a delay it is what the many requests of the peer wait for.
 
