@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of every room share: the right package, a clean environment, no leaks, and kernels compiled once."""
 
-import _thread
 import ast
 import functools
 import gc
@@ -40,8 +39,7 @@ _RUN_APART = ("serial", "slow", "release", "toolchain")
 _OURS_TO_KEEP = "BUNDLER_TEST_INSTALLED"
 _FOREIGN = ("TRITON_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "DISABLE_LLVM_OPT", "LLVM_IR_ENABLE_DUMP")
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
-_THREAD_PATIENCE_S = 10
-_OUR_THREADS = "bundler-"
+_PATIENCE_S = 10
 _COMPILE = """
 import importlib.util, sys
 import bundler
@@ -175,21 +173,15 @@ def no_leaks():
         return
     files, threads = _open_files(), set(threading.enumerate())
     yield
-    if _new_files(files):
-        for thread in set(threading.enumerate()) - threads:
-            if thread.name.startswith(_OUR_THREADS):
-                thread.join(
-                    _THREAD_PATIENCE_S
-                )  # a call that nobody waits for any more closes what it opened when it ends
-        # So does one in a thread that `threading` does not know.
-        ends = time.monotonic() + _THREAD_PATIENCE_S
-        while _new_files(files) and _thread._count() >= threading.active_count() and time.monotonic() < ends:
-            time.sleep(0.01)
+    # A call that nobody waits for any more closes what it opened when it ends, in a thread that `threading`, or Python, may not know.
+    ends = time.monotonic() + _PATIENCE_S
+    while _new_files(files) and time.monotonic() < ends:
         gc.collect()  # what waits for the collector is not a leak
+        time.sleep(0.01)
     assert _new_files(files) == {}, "files were left open"
     for thread in set(threading.enumerate()) - threads:
         if not thread.daemon:
-            thread.join(_THREAD_PATIENCE_S)
+            thread.join(_PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} was left running"
 
 
