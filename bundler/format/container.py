@@ -137,21 +137,11 @@ class Container:
             NotFound: the bundle has no such blob.
             DigestMismatch, FormatError: the stored bytes are damaged.
         """
-        data = self._held(digest)
-        if data is None:
-            (data,) = self.stored_blobs((digest,))
+        frame = self._frame_of(digest)
+        data = frame.data[frame.slices[digest]]
         if hashlib.sha256(data).digest() != digest:
             check_digest(data, digest, "blob")
         return data
-
-    def _held(self, digest: bytes) -> memoryview | None:
-        """Return the bytes of a blob that lies in a frame which is decoded, None where there is none; for who launches kernels one by one."""
-        for frame in reversed(self._frames.values()):
-            found = frame.slices.get(digest)
-            if found is not None:
-                frame.used = next(self._uses)
-                return frame.data[found]
-        return None
 
     def view_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
         """Return the verified bytes of several blobs, as `view_blob` does."""

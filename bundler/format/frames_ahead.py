@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Generic, Protocol, TypeVar
 
-# Each takes some megabytes until it is used, and of more at once no restore was faster on 16 processors.
+# Each takes some megabytes until it is used.  With three or four, restores on 16 processors differed by no more than from run to run.
 _MOST = 2
 T = TypeVar("T", bound="DecodableFrame")
 

@@ -72,9 +72,12 @@ def copy_shared_pages() -> None:
 
     The first write to each page copies it, in the midst of the work; a process that was not forked has no such pages.
     """
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+    for line in maps.read_text(encoding="utf-8").splitlines():
         addresses, permissions = line.split()[:2]
         if permissions == "rw-p":
             start, end = (int(address, 16) for address in addresses.split("-"))
